@@ -1,0 +1,59 @@
+"""Whose fault it was: the caller's, the environment's, a peer's.
+
+Our own faults are plain assertions. Every message says what was required, what came, and what to do, and names the
+stream, bucket or file it speaks of.
+"""
+
+from __future__ import annotations
+
+
+class HoldfastError(Exception):
+    """Root of all errors that Holdfast raises on purpose."""
+
+
+class UsageError(HoldfastError):
+    """The caller asked for something that cannot be done as asked. Nothing was changed."""
+
+
+class UnknownStream(UsageError):
+    """No stream of that name lives in the store."""
+
+
+class SchemaError(UsageError):
+    """Rows or batches do not fit the stream's schema."""
+
+
+class LateTuple(UsageError):
+    """A tuple's stime lies before the boundary that the stream has already promised (D10)."""
+
+
+class BadName(UsageError):
+    """A name that is not a plain stream name: it could reach outside the data root (X2)."""
+
+
+class Removed(UsageError):
+    """The range asked for was removed by retention."""
+
+
+class StorageError(HoldfastError):
+    """The disk refused or lied. What was acknowledged before is intact."""
+
+
+class CorruptLog(StorageError):
+    """A checksum, length or chain does not fit: the bytes at that place are not what was written (L4)."""
+
+
+class Fenced(StorageError):
+    """Another writer holds a newer epoch; this one may not acknowledge anything any more (L7)."""
+
+
+class StreamBusy(StorageError):
+    """Another process is writing to the stream right now."""
+
+
+class StreamFull(StorageError):
+    """A bounded stream has no room and its readers have not acknowledged enough to make some."""
+
+
+class PeerError(HoldfastError):
+    """Another process or server did not do its part."""

@@ -1,0 +1,104 @@
+"""Time as Holdfast counts it: integer microseconds since the Unix epoch, in half-open buckets.
+
+Rules:
+1. Inside, every duration and every `stime` is an `int` of microseconds. Text such as "3s" and `timedelta` live at the
+   public edge only.
+2. Bucket `b` of size `s` holds the stimes in [b·s, (b+1)·s). A boundary `B` closes every bucket with (b+1)·s <= B.
+3. This module does not read the clock; callers pass the time in.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from holdfast.model.errors import UsageError
+
+SECOND_US = 1_000_000
+#: Boundary of a stream that was closed: no tuple will ever follow. Fits an Arrow timestamp and leaves room to add to.
+END_OF_TIME_US = 2**62
+#: Boundary of a stream on which nothing was promised yet.
+BEGINNING_US = -(2**62)
+
+_UNITS = {"us": 1, "µs": 1, "ms": 1_000, "s": SECOND_US, "m": 60 * SECOND_US, "min": 60 * SECOND_US,
+          "h": 3600 * SECOND_US, "d": 86400 * SECOND_US}  # fmt: skip
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zµ]+)\s*")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def duration_us(value: str | int | float | timedelta) -> int:
+    """A duration in microseconds from "3s", "250ms", a timedelta, or a number of seconds.
+
+    >>> duration_us("250ms"), duration_us(2), duration_us(timedelta(minutes=1))
+    (250000, 2000000, 60000000)
+    """
+    if isinstance(value, timedelta):
+        return round(value / timedelta(microseconds=1))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return round(value * SECOND_US)
+    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match[2] not in _UNITS:
+        raise UsageError(f"a duration must look like '250ms', '3s', '5m', '2h' or '1d'; got {value!r}")
+    return round(float(match[1]) * _UNITS[match[2]])
+
+
+def duration_text(us: int) -> str:
+    """The shortest exact way to write a duration.
+
+    >>> duration_text(250_000), duration_text(60_000_000)
+    ('250ms', '1m')
+    """
+    for unit in ("d", "h", "m", "s", "ms"):
+        if us and us % _UNITS[unit] == 0:
+            return f"{us // _UNITS[unit]}{unit}"
+    return f"{us}us"
+
+
+def instant_us(value: str | int | float | datetime) -> int:
+    """A point in time in microseconds from ISO text, a datetime (naive means UTC), or seconds since the epoch.
+
+    >>> instant_us("1970-01-01T00:00:01"), instant_us(1.5)
+    (1000000, 1500000)
+    """
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            try:
+                value = float(value)
+            except ValueError:
+                raise UsageError(
+                    f"a time must look like '2026-03-01T12:00:00Z' or be seconds since 1970; got {value!r}"
+                ) from None
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            value = value.replace(tzinfo=UTC)
+        return (value - _EPOCH) // timedelta(microseconds=1)
+    return round(value * SECOND_US)
+
+
+def instant_text(us: int) -> str:
+    """A time for people, in UTC; the two ends of time have names.
+
+    >>> instant_text(1_500_000)
+    '1970-01-01T00:00:01.500000Z'
+    """
+    if us >= END_OF_TIME_US:
+        return "end of stream"
+    if us <= BEGINNING_US:
+        return "beginning"
+    return (_EPOCH + timedelta(microseconds=us)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def bucket_of(stime_us: int, size_us: int) -> int:
+    """The bucket that holds `stime_us`."""
+    return stime_us // size_us
+
+
+def closed_until(boundary_us: int, size_us: int) -> int:
+    """The end (exclusive, in microseconds) of the last bucket that a boundary closes.
+
+    >>> closed_until(2_500_000, 1_000_000)
+    2000000
+    """
+    return boundary_us // size_us * size_us
