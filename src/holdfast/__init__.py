@@ -1,1 +1,43 @@
-"""Holdfast keeps PySpark streams on time and makes them right in the end."""
+"""Holdfast keeps PySpark streams on time and makes them right in the end.
+
+import holdfast
+
+store = holdfast.open("streams/")
+store.create("monitor1", "source string, bytes bigint", bucket="1s", exist_ok=True)
+with store.open("monitor1").producer() as producer:
+    producer.send({"source": "10.0.0.1", "bytes": 512})
+"""
+
+from __future__ import annotations
+
+import os
+
+from holdfast.model.errors import (
+    CorruptLog,
+    Fenced,
+    HoldfastError,
+    LateTuple,
+    SchemaError,
+    StorageError,
+    StreamBusy,
+    StreamFull,
+    UnknownStream,
+    UsageError,
+)  # fmt: skip
+from holdfast.model.tuples import TupleType
+from holdfast.stream.definition import Bound, Retention
+from holdfast.stream.producer import Producer
+from holdfast.stream.store import Stream, StreamStore
+from holdfast.stream.subscriber import Subscriber
+
+__version__ = "0.1.0"
+__all__ = [
+    "Bound", "CorruptLog", "Fenced", "HoldfastError", "LateTuple", "Producer", "Retention", "SchemaError",
+    "StorageError", "Stream", "StreamBusy", "StreamFull", "StreamStore", "Subscriber", "TupleType", "UnknownStream",
+    "UsageError", "open",
+]  # fmt: skip
+
+
+def open(root: str | os.PathLike[str]) -> StreamStore:
+    """The streams below a folder, which is made when the first stream is created."""
+    return StreamStore(root)

@@ -23,6 +23,7 @@ BEGINNING_US = -(2**62)
 _UNITS = {"us": 1, "µs": 1, "ms": 1_000, "s": SECOND_US, "m": 60 * SECOND_US, "min": 60 * SECOND_US,
           "h": 3600 * SECOND_US, "d": 86400 * SECOND_US}  # fmt: skip
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zµ]+)\s*")
+_NUMBER = re.compile(r"\s*-?\d+(\.\d+)?\s*")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -62,14 +63,11 @@ def instant_us(value: str | int | float | datetime) -> int:
     """
     if isinstance(value, str):
         try:
-            value = datetime.fromisoformat(value)
+            value = float(value) if _NUMBER.fullmatch(value) else datetime.fromisoformat(value)
         except ValueError:
-            try:
-                value = float(value)
-            except ValueError:
-                raise UsageError(
-                    f"a time must look like '2026-03-01T12:00:00Z' or be seconds since 1970; got {value!r}"
-                ) from None
+            raise UsageError(
+                f"a time must look like '2026-03-01T12:00:00Z' or be seconds since 1970; got {value!r}"
+            ) from None
     if isinstance(value, datetime):
         if value.tzinfo is None:
             value = value.replace(tzinfo=UTC)

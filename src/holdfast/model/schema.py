@@ -1,0 +1,198 @@
+"""Schemas: what the user declares, what is stored, what a reader sees.
+
+Rules:
+1. The user declares columns as an Arrow schema, a mapping of names to type words, or Spark's own text
+   ("source string, bytes bigint"). Only types that Spark knows are taken; extension and dictionary types are refused.
+2. Stored is `stime` and the user's columns. `tuple_type` and `tuple_id` follow from the frame and cost no disk.
+3. A reader sees (tuple_type, tuple_id, stime, user columns…).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from holdfast.model.errors import SchemaError
+from holdfast.model.tuples import RESERVED
+
+STIME_TYPE = pa.timestamp("us", tz="UTC")
+STIME = pa.field("stime", STIME_TYPE, nullable=False)
+
+_WORDS: dict[str, pa.DataType] = {
+    "boolean": pa.bool_(), "bool": pa.bool_(),
+    "byte": pa.int8(), "tinyint": pa.int8(), "short": pa.int16(), "smallint": pa.int16(),
+    "int": pa.int32(), "integer": pa.int32(), "long": pa.int64(), "bigint": pa.int64(),
+    "float": pa.float32(), "real": pa.float32(), "double": pa.float64(),
+    "string": pa.string(), "binary": pa.binary(), "date": pa.date32(),
+    "timestamp": STIME_TYPE, "timestamp_ntz": pa.timestamp("us"),
+}  # fmt: skip
+_TOKEN = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*|`[^`]+`|\d+|[<>(),:])")
+
+SchemaLike: TypeAlias = "pa.Schema | Mapping[str, str | pa.DataType] | str"
+
+
+def parse_schema(declared: SchemaLike) -> pa.Schema:
+    """The user's columns as an Arrow schema, checked.
+
+    >>> parse_schema("source string, bytes bigint").names
+    ['source', 'bytes']
+    """
+    if isinstance(declared, str):
+        schema = _Text(declared).columns()
+    elif isinstance(declared, pa.Schema):
+        schema = declared.remove_metadata()
+    elif isinstance(declared, Mapping):
+        schema = pa.schema([(n, _Text(t).whole_type() if isinstance(t, str) else t) for n, t in declared.items()])
+    else:
+        raise SchemaError(
+            f"a schema must be an Arrow schema, a mapping or text such as 'source string, bytes bigint'; "
+            f"got {type(declared).__name__}"
+        )
+    return _checked(schema)
+
+
+def stored_schema(user: pa.Schema) -> pa.Schema:
+    """What the body of an event holds: `stime`, then the user's columns."""
+    return pa.schema([STIME, *user])
+
+
+def reader_schema(user: pa.Schema) -> pa.Schema:
+    """What a reader sees: the header, then the user's columns."""
+    header = [pa.field("tuple_type", pa.int8(), nullable=False), pa.field("tuple_id", pa.int64(), nullable=False)]
+    return pa.schema([*header, STIME.with_nullable(True), *(f.with_nullable(True) for f in user)])
+
+
+def schema_text(schema: pa.Schema) -> str:
+    """A schema in the words that `parse_schema` takes, for people and messages."""
+    return ", ".join(f"{f.name} {type_text(f.type)}" for f in schema)
+
+
+def type_text(kind: pa.DataType) -> str:
+    for word in ("boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string", "binary", "date",
+                 "timestamp", "timestamp_ntz"):  # fmt: skip
+        if _WORDS[word] == kind:
+            return word
+    if pa.types.is_decimal128(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    if pa.types.is_list(kind):
+        return f"array<{type_text(kind.value_type)}>"
+    if pa.types.is_map(kind):
+        return f"map<{type_text(kind.key_type)},{type_text(kind.item_type)}>"
+    if pa.types.is_struct(kind):
+        return f"struct<{','.join(f'{f.name}:{type_text(f.type)}' for f in kind)}>"
+    return str(kind)
+
+
+def _checked(schema: pa.Schema) -> pa.Schema:
+    if not len(schema):
+        raise SchemaError("a stream needs at least one column; got none; declare for example 'value double'")
+    seen: set[str] = set()
+    for field in schema:
+        if field.name in RESERVED:
+            raise SchemaError(f"the column name {field.name!r} belongs to the tuple header; choose another name")
+        if field.name in seen:
+            raise SchemaError(f"column names must differ; {field.name!r} came twice")
+        seen.add(field.name)
+        _check_type(field.name, field.type)
+    return schema
+
+
+def _check_type(name: str, kind: pa.DataType) -> None:
+    if kind in _WORDS.values() or pa.types.is_decimal128(kind):
+        return
+    if pa.types.is_list(kind):
+        return _check_type(name, kind.value_type)
+    if pa.types.is_map(kind):
+        _check_type(name, kind.key_type)
+        return _check_type(name, kind.item_type)
+    if pa.types.is_struct(kind):
+        for field in kind:
+            _check_type(f"{name}.{field.name}", field.type)
+        return None
+    raise SchemaError(f"column {name!r} must have a type that Spark knows; got {kind}; cast it, for example to string")
+
+
+class _Text:
+    """Reader of Spark's schema text; small because it knows types only, not expressions."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tokens = []
+        at = 0
+        while at < len(text.rstrip()):
+            match = _TOKEN.match(text, at)
+            if match is None:
+                raise self.error(f"unexpected {text[at:].strip()[:1]!r}")
+            self.tokens.append(match[1])
+            at = match.end()
+
+    def columns(self) -> pa.Schema:
+        fields = []
+        while self.tokens:
+            fields.append(self.field())
+            if self.tokens:
+                self.expect(",")
+        return pa.schema(fields)
+
+    def whole_type(self) -> pa.DataType:
+        kind = self.type()
+        if self.tokens:
+            raise self.error(f"unexpected {self.tokens[0]!r}")
+        return kind
+
+    def field(self) -> pa.Field:
+        name = self.next().strip("`")
+        if self.tokens[:1] == [":"]:
+            self.next()
+        return pa.field(name, self.type())
+
+    def type(self) -> pa.DataType:
+        word = self.next().lower()
+        if word in ("decimal", "numeric"):
+            if self.tokens[:1] != ["("]:
+                return pa.decimal128(10, 0)
+            self.expect("(")
+            precision = int(self.next())
+            self.expect(",")
+            scale = int(self.next())
+            self.expect(")")
+            return pa.decimal128(precision, scale)
+        if word == "array":
+            self.expect("<")
+            inner = self.type()
+            self.expect(">")
+            return pa.list_(inner)
+        if word == "map":
+            self.expect("<")
+            key = self.type()
+            self.expect(",")
+            value = self.type()
+            self.expect(">")
+            return pa.map_(key, value)
+        if word == "struct":
+            self.expect("<")
+            fields = [self.field()]
+            while self.tokens[:1] == [","]:
+                self.next()
+                fields.append(self.field())
+            self.expect(">")
+            return pa.struct(fields)
+        if word not in _WORDS:
+            raise self.error(f"unknown type {word!r}")
+        return _WORDS[word]
+
+    def next(self) -> str:
+        if not self.tokens:
+            raise self.error("it ends too early")
+        return self.tokens.pop(0)
+
+    def expect(self, token: str) -> None:
+        got = self.next()
+        if got != token:
+            raise self.error(f"expected {token!r}, got {got!r}")
+
+    def error(self, why: str) -> SchemaError:
+        return SchemaError(f"a schema must read like 'source string, bytes bigint'; got {self.text!r}: {why}")

@@ -1,0 +1,53 @@
+"""Acknowledgements: how far each named subscriber has come (003 §4.9.3).
+
+One small file per subscriber. Retention removes nothing that one of them has not acknowledged (L8, D14).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from holdfast.model.names import check_name
+from holdfast.stream.disk import Disk
+from holdfast.stream.frame import FORMAT_VERSION
+from holdfast.stream.sealed import seal, unseal
+
+
+class Acknowledged(msgspec.Struct, frozen=True):
+    format: int = FORMAT_VERSION
+    until_us: int = 0
+    """The subscriber needs nothing before this stime any more."""
+    wall_us: int = 0
+
+
+def _folder(stream_folder: Path) -> Path:
+    return stream_folder / "acks"
+
+
+def acknowledge(stream_folder: Path, subscriber: str, until_us: int, now_us: int, disk: Disk) -> None:
+    """Note durably that `subscriber` needs nothing before `until_us`. It never goes back."""
+    folder = _folder(stream_folder)
+    path = folder / check_name(subscriber)
+    known = read_acks(stream_folder).get(subscriber)
+    if known is not None and known.until_us >= until_us:
+        return
+    disk.make_dir(folder)
+    disk.replace_file(path, seal(Acknowledged(until_us=until_us, wall_us=now_us)))
+
+
+def forget(stream_folder: Path, subscriber: str, disk: Disk) -> None:
+    """The subscriber is gone for good; retention need not wait for it."""
+    disk.unlink(_folder(stream_folder) / check_name(subscriber))
+
+
+def read_acks(stream_folder: Path) -> dict[str, Acknowledged]:
+    folder = _folder(stream_folder)
+    if not folder.is_dir():
+        return {}
+    found = {}
+    for path in sorted(folder.iterdir()):
+        if not path.name.startswith("."):
+            found[path.name] = unseal(path.read_bytes(), Acknowledged, str(path))
+    return found

@@ -1,0 +1,123 @@
+"""The tentative branch: what a stream shows while its inputs are incomplete.
+
+Rules:
+1. A stream has at most one. It is rooted at a point of main: it holds tuples with stime at or after its root.
+2. Each has an id of its own, so that a reader can tell a new failure from the one before (D4).
+3. It is thrown away as a whole once the corrections are complete; so its bytes are never synced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from holdfast.model.errors import UsageError
+from holdfast.model.time import instant_text
+from holdfast.stream.definition import Definition
+from holdfast.stream.disk import Disk, VolatileDisk
+from holdfast.stream.frame import FORMAT_VERSION
+from holdfast.stream.reader import LogReader
+from holdfast.stream.sealed import seal, unseal
+from holdfast.stream.writer import LogWriter
+
+
+class BranchRoot(msgspec.Struct, frozen=True):
+    """Where and when a branch began."""
+
+    id: str
+    root_us: int
+    created_us: int
+    format: int = FORMAT_VERSION
+
+
+def branch_folder(stream_folder: Path) -> Path:
+    return stream_folder / "tentative"
+
+
+def find_branch(stream_folder: Path) -> BranchRoot | None:
+    path = branch_folder(stream_folder) / "branch"
+    try:
+        return unseal(path.read_bytes(), BranchRoot, str(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def create_branch(stream_folder: Path, definition: Definition, root_us: int, now_us: int) -> BranchRoot:
+    """Begin the tentative branch at `root_us`, which must be the beginning of a bucket."""
+    if root_us % definition.bucket_us:
+        raise UsageError(
+            f"stream {definition.name}: a branch must begin where a bucket begins, at a multiple of "
+            f"{definition.bucket_us} µs; got {root_us}"
+        )
+    root = BranchRoot(id=os.urandom(8).hex(), root_us=root_us, created_us=now_us)
+    disk = Disk()
+    staging = stream_folder / f".branch-{root.id}"
+    disk.make_dir(staging)
+    disk.replace_file(staging / "branch", seal(root))
+    try:
+        os.rename(staging, branch_folder(stream_folder))
+    except OSError:
+        shutil.rmtree(staging, ignore_errors=True)
+        present = find_branch(stream_folder)
+        since = instant_text(present.root_us) if present else "elsewhere"
+        raise UsageError(
+            f"stream {definition.name}: it has a tentative branch already, rooted at {since}; drop that one first"
+        ) from None
+    return root
+
+
+def drop_branch(stream_folder: Path) -> bool:
+    """Throw the branch away; False if there was none. Readers see it vanish at once, as a whole."""
+    doomed = stream_folder / f".dropped-{os.urandom(8).hex()}"
+    try:
+        os.rename(branch_folder(stream_folder), doomed)
+    except FileNotFoundError:
+        return False
+    shutil.rmtree(doomed, ignore_errors=True)
+    for leftover in stream_folder.glob(".dropped-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    return True
+
+
+def branch_writer(stream_folder: Path, definition: Definition, now_us: int, *, takeover: bool = False) -> LogWriter:
+    root = find_branch(stream_folder)
+    if root is None:
+        raise UsageError(f"stream {definition.name}: it has no tentative branch; create one first")
+    writer = LogWriter.open(branch_folder(stream_folder), definition.id_bytes, now_us=now_us, takeover=takeover,
+                            disk=VolatileDisk(), segment_bytes=definition.segment_bytes)  # fmt: skip
+    writer.commit([], now_us=now_us, boundary_us=root.root_us)
+    return writer
+
+
+class BranchReader:
+    """Follows whatever branch the stream has now; None while there is none."""
+
+    def __init__(self, stream_folder: Path, definition: Definition) -> None:
+        self._folder, self._definition = stream_folder, definition
+        self.root: BranchRoot | None = None
+        self.log: LogReader | None = None
+
+    def refresh(self) -> BranchRoot | None:
+        root = find_branch(self._folder)
+        if root is None or self.root is None or root.id != self.root.id:
+            self.close()
+            self.root = root
+            if root is not None:
+                d = self._definition
+                self.log = LogReader(branch_folder(self._folder), d.schema, d.bucket_us)
+        if self.log is not None:
+            try:
+                self.log.refresh()
+            except FileNotFoundError:  # Dropped between the two looks.
+                self.close()
+        return self.root
+
+    def close(self) -> None:
+        if self.log is not None:
+            with contextlib.suppress(OSError):
+                self.log.close()
+        self.root, self.log = None, None

@@ -1,0 +1,131 @@
+"""Frames: the unit that is written, checksummed and skipped over.
+
+A segment is a 64-byte file header followed by frames; a frame is a 64-byte header, a body, and zeros up to the next
+multiple of 64. Rules:
+
+1. Every byte is covered: the header by its own CRC32C, body and padding by `body_crc`. No flipped bit passes (L4).
+2. The header alone tells what a frame is and where the next one begins, so indexes are built without reading bodies.
+3. 64 is the alignment that Arrow likes: a body can be used from a memory map without a copy.
+4. All-zero bytes where a header should be mean "nothing was written here yet".
+5. The version stands in every frame. A reader refuses a version it does not know instead of guessing.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from enum import IntEnum
+from typing import NamedTuple
+
+import google_crc32c
+
+from holdfast.model.errors import CorruptLog
+
+FORMAT_VERSION = 1
+ALIGNMENT = 64
+MAGIC = b"HOLDFAST"
+#: A body longer than this is refused, by writer and reader alike: a damaged length must not allocate memory (X4).
+BODY_MAX = 1 << 30
+
+_HEADER = struct.Struct("<IIBBHIqqqqIIQ")
+_FILE_HEADER = struct.Struct("<8sHHIqQ16s12xI")
+HEADER_SIZE = _HEADER.size
+FILE_HEADER_SIZE = _FILE_HEADER.size
+assert HEADER_SIZE == FILE_HEADER_SIZE == ALIGNMENT
+_ZEROS = bytes(ALIGNMENT)
+
+crc32c: Callable[[bytes], int] = google_crc32c.value
+
+
+class Kind(IntEnum):
+    """What a frame holds. The numbers are on disk; never renumber them."""
+
+    EVENT = 1
+    """Tuples of one bucket and one partition, as an Arrow record batch."""
+    COMMIT = 2
+    """Everything since the previous commit is one unit: visible together or not at all."""
+    STATE = 3
+    """What a writer must know to go on; first frame of every segment, so that older ones can be removed."""
+    PENDING = 4
+    """Tuples of buckets that are still open, kept by a writer that files whole buckets only."""
+
+
+class Header(NamedTuple):
+    """A frame's header without its checksum."""
+
+    kind: int
+    length: int
+    partition: int = 0
+    rows: int = 0
+    bucket: int = 0
+    first_tuple_id: int = 0
+    stime_min_us: int = 0
+    stime_max_us: int = 0
+    body_crc: int = 0
+    epoch: int = 0
+    commit_seq: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes from this header to the next."""
+        return HEADER_SIZE + padded(self.length)
+
+
+class FileHeader(NamedTuple):
+    epoch: int
+    created_us: int
+    base_seq: int
+    stream_id: bytes
+
+
+def padded(length: int) -> int:
+    return -(-length // ALIGNMENT) * ALIGNMENT
+
+
+def encode_frame(header: Header, body: bytes) -> list[bytes]:
+    """The parts to write for one frame; `length` and `body_crc` of the given header are filled in here."""
+    length = len(body)
+    if length > BODY_MAX:
+        raise CorruptLog(f"a frame may hold {BODY_MAX} bytes at most; got {length}; send smaller batches")
+    padding = _ZEROS[: -length % ALIGNMENT]
+    body_crc = crc32c(body) if not padding else google_crc32c.extend(crc32c(body), padding)
+    head = encode_header(header._replace(length=length, body_crc=body_crc))
+    return [head, body, padding] if padding else [head, body]
+
+
+def encode_header(h: Header) -> bytes:
+    raw = _HEADER.pack(h.length, 0, FORMAT_VERSION, h.kind, h.partition, h.rows, h.bucket, h.first_tuple_id,
+                       h.stime_min_us, h.stime_max_us, h.body_crc, h.epoch, h.commit_seq)  # fmt: skip
+    return raw[:4] + crc32c(raw).to_bytes(4, "little") + raw[8:]
+
+
+def decode_header(data: bytes, offset: int, where: str) -> Header | None:
+    """The header at `offset` of `data`; None where nothing was written yet; `CorruptLog` where bits are wrong."""
+    raw = data[offset : offset + HEADER_SIZE]
+    (length, crc, version, kind, partition, rows, bucket, first_id, low, high, body_crc, epoch,
+     seq) = _HEADER.unpack(raw)  # fmt: skip
+    if crc32c(raw[:4] + b"\0\0\0\0" + raw[8:]) != crc:
+        if raw == _ZEROS:
+            return None
+        raise CorruptLog(f"{where}: the frame header does not match its checksum; run `holdfast repair`")
+    if version != FORMAT_VERSION:
+        raise CorruptLog(f"{where}: the frame has format {version}, this Holdfast reads {FORMAT_VERSION}; upgrade it")
+    if length > BODY_MAX:
+        raise CorruptLog(f"{where}: a body of {length} bytes exceeds the limit of {BODY_MAX}; run `holdfast repair`")
+    return Header(kind, length, partition, rows, bucket, first_id, low, high, body_crc, epoch, seq)
+
+
+def encode_file_header(h: FileHeader) -> bytes:
+    raw = _FILE_HEADER.pack(MAGIC, FORMAT_VERSION, 0, h.epoch, h.created_us, h.base_seq, h.stream_id, 0)
+    return raw[:-4] + crc32c(raw[:-4]).to_bytes(4, "little")
+
+
+def decode_file_header(raw: bytes, where: str) -> FileHeader:
+    if len(raw) != FILE_HEADER_SIZE:
+        raise CorruptLog(f"{where}: a segment begins with {FILE_HEADER_SIZE} bytes of header; got {len(raw)}")
+    magic, version, _, epoch, created, base_seq, stream_id, crc = _FILE_HEADER.unpack(raw)
+    if magic != MAGIC or crc32c(raw[:-4]) != crc:
+        raise CorruptLog(f"{where}: the segment header does not match its checksum; run `holdfast repair`")
+    if version != FORMAT_VERSION:
+        raise CorruptLog(f"{where}: the segment has format {version}, this Holdfast reads {FORMAT_VERSION}; upgrade it")
+    return FileHeader(epoch, created, base_seq, stream_id)

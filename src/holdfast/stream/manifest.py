@@ -1,0 +1,116 @@
+"""The manifest: which segments make up a branch, and who may write.
+
+Rules:
+1. A manifest is never changed, only followed: version v+1 is published with link(2), which fails if somebody else was
+   first. That compare-and-set is how an epoch is granted (L7) and works on local disks and NFS alike.
+2. After v+1 is durable, v is unlinked. So a writer that holds v open knows it is fenced when v+1 exists *or* its own
+   file has no name left, and it checks in that order: v+1 cannot vanish before v has.
+3. A segment that is not the last has a length; bytes beyond it were never accepted, whoever wrote them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+
+import msgspec
+
+from holdfast.model.errors import Fenced
+from holdfast.stream.disk import Disk
+from holdfast.stream.frame import FORMAT_VERSION
+from holdfast.stream.sealed import seal, unseal
+
+_FILE = re.compile(r"manifest-(\d{10})")
+
+
+class SegmentEntry(msgspec.Struct, frozen=True):
+    """One segment as the manifest lists it."""
+
+    name: str
+    base_seq: int
+    """Commits of this segment have sequence numbers above this one."""
+    epoch: int
+    length: int | None = None
+    """Bytes that count; None for the segment being written."""
+    rows: int = 0
+    stime_min_us: int | None = None
+    stime_max_us: int | None = None
+    wall_us: int = 0
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    format: int = FORMAT_VERSION
+    version: int
+    epoch: int
+    owner: str
+    released: bool = False
+    """The owner let go cleanly: no write of its own can still be on the way."""
+    segments: tuple[SegmentEntry, ...] = ()
+
+
+def segment_name(base_seq: int, epoch: int) -> str:
+    return f"{base_seq:016d}-{epoch:08d}.seg"
+
+
+def manifest_path(folder: Path, version: int) -> Path:
+    return folder / f"manifest-{version:010d}"
+
+
+def manifest_versions(folder: Path) -> list[int]:
+    return sorted(int(m[1]) for m in map(_FILE.fullmatch, os.listdir(folder)) if m)
+
+
+def load_manifest(folder: Path) -> Manifest | None:
+    """The newest manifest, or None where no writer ever came. A version unlinked under our eyes is looked up anew."""
+    while True:
+        versions = manifest_versions(folder)
+        if not versions:
+            return None
+        path = manifest_path(folder, versions[-1])
+        with contextlib.suppress(FileNotFoundError):
+            return unseal(path.read_bytes(), Manifest, str(path))
+
+
+class Tenure:
+    """Holds the newest manifest open and notices when it is superseded."""
+
+    def __init__(self, folder: Path, manifest: Manifest, disk: Disk) -> None:
+        self.folder, self.manifest, self._disk = folder, manifest, disk
+        self._hold()
+
+    def _hold(self) -> None:
+        self._next = manifest_path(self.folder, self.manifest.version + 1)
+        try:
+            self._fd = os.open(manifest_path(self.folder, self.manifest.version), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise self.fenced() from None
+
+    def valid(self) -> bool:
+        """Is this manifest still the newest? (Rule 2 gives the order of the two looks.)"""
+        return not os.path.exists(self._next) and os.fstat(self._fd).st_nlink > 0
+
+    def fenced(self) -> Fenced:
+        newest = load_manifest(self.folder)
+        by = newest.owner if newest else "nobody"
+        return Fenced(
+            f"{self.folder}: epoch {self.manifest.epoch} of {self.manifest.owner} was superseded by {by}; "
+            f"nothing sent after that was accepted; open the stream again to go on"
+        )
+
+    def follow(self, manifest: Manifest) -> None:
+        """Publish the next version; raise `Fenced` if another writer was first."""
+        assert manifest.version == self.manifest.version + 1
+        if not self._disk.publish_file(self._next, seal(manifest)):
+            raise self.fenced()
+        if os.fstat(self._fd).st_nlink == 0:
+            self._disk.unlink(self._next)  # Our version was long gone; what we published follows nothing.
+            raise self.fenced()
+        self._disk.unlink(manifest_path(self.folder, self.manifest.version))
+        os.close(self._fd)
+        self.manifest = manifest
+        self._hold()
+
+    def close(self) -> None:
+        os.close(self._fd)

@@ -1,0 +1,68 @@
+"""From record batches to events: split by bucket and partition, encode.
+
+Rules:
+1. An event holds tuples of one bucket and one partition, in the order in which they came.
+2. Without a key, a bucket lives in partition `bucket mod n`; with one, a tuple follows the CRC32C of its key's text.
+   Both depend on the data alone, so replicas lay out their streams alike (D9).
+3. Events are cut at a fixed number of tuples, for the same reason.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from holdfast.stream.definition import Definition
+from holdfast.stream.frame import crc32c
+from holdfast.stream.writer import Event
+
+#: Tuples in one event at most: bodies stay far below the frame's limit and readers' memory stays flat.
+EVENT_ROWS_MAX = 65_536
+
+
+def pack(batch: pa.RecordBatch, definition: Definition) -> list[Event]:
+    """Events of a batch in the stored schema, ordered by bucket, then partition."""
+    rows = batch.num_rows
+    if rows == 0:
+        return []
+    stimes = np.asarray(batch.column(0).cast(pa.int64()))
+    buckets = stimes // definition.bucket_us
+    first = int(buckets[0])
+    if definition.partition_by is None:
+        if rows == 1 or bool((buckets == first).all()):
+            return _events(batch, stimes, first, first % definition.partitions)
+        partitions = buckets % definition.partitions
+    else:
+        partitions = key_partitions(batch.column(definition.partition_by), definition.partitions)
+    events: list[Event] = []
+    order = np.lexsort((np.arange(rows), partitions, buckets))
+    cuts = np.flatnonzero((np.diff(buckets[order]) != 0) | (np.diff(partitions[order]) != 0)) + 1
+    for run in np.split(order, cuts):
+        lo = int(run[0])
+        contiguous = bool((np.diff(run) == 1).all())
+        part = batch.slice(lo, len(run)) if contiguous else batch.take(pa.array(run))
+        events += _events(part, stimes[run], int(buckets[lo]), int(partitions[lo]))
+    return events
+
+
+def _events(batch: pa.RecordBatch, stimes: npt.NDArray[np.int64], bucket: int, partition: int) -> list[Event]:
+    events = []
+    for at in range(0, batch.num_rows, EVENT_ROWS_MAX):
+        part, times = batch, stimes
+        if batch.num_rows > EVENT_ROWS_MAX:
+            part, times = batch.slice(at, EVENT_ROWS_MAX), stimes[at : at + EVENT_ROWS_MAX]
+        events.append(Event(bucket, partition, part.num_rows, int(times.min()), int(times.max()), _encode(part)))
+    return events
+
+
+def _encode(batch: pa.RecordBatch) -> bytes:
+    return bytes(memoryview(batch.serialize()))
+
+
+def key_partitions(keys: pa.Array, partitions: int) -> npt.NDArray[np.int64]:
+    """The partition of each key; equal keys, equal partitions, in every process and version."""
+    coded = keys.dictionary_encode(null_encoding="encode")
+    of_key = [crc32c(repr(value).encode()) % partitions for value in coded.dictionary.to_pylist()]
+    found: npt.NDArray[np.int64] = np.asarray(of_key, np.int64)[np.asarray(coded.indices)]
+    return found

@@ -1,0 +1,335 @@
+"""The data-source proxy (003 §4.10.2): gives tuples their header, logs them, and keeps boundaries coming.
+
+Rules:
+1. `send` returns when the tuples are durable (L1). Callers on many threads share commits.
+2. stime is the time of arrival, or a column of the user's with a declared slack: then the boundary trails the largest
+   stime by the slack, and a tuple below the boundary is refused (D10) or, if asked for, dropped and counted.
+3. With arrival times a boundary follows at every bucket even when no data comes. With a column it follows the data; if
+   the column is wall-clock time, `idle="advance"` lets it follow the clock as well.
+4. A request may carry a sequence number. One that is not above the last committed number of its producer was committed
+   before; it is acknowledged and not written again, also after a crash.
+5. A refused request changes nothing and does not disturb the others of its group.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from holdfast.clock import Clock, now_us, pause
+from holdfast.model.errors import HoldfastError, LateTuple, StreamFull, UsageError
+from holdfast.model.names import check_name
+from holdfast.model.schema import STIME_TYPE
+from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, bucket_of, duration_us, instant_text
+from holdfast.stream.definition import Definition
+from holdfast.stream.group import GroupCommit
+from holdfast.stream.pack import pack
+from holdfast.stream.retention import retain
+from holdfast.stream.rows import UNITS_US, Row, columns_of, stimes_of, table_batch
+from holdfast.stream.writer import Event, LogWriter
+
+log = logging.getLogger(__name__)
+
+#: How long a full stream makes its producer wait before it says so; long enough for a reader to catch its breath.
+FULL_TIMEOUT = "30s"
+_FULL_POLL_US = 20_000
+
+
+class Ack(NamedTuple):
+    """The request is durable."""
+
+    commit_seq: int
+    rows: int
+    duplicate: bool = False
+    dropped: int = 0
+    """Late tuples left out, where the producer was told to drop them."""
+
+
+class _Request(NamedTuple):
+    rows: Sequence[Row] | None = None
+    batch: pa.RecordBatch | None = None
+    seq: int | None = None
+    boundary_us: int | None = None
+    close: bool = False
+    beat: bool = False
+
+
+class _Ready(NamedTuple):
+    """A request's tuples with their stimes."""
+
+    batch: pa.RecordBatch
+    stimes: npt.NDArray[np.int64] | None
+    dropped: int = 0
+
+
+class Producer:
+    """Sends tuples to one stream. Get one from `Stream.producer`; use it as a context manager."""
+
+    def __init__(
+        self,
+        definition: Definition,
+        writer: LogWriter,
+        *,
+        id: str = "producer",
+        stime: str | None = None,
+        stime_unit: Literal["s", "ms", "us"] = "us",
+        slack: str | int | float = 0,
+        late: Literal["refuse", "drop"] = "refuse",
+        idle: Literal["wait", "advance"] = "wait",
+        boundary_every: str | int | float | None = None,
+        full_timeout: str | int | float = FULL_TIMEOUT,
+        clock: Clock = now_us,
+    ) -> None:
+        schema = definition.schema
+        if stime is not None and stime != "stime" and stime not in schema.names:
+            raise UsageError(f"stream {definition.name}: stime must name one of ({definition.columns}); got {stime!r}")
+        if stime_unit not in UNITS_US:
+            raise UsageError(f"stime_unit must be one of {', '.join(UNITS_US)}; got {stime_unit!r}")
+        self.definition, self.writer, self.id = definition, writer, check_name(id)
+        self._schema = pa.schema([pa.field("stime", STIME_TYPE), *schema]) if stime == "stime" else schema
+        self._user = schema
+        self._stored = definition.stored
+        self._stime, self._unit = stime, stime_unit
+        self._slack_us, self._late, self._idle = duration_us(slack), late, idle
+        self._full_timeout_us = duration_us(full_timeout)
+        self._clock = clock
+        self._stime_max = writer.state.boundary_us
+        self._group: GroupCommit[_Request, Ack] = GroupCommit(self._commit)
+        self._closed = False
+        self.late_dropped = 0
+        every = definition.bucket_us if boundary_every is None else duration_us(boundary_every)
+        self._ticker = _Ticker(self, every)
+
+    # -- what callers use --------------------------------------------------------------------------------------------
+
+    def send(self, row: Row, *, seq: int | None = None) -> Ack:
+        """Send one row; return when it is durable."""
+        return self._submit(_Request(rows=(row,), seq=seq))
+
+    def send_many(self, rows: Sequence[Row], *, seq: int | None = None) -> Ack:
+        """Send rows as one atomic unit."""
+        return self._submit(_Request(rows=rows, seq=seq))
+
+    def send_batch(self, data: Any, *, seq: int | None = None) -> Ack:
+        """Send an Arrow table, an Arrow record batch or a pandas frame as one atomic unit."""
+        return self._submit(_Request(batch=table_batch(data, self._schema, self.definition.name), seq=seq))
+
+    def advance(self, boundary: int) -> Ack:
+        """Promise that no later tuple has an stime below `boundary` (microseconds)."""
+        return self._submit(_Request(boundary_us=boundary))
+
+    @property
+    def last_seq(self) -> int:
+        """The last sequence number of this producer id that is durable; -1 before the first."""
+        return self.writer.state.tokens.get(self.id, -1)
+
+    @property
+    def boundary_us(self) -> int:
+        return self.writer.state.boundary_us
+
+    def close(self, *, end: bool = True) -> None:
+        """End the stream cleanly (`end=False` only lets go of it, so that a later producer can go on)."""
+        if self._closed:
+            return
+        self._ticker.stop()
+        try:
+            if end and not self.writer.state.closed:
+                self._group.submit(_Request(close=True))
+        finally:
+            self._closed = True
+            self.writer.release(self._clock())
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        # After an error the stream is not at its end: somebody may well go on with it.
+        self.close(end=kind is None)
+
+    def _submit(self, request: _Request) -> Ack:
+        if self._closed:
+            raise UsageError(f"stream {self.definition.name}: this producer was closed; open a new one")
+        return self._group.submit(request)
+
+    # -- committing a group (one thread at a time) -------------------------------------------------------------------
+
+    def _commit(self, requests: Sequence[_Request]) -> list[Ack | BaseException]:
+        now = self._clock()
+        if all(r.beat for r in requests):
+            self.writer.beat(now)
+            return [Ack(self.writer.state.commit_seq, 0)] * len(requests)
+        answers: list[Ack | BaseException | None] = [None] * len(requests)
+        ready: dict[int, _Ready] = {}
+        tokens: dict[str, int] = {}
+        for i, request in enumerate(requests):
+            if request.seq is not None:
+                if request.seq <= tokens.get(self.id, self.last_seq):
+                    answers[i] = Ack(self.writer.state.commit_seq, 0, duplicate=True)
+                    continue
+                tokens[self.id] = request.seq
+            if request.batch is not None:
+                self._prepare(i, request, ready, answers)
+        row_requests = [i for i, r in enumerate(requests) if r.rows is not None and answers[i] is None]
+        self._prepare_rows(row_requests, requests, ready, answers)
+        if any(isinstance(a, HoldfastError) for a in answers):
+            # A refused request must not use up its sequence number.
+            accepted = [r.seq for r, a in zip(requests, answers, strict=True) if r.seq is not None and a is None]
+            tokens = {self.id: max(accepted)} if accepted else {}
+        events, high = self._events(ready, now)
+        self._make_room(sum(len(e.body) for e in events))
+        state = self.writer.commit(
+            events,
+            now_us=now,
+            boundary_us=self._boundary(requests, now, high),
+            tokens=tokens,
+            closed=any(r.close for r in requests),
+        )
+        for i in range(len(requests)):
+            if answers[i] is None:
+                one = ready.get(i)
+                rows = one.batch.num_rows if one else len(requests[i].rows or ())
+                answers[i] = Ack(state.commit_seq, rows, dropped=one.dropped if one else 0)
+        return answers  # type: ignore[return-value]
+
+    def _prepare_rows(
+        self,
+        which: list[int],
+        requests: Sequence[_Request],
+        ready: dict[int, _Ready],
+        answers: list[Ack | BaseException | None],
+    ) -> None:
+        """Turn the rows of all callers into one batch; if that fails, find out whose row it was."""
+        if not which:
+            return
+        if len(which) == 1 or self._stime is not None:
+            for i in which:
+                self._prepare(i, requests[i], ready, answers)
+            return
+        rows = [row for i in which for row in requests[i].rows or ()]
+        try:
+            columns = columns_of(rows, self._schema, self.definition.name)
+        except HoldfastError:
+            for i in which:
+                self._prepare(i, requests[i], ready, answers)
+            return
+        # Under a number that is nobody's: the group's rows are one batch now.
+        ready[-1] = _Ready(pa.RecordBatch.from_arrays(columns, schema=self._schema), None)
+
+    def _prepare(
+        self, i: int, request: _Request, ready: dict[int, _Ready], answers: list[Ack | BaseException | None]
+    ) -> None:
+        try:
+            batch = request.batch
+            if batch is None:
+                columns = columns_of(request.rows or (), self._schema, self.definition.name)
+                batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+            ready[i] = self._timed(batch)
+        except HoldfastError as error:
+            answers[i] = error
+
+    def _timed(self, batch: pa.RecordBatch) -> _Ready:
+        """Rule 2: the stimes of a batch; late tuples refused or dropped."""
+        if self._stime is None:
+            return _Ready(batch, None)
+        stimes = stimes_of(batch.column(self._stime), self._unit, self.definition.name)
+        boundary = self.boundary_us
+        late = stimes < boundary
+        if not late.any():
+            return _Ready(batch, stimes)
+        if self._late == "refuse":
+            worst = int(stimes.min())
+            raise LateTuple(
+                f"stream {self.definition.name}: a tuple at {instant_text(worst)} comes after the boundary "
+                f"{instant_text(boundary)}; it is {(boundary - worst) / 1e6:.3f} s too late; "
+                f"declare that much more slack, or let late tuples be dropped (late='drop')"
+            )
+        dropped = int(late.sum())
+        self.late_dropped += dropped
+        keep = pa.array(~late)
+        return _Ready(batch.filter(keep), stimes[~late], dropped)
+
+    def _events(self, ready: dict[int, _Ready], now: int) -> tuple[list[Event], int]:
+        """Events of all prepared batches, and the largest stime among them."""
+        events: list[Event] = []
+        high = self._stime_max
+        arrival = max(now, high)
+        for one in ready.values():
+            batch = one.batch
+            if not batch.num_rows:
+                continue
+            stimes = one.stimes if one.stimes is not None else np.full(batch.num_rows, arrival, np.int64)
+            columns = [batch.column(n) for n in self._user.names]
+            stored = pa.RecordBatch.from_arrays([pa.array(stimes, STIME_TYPE), *columns], schema=self._stored)
+            events += pack(stored, self.definition)
+            high = max(high, int(stimes.max()))
+        return events, high
+
+    def _boundary(self, requests: Sequence[_Request], now: int, high: int) -> int | None:
+        self._stime_max = high
+        asked = max((r.boundary_us for r in requests if r.boundary_us is not None), default=BEGINNING_US)
+        if self._stime is None:
+            # Never behind what was handed out, also when the clock jumps back.
+            return max(asked, now, high)
+        trailing = high - self._slack_us if high > BEGINNING_US else BEGINNING_US
+        if self._idle == "advance":
+            trailing = max(trailing, now - self._slack_us)
+        self._stime_max = max(high, asked)
+        return max(asked, trailing)
+
+    def _make_room(self, size: int) -> None:
+        bound = self.definition.bound
+        if bound is None or not size or self.writer.size_bytes + size <= bound.bytes:
+            return
+        deadline = self._clock() + self._full_timeout_us
+        while True:
+            retain(self.writer.folder, self.definition, self._clock(), disk=self.writer.disk, need_bytes=size)
+            if self.writer.size_bytes + size <= bound.bytes:
+                return
+            if self._clock() >= deadline:
+                raise StreamFull(
+                    f"stream {self.definition.name}: it may hold {bound.bytes} bytes and is full; nothing was written; "
+                    f"let its subscribers acknowledge, raise the bound, or use when_full='drop_oldest'"
+                )
+            pause(_FULL_POLL_US)
+
+    def tick(self) -> None:
+        """Rule 3: a boundary when a bucket has ended; otherwise only a sign of life."""
+        now = self._clock()
+        boundary = now if self._stime is None else now - self._slack_us if self._idle == "advance" else BEGINNING_US
+        size = self.definition.bucket_us
+        if boundary > self.boundary_us and bucket_of(boundary, size) > bucket_of(self.boundary_us, size):
+            self._group.submit(_Request(boundary_us=min(boundary, END_OF_TIME_US - 1)))
+        else:
+            self._group.submit(_Request(beat=True))
+
+
+class _Ticker:
+    """The one thread of a producer: it calls `tick` on schedule."""
+
+    def __init__(self, producer: Producer, every_us: int) -> None:
+        self._producer, self._every_us = producer, every_us
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"boundary-{producer.definition.name}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        failing = False
+        while not self._stop.wait(self._every_us / 1e6):
+            try:
+                self._producer.tick()
+                failing = False
+            except HoldfastError as error:
+                if not failing:
+                    log.warning("boundary of stream %s is late: %s", self._producer.definition.name, error)
+                failing = True
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()

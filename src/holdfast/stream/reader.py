@@ -1,0 +1,312 @@
+"""Reading a branch: which events are committed, and their tuples.
+
+Rules:
+1. Only what the tail says is durable is looked at; where no writer lives, what can be made durable here and now is,
+   too. A reader never goes back: an older note than the last is ignored.
+2. Main is read by whole buckets: a bucket is readable once the boundary has passed its end.
+3. Order is (bucket, tuple_id). It does not depend on who reads, when, or in which portions (L6).
+4. No byte is decoded before its checksum was compared (L4).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.model.errors import CorruptLog, Removed
+from holdfast.model.schema import stored_schema
+from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, closed_until, instant_text
+from holdfast.model.tuples import TupleType
+from holdfast.stream.frame import FILE_HEADER_SIZE, HEADER_SIZE, Kind, crc32c, padded
+from holdfast.stream.head import read_head
+from holdfast.stream.index import EMPTY, Entries, Fields, fields_of, load_entries, make_entries
+from holdfast.stream.manifest import Manifest, SegmentEntry, load_manifest, manifest_path
+from holdfast.stream.segment import Window, recover, walk
+from holdfast.stream.tail import TailReader, tail_path
+
+
+class Extent(NamedTuple):
+    """Where one event lies: all that is needed to read it again, anywhere the folder is mounted."""
+
+    segment: str
+    fields: Fields
+
+
+class _Active:
+    """The segment that is being written: its entries, as far as they are committed."""
+
+    def __init__(self, folder: Path, entry: SegmentEntry) -> None:
+        self.entry = entry
+        self.path = folder / entry.name
+        self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        self.end = FILE_HEADER_SIZE
+        self._new: list[Fields] = []
+        self._entries: Entries = EMPTY
+        self.boundary_us = BEGINNING_US
+        self.closed = False
+        self.commit_seq = entry.base_seq
+
+    def extend(self, end: int) -> bool:
+        if end <= self.end:
+            return False
+        for unit in walk(Window(self.fd, self.path, end), self.end):
+            self._new += [fields_of(f) for f in unit.frames if f.header.kind == Kind.EVENT]
+            self.boundary_us, self.closed, self.commit_seq = unit.commit.boundary_us, unit.commit.closed, unit.seq
+            self.end = unit.end
+        if self.end != end:
+            raise CorruptLog(f"{self.path} at byte {self.end}: {end} bytes were committed, the rest is not there")
+        return True
+
+    @property
+    def entries(self) -> Entries:
+        if self._new:
+            self._entries = np.concatenate([self._entries, make_entries(self._new)])
+            self._new = []
+        return self._entries
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+class LogReader:
+    """One branch as it grows. `refresh` looks for more; everything else answers from what was seen then."""
+
+    def __init__(self, folder: Path, user_schema: pa.Schema, bucket_us: int) -> None:
+        self.folder, self.bucket_us = folder, bucket_us
+        self.stored = stored_schema(user_schema)
+        self.boundary_us = BEGINNING_US
+        self.closed = False
+        self.wall_us = 0
+        self._manifest: Manifest | None = None
+        self._manifest_fd = -1
+        self._active: _Active | None = None
+        self._tail: TailReader | None = None
+        self._sealed: dict[str, Entries] = {}
+        self._files: dict[str, int] = {}
+
+    # -- what is there -----------------------------------------------------------------------------------------------
+
+    def refresh(self) -> bool:
+        """Look for new commits; True if there were any."""
+        changed = False
+        if self._manifest is None or self._superseded():
+            changed = self._reload()
+        if self._active is not None and self._tail is not None:
+            note = self._tail.read()
+            if note is not None and note.base_seq == self._active.entry.base_seq:
+                self.wall_us = max(self.wall_us, note.wall_us)
+                changed |= self._advance(note.offset)
+        return changed
+
+    def _advance(self, end: int) -> bool:
+        assert self._active is not None
+        if not self._active.extend(end):
+            return False
+        self.boundary_us = max(self.boundary_us, self._active.boundary_us)
+        self.closed |= self._active.closed
+        return True
+
+    def _superseded(self) -> bool:
+        assert self._manifest is not None
+        return (
+            os.path.exists(manifest_path(self.folder, self._manifest.version + 1))
+            or os.fstat(self._manifest_fd).st_nlink == 0
+        )
+
+    def _reload(self) -> bool:
+        while True:
+            manifest = load_manifest(self.folder)
+            if manifest is None:
+                return False
+            with contextlib.suppress(FileNotFoundError):
+                fd = os.open(manifest_path(self.folder, manifest.version), os.O_RDONLY | os.O_CLOEXEC)
+                break
+        if self._manifest_fd >= 0:
+            os.close(self._manifest_fd)
+        self._manifest, self._manifest_fd = manifest, fd
+        if not manifest.segments:
+            return False
+        last = manifest.segments[-1]
+        before = self._active
+        if before is None or before.entry.name != last.name:
+            self._active = _Active(self.folder, last)
+            if before is not None:
+                before.close()
+        else:
+            before.entry = last
+        if self._tail is not None:
+            self._tail.close()
+        self._tail = TailReader(self.folder, last.epoch)
+        if last.length is not None:
+            self._advance(last.length)
+        elif not self._writer_lives(last.epoch):
+            self._advance_unattended()
+        return True
+
+    def _writer_lives(self, epoch: int) -> bool:
+        try:
+            fd = os.open(tail_path(self.folder, epoch), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    def _advance_unattended(self) -> None:
+        """Rule 1: the writer is dead and its last note may be lost; its whole units count as soon as they are durable.
+
+        The next writer decides by the same rule, so both see the same units.
+        """
+        assert self._active is not None
+        found = recover(self._active.fd, self._active.path, os.fstat(self._active.fd).st_size)
+        os.fdatasync(self._active.fd)
+        self._advance(found.end)
+
+    @property
+    def closed_until_us(self) -> int:
+        """Every bucket that ends here or before is complete. For a closed stream: the end of its last bucket."""
+        if self.boundary_us < END_OF_TIME_US:
+            return closed_until(self.boundary_us, self.bucket_us) if self.boundary_us > BEGINNING_US else BEGINNING_US
+        last = self.stime_max_us
+        return BEGINNING_US if last is None else closed_until(last, self.bucket_us) + self.bucket_us
+
+    @property
+    def segments(self) -> tuple[SegmentEntry, ...]:
+        """Segments that retention has left, oldest first."""
+        if self._manifest is None:
+            return ()
+        first = read_head(self.folder).first_base_seq
+        return tuple(s for s in self._manifest.segments if s.base_seq >= first)
+
+    @property
+    def stime_max_us(self) -> int | None:
+        found = [s.stime_max_us for s in self.segments if s.stime_max_us is not None]
+        if self._active is not None and len(self._active.entries):
+            found.append(int(self._active.entries["stime_max_us"].max()))
+        return max(found, default=None)
+
+    @property
+    def stime_min_us(self) -> int | None:
+        found = [s.stime_min_us for s in self.segments if s.stime_min_us is not None]
+        if self._active is not None and len(self._active.entries):
+            found.append(int(self._active.entries["stime_min_us"].min()))
+        return min(found, default=None)
+
+    @property
+    def rows(self) -> int:
+        sealed = sum(s.rows for s in self.segments[:-1])
+        return sealed + (int(self._active.entries["rows"].sum()) if self._active is not None else 0)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(s.length or 0 for s in self.segments[:-1]) + (self._active.end if self._active else 0)
+
+    def extents(self, start_us: int, end_us: int) -> list[Extent]:
+        """Events with tuples in [start, end), in order (rule 3). Segments outside the range are not opened."""
+        removed = read_head(self.folder).removed_until_us
+        if start_us < removed and start_us > BEGINNING_US:
+            raise Removed(
+                f"{self.folder.parent.name}: tuples before {instant_text(removed)} were removed by retention; "
+                f"asked for {instant_text(start_us)}; start at {instant_text(removed)} or at the beginning"
+            )
+        found: list[Extent] = []
+        for segment in self.segments:
+            entries = self._entries(segment, start_us, end_us)
+            if entries is None:
+                continue
+            mask = (entries["stime_max_us"] >= start_us) & (entries["stime_min_us"] < end_us)
+            found += [Extent(segment.name, Fields(*row)) for row in entries[mask].tolist()]
+        found.sort(key=lambda e: (e.fields.bucket, e.fields.first_tuple_id))
+        return found
+
+    def _entries(self, segment: SegmentEntry, start_us: int, end_us: int) -> Entries | None:
+        if self._active is not None and segment.name == self._active.entry.name:
+            return self._active.entries
+        if segment.stime_min_us is None or segment.stime_max_us is None:
+            return None
+        if segment.stime_max_us < start_us or segment.stime_min_us >= end_us:
+            return None
+        if segment.name not in self._sealed:
+            assert segment.length is not None
+            self._sealed[segment.name] = load_entries(self.folder / segment.name, segment.length)
+        return self._sealed[segment.name]
+
+    # -- tuples ------------------------------------------------------------------------------------------------------
+
+    def read(self, extent: Extent) -> pa.RecordBatch:
+        """The tuples of one event as stored: stime and the user's columns, in tuple_id order."""
+        f = extent.fields
+        fd = self._files.get(extent.segment)
+        if fd is None:
+            fd = self._files[extent.segment] = self._open(extent.segment)
+        raw = os.pread(fd, padded(f.length), f.offset + HEADER_SIZE)
+        return decode_body(raw, f, self.stored, f"{self.folder / extent.segment} at byte {f.offset}")
+
+    def _open(self, segment: str) -> int:
+        try:
+            return os.open(self.folder / segment, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise Removed(
+                f"{self.folder / segment}: the segment was removed by retention while it was being read; "
+                f"acknowledge positions (name the subscriber) so that retention waits for you"
+            ) from None
+
+    def scan(self, start_us: int, end_us: int) -> Iterator[tuple[Fields, pa.RecordBatch]]:
+        """Events in [start, end) with their tuples, cut at the ends of the range."""
+        for extent in self.extents(start_us, end_us):
+            yield from cut(extent.fields, self.read(extent), start_us, end_us)
+
+    def close(self) -> None:
+        for fd in self._files.values():
+            os.close(fd)
+        self._files = {}
+        if self._active is not None:
+            self._active.close()
+        if self._tail is not None:
+            self._tail.close()
+        if self._manifest_fd >= 0:
+            os.close(self._manifest_fd)
+        self._active, self._tail, self._manifest_fd, self._manifest = None, None, -1, None
+
+
+def decode_body(raw: bytes, fields: Fields, stored: pa.Schema, where: str) -> pa.RecordBatch:
+    """An event's tuples from its padded body, checksum first (rule 4)."""
+    if len(raw) != padded(fields.length) or crc32c(raw) != fields.body_crc:
+        raise CorruptLog(f"{where}: the body of the event does not match its checksum; run `holdfast verify`")
+    try:
+        return pa.ipc.read_record_batch(pa.py_buffer(raw), stored)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise CorruptLog(f"{where}: the event does not fit the stream's schema ({error})") from error
+
+
+def cut(fields: Fields, batch: pa.RecordBatch, start_us: int, end_us: int) -> Iterator[tuple[Fields, pa.RecordBatch]]:
+    """The tuples of an event within [start, end), as runs of consecutive tuple ids (usually one, the whole)."""
+    if start_us <= fields.stime_min_us and fields.stime_max_us < end_us:
+        yield fields, batch
+        return
+    stimes = batch.column(0).cast(pa.int64()).to_numpy(zero_copy_only=False)
+    inside = np.flatnonzero((stimes >= start_us) & (stimes < end_us))
+    for run in np.split(inside, np.flatnonzero(np.diff(inside) > 1) + 1):
+        if len(run):
+            first, rows = int(run[0]), len(run)
+            part = batch.slice(first, rows)
+            yield fields._replace(rows=rows, first_tuple_id=fields.first_tuple_id + first), part
+
+
+def with_header(fields: Fields, batch: pa.RecordBatch, kind: TupleType, schema: pa.Schema) -> pa.RecordBatch:
+    """The tuples as a reader sees them: type and id before stime and the user's columns."""
+    rows = batch.num_rows
+    types = pa.array(np.full(rows, int(kind), np.int8))
+    ids = pa.array(np.arange(fields.first_tuple_id, fields.first_tuple_id + rows, dtype=np.int64))
+    return pa.RecordBatch.from_arrays([types, ids, *batch.columns], schema=schema)

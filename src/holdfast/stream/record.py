@@ -1,0 +1,58 @@
+"""What commit and state frames say. MessagePack arrays: later versions append fields, older readers ignore them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.model.errors import CorruptLog
+from holdfast.model.time import BEGINNING_US
+
+
+class Commit(msgspec.Struct, array_like=True, frozen=True):
+    """Closes one atomic unit of the log."""
+
+    boundary_us: int
+    """No later tuple has a smaller stime (D10)."""
+    wall_us: int
+    """The writer's clock, for retention by age only."""
+    next_tuple_id: int
+    unit_bytes: int
+    """Bytes of the frames that this commit covers, its own excluded."""
+    closed: bool = False
+    """The stream ended here."""
+    tokens: dict[str, int] = {}
+    """Last sequence number per producer in this unit: what makes a retry harmless."""
+
+
+class State(msgspec.Struct, array_like=True, frozen=True):
+    """All that a writer needs from the segments before this one."""
+
+    commit_seq: int = 0
+    boundary_us: int = BEGINNING_US
+    next_tuple_id: int = 1
+    closed: bool = False
+    tokens: dict[str, int] = {}
+    wall_us: int = 0
+
+    def after(self, seq: int, commit: Commit) -> State:
+        return State(seq, commit.boundary_us, commit.next_tuple_id, commit.closed,
+                     {**self.tokens, **commit.tokens} if commit.tokens else self.tokens, commit.wall_us)  # fmt: skip
+
+
+encode = msgspec.msgpack.Encoder().encode
+_commit = msgspec.msgpack.Decoder(Commit)
+_state = msgspec.msgpack.Decoder(State)
+
+
+def decode_commit(body: bytes, where: str) -> Commit:
+    try:
+        return _commit.decode(body)
+    except msgspec.MsgspecError as error:
+        raise CorruptLog(f"{where}: unreadable commit record ({error}); run `holdfast repair`") from error
+
+
+def decode_state(body: bytes, where: str) -> State:
+    try:
+        return _state.decode(body)
+    except msgspec.MsgspecError as error:
+        raise CorruptLog(f"{where}: unreadable state record ({error}); run `holdfast repair`") from error

@@ -1,0 +1,103 @@
+"""What callers hand in, turned into record batches of the stored schema.
+
+Rows are mappings or sequences in column order; tables are Arrow or pandas. A row that does not fit is refused by name;
+nothing is guessed or truncated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+
+from holdfast.model.errors import SchemaError
+from holdfast.model.schema import STIME_TYPE, schema_text
+
+Row = Mapping[str, Any] | Sequence[Any]
+
+
+def columns_of(rows: Sequence[Row], schema: pa.Schema, stream: str) -> list[pa.Array]:
+    """The rows' values as one Arrow array per column of `schema`."""
+    names = schema.names
+    width = len(names)
+    values: list[tuple[Any, ...]] = []
+    for row in rows:
+        if isinstance(row, Mapping):
+            if row.keys() - set(names):
+                extra = ", ".join(sorted(map(str, row.keys() - set(names))))
+                raise SchemaError(
+                    f"stream {stream}: a row must have the columns ({schema_text(schema)}); got also {extra}"
+                )
+            values.append(tuple(row.get(n) for n in names))
+        elif isinstance(row, str | bytes) or not isinstance(row, Sequence) or len(row) != width:
+            raise SchemaError(f"stream {stream}: a row must have the columns ({schema_text(schema)}); got {row!r:.120}")
+        else:
+            values.append(tuple(row))
+    return [_array(field, [v[i] for v in values], stream) for i, field in enumerate(schema)]
+
+
+def _array(field: pa.Field, values: list[Any], stream: str) -> pa.Array:
+    try:
+        array = pa.array(values, type=field.type)
+    except (
+        pa.ArrowInvalid,
+        pa.ArrowTypeError,
+        pa.ArrowNotImplementedError,
+        OverflowError,
+        ValueError,
+        TypeError,
+    ) as error:
+        raise SchemaError(f"stream {stream}: column {field.name!r} must be {field.type}; {error}") from None
+    if not field.nullable and array.null_count:
+        raise SchemaError(f"stream {stream}: column {field.name!r} must not be null; got {array.null_count} nulls")
+    return array
+
+
+def table_batch(data: Any, schema: pa.Schema, stream: str) -> pa.RecordBatch:
+    """One batch with exactly the columns of `schema`, from an Arrow table or batch or a pandas frame."""
+    try:
+        if isinstance(data, pd.DataFrame):
+            data = pa.Table.from_pandas(data, preserve_index=False)
+        if isinstance(data, pa.RecordBatch):
+            data = pa.Table.from_batches([data])
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise SchemaError(f"stream {stream}: the frame cannot become Arrow: {error}") from None
+    if not isinstance(data, pa.Table):
+        raise SchemaError(f"stream {stream}: a batch must be Arrow or pandas; got {type(data).__name__}")
+    if set(data.column_names) != set(schema.names):
+        raise SchemaError(
+            f"stream {stream}: a batch must have the columns ({schema_text(schema)}); got ({schema_text(data.schema)})"
+        )
+    columns = []
+    for field in schema:
+        try:
+            column = data.column(field.name).cast(field.type).combine_chunks()
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise SchemaError(f"stream {stream}: column {field.name!r} must be {field.type}; {error}") from None
+        if isinstance(column, pa.ChunkedArray):
+            column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], field.type)
+        if not field.nullable and column.null_count:
+            raise SchemaError(f"stream {stream}: column {field.name!r} must not be null; got {column.null_count} nulls")
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+#: Microseconds per unit of an integer column that serves as stime.
+UNITS_US = {"s": 1_000_000, "ms": 1_000, "us": 1}
+
+
+def stimes_of(column: pa.Array, unit: str, stream: str) -> npt.NDArray[np.int64]:
+    """A user's time column as microseconds."""
+    if column.null_count:
+        raise SchemaError(
+            f"stream {stream}: the column that gives stime must not be null; got {column.null_count} nulls"
+        )
+    if pa.types.is_timestamp(column.type):
+        return np.asarray(column.cast(STIME_TYPE, safe=False).cast(pa.int64()))
+    if pa.types.is_integer(column.type):
+        return np.asarray(column.cast(pa.int64())) * UNITS_US[unit]
+    raise SchemaError(f"stream {stream}: the column that gives stime must be timestamp or integer; got {column.type}")

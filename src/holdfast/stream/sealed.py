@@ -1,0 +1,31 @@
+"""Small files: JSON for people, followed by a line with its CRC32C, so that damage is noticed before it is believed."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.model.errors import CorruptLog
+from holdfast.stream.frame import FORMAT_VERSION, crc32c
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def seal(value: msgspec.Struct) -> bytes:
+    text = msgspec.json.format(msgspec.json.encode(value), indent=1)
+    return text + b"\n%08x\n" % crc32c(text)
+
+
+def unseal(data: bytes, kind: type[T], where: str) -> T:
+    """The value that was sealed; `CorruptLog` if a bit is wrong or the format is not ours."""
+    text, _, crc = data[:-1].rpartition(b"\n")
+    if data[-1:] != b"\n" or crc != b"%08x" % crc32c(text):
+        raise CorruptLog(f"{where}: the file does not match its checksum; run `holdfast repair`")
+    try:
+        value = msgspec.json.decode(text, type=kind)
+    except msgspec.MsgspecError as error:
+        raise CorruptLog(f"{where}: the file is unreadable ({error}); run `holdfast repair`") from error
+    if value.format != FORMAT_VERSION:  # type: ignore[attr-defined]
+        raise CorruptLog(f"{where}: the file has another format than {FORMAT_VERSION}; upgrade Holdfast")
+    return value

@@ -1,0 +1,167 @@
+"""Walking over a segment's frames.
+
+`walk` yields whole committed units; `recover` also decides whether what it cannot read is the torn end of the last
+write, which is cut (L3), or damage to something acknowledged, which is reported (L4).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.model.errors import CorruptLog
+from holdfast.stream.frame import ALIGNMENT, FILE_HEADER_SIZE, HEADER_SIZE, Header, Kind, crc32c, decode_header, padded
+from holdfast.stream.record import Commit, State, decode_commit, decode_state
+
+#: Large enough to amortise a system call over many small frames, small enough not to read large bodies for their
+#: headers.
+_CHUNK = 1 << 16
+
+
+class Frame(NamedTuple):
+    """A header and the place where it stands in its segment."""
+
+    offset: int
+    header: Header
+
+    @property
+    def body_offset(self) -> int:
+        return self.offset + HEADER_SIZE
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.header.size
+
+
+class Unit(NamedTuple):
+    """The frames of one commit."""
+
+    frames: list[Frame]
+    commit: Commit
+    seq: int
+    end: int
+
+
+class Window:
+    """Reads ahead in chunks, so that many small frames cost few system calls."""
+
+    def __init__(self, fd: int, path: Path, end: int) -> None:
+        self.fd, self.path, self.end = fd, path, end
+        self._start, self._data = 0, b""
+
+    def take(self, offset: int, length: int) -> bytes:
+        at = offset - self._start
+        if at < 0 or at + length > len(self._data):
+            want = min(max(length, _CHUNK), self.end - offset)
+            self._data = os.pread(self.fd, want, offset) if want > 0 else b""
+            self._start, at = offset, 0
+        return self._data[at : at + length]
+
+
+def read_body(window: Window, frame: Frame) -> bytes:
+    """The frame's body, refused before anyone decodes it if a bit is wrong (L4)."""
+    h = frame.header
+    raw = window.take(frame.body_offset, padded(h.length))
+    if len(raw) != padded(h.length) or crc32c(raw) != h.body_crc:
+        raise CorruptLog(f"{window.path} at byte {frame.offset}: the body of the frame does not match its checksum")
+    return raw[: h.length]
+
+
+def walk(window: Window, start: int, *, bodies: bool = False) -> Iterator[Unit]:
+    """Committed units from `start` on. Ends quietly at the window's end or at clean zeros, if a unit ended there.
+
+    Headers are always checked, bodies only if asked; commits always, since they are read.
+    """
+    frames: list[Frame] = []
+    offset = start
+    while True:
+        where = f"{window.path} at byte {offset}"
+        raw = window.take(offset, HEADER_SIZE)
+        header = decode_header(raw, 0, where) if len(raw) == HEADER_SIZE else None
+        if header is None:
+            if frames or 0 < len(raw) < HEADER_SIZE:
+                raise CorruptLog(f"{where}: a unit begins but does not end with its commit; run `holdfast repair`")
+            return
+        frame = Frame(offset, header)
+        offset = frame.end
+        if header.kind == Kind.COMMIT:
+            commit = decode_commit(read_body(window, frame), where)
+            if commit.unit_bytes != frame.offset - (frames[0].offset if frames else frame.offset):
+                raise CorruptLog(f"{where}: the commit covers other bytes than those before it; run `holdfast repair`")
+            yield Unit(frames, commit, header.commit_seq, offset)
+            frames = []
+        else:
+            if bodies:
+                read_body(window, frame)
+            frames.append(frame)
+
+
+class Extent:
+    """Rows and the range of stime of a segment, summed up while walking."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.stime_min_us: int | None = None
+        self.stime_max_us: int | None = None
+
+    def add(self, rows: int, low: int, high: int) -> None:
+        self.rows += rows
+        self.stime_min_us = low if self.stime_min_us is None else min(low, self.stime_min_us)
+        self.stime_max_us = high if self.stime_max_us is None else max(high, self.stime_max_us)
+
+
+class Recovered(NamedTuple):
+    """What a walk over a segment with an uncertain end found."""
+
+    state: State
+    end: int
+    """Where the last whole unit ends."""
+    extent: Extent
+    pending: tuple[int, bytes]
+    """Rows and body of the newest pending frame."""
+    problem: str | None
+    """Why the walk stopped, if it was not at clean zeros or the end of the file."""
+    rot: bool
+    """Something valid and later stands behind the problem: this is damage, not the torn end of the last write."""
+
+
+def recover(fd: int, path: Path, end: int, *, seq_max: int | None = None, bodies: bool = True) -> Recovered:
+    """Every whole unit up to the first thing that is not one.
+
+    `seq_max` bounds the sequence numbers that count: what a fenced writer added behind its successor's back does not.
+    """
+    window = Window(fd, path, end)
+    state, good, extent = State(), FILE_HEADER_SIZE, Extent()
+    pending = (0, b"")
+    try:
+        for unit in walk(window, FILE_HEADER_SIZE, bodies=bodies):
+            if seq_max is not None and unit.seq > seq_max:
+                break
+            for frame in unit.frames:
+                if frame.header.kind == Kind.STATE:
+                    state = decode_state(read_body(window, frame), str(path))
+                elif frame.header.kind == Kind.PENDING:
+                    pending = (frame.header.rows, read_body(window, frame))
+                elif frame.header.kind == Kind.EVENT:
+                    extent.add(frame.header.rows, frame.header.stime_min_us, frame.header.stime_max_us)
+            state = state.after(unit.seq, unit.commit)
+            good = unit.end
+    except CorruptLog as error:
+        rot = _later_unit_follows(window, good, state.commit_seq)
+        return Recovered(state, good, extent, pending, str(error), rot)
+    return Recovered(state, good, extent, pending, None, False)
+
+
+def _later_unit_follows(window: Window, offset: int, seq: int) -> bool:
+    """Is there a frame of the unit after the next one? A writer begins a unit only when the one before is durable."""
+    while offset + HEADER_SIZE <= window.end:
+        try:
+            header = decode_header(window.take(offset, HEADER_SIZE), 0, "")
+        except CorruptLog:
+            header = None
+        if header is not None and header.commit_seq > seq + 1:
+            return True
+        offset += ALIGNMENT
+    return False

@@ -1,0 +1,152 @@
+"""The store: a folder of streams, and the way in to everything one can do with a stream."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any
+
+from holdfast.clock import Clock, now_us
+from holdfast.model.errors import StorageError, UnknownStream, UsageError
+from holdfast.model.names import check_name, contained
+from holdfast.model.schema import SchemaLike
+from holdfast.stream.acks import Acknowledged, forget, read_acks
+from holdfast.stream.branch import BranchRoot, branch_writer, create_branch, drop_branch, find_branch
+from holdfast.stream.definition import Definition, Retention, define
+from holdfast.stream.disk import Disk, storage_error
+from holdfast.stream.producer import Producer
+from holdfast.stream.reader import LogReader
+from holdfast.stream.retention import Removal, retain
+from holdfast.stream.sealed import seal, unseal
+from holdfast.stream.subscriber import Subscriber
+from holdfast.stream.writer import LogWriter
+
+
+class Stream:
+    """One named stream: what it is, and what can be done with it."""
+
+    def __init__(self, folder: Path, definition: Definition, disk: Disk, clock: Clock) -> None:
+        self.folder, self.definition, self._disk, self._clock = folder, definition, disk, clock
+
+    @property
+    def name(self) -> str:
+        return self.definition.name
+
+    def writer(self, *, takeover: bool = False, owner: str | None = None) -> LogWriter:
+        """The raw writer of the main branch; most callers want `producer`."""
+        age = self.definition.retention.age_us
+        return LogWriter.open(
+            self.folder / "main", self.definition.id_bytes, now_us=self._clock(), owner=owner, takeover=takeover,
+            disk=self._disk, segment_bytes=self.definition.segment_bytes,
+            # A stream kept for a day gives up its oldest quarter day at a time.
+            segment_age_us=None if age is None else max(age // 4, 1),
+        )  # fmt: skip
+
+    def producer(self, *, takeover: bool = False, **options: Any) -> Producer:
+        """Open the stream for writing; see `Producer` for the options."""
+        writer = self.writer(takeover=takeover)
+        try:
+            return Producer(self.definition, writer, clock=self._clock, **options)
+        except BaseException:
+            writer.release(self._clock())
+            raise
+
+    def subscribe(self, **options: Any) -> Subscriber:
+        """Read the stream from any point; see `Subscriber` for the options."""
+        return Subscriber(self.folder, self.definition, **options)
+
+    def reader(self) -> LogReader:
+        reader = LogReader(self.folder / "main", self.definition.schema, self.definition.bucket_us)
+        reader.refresh()
+        return reader
+
+    def retain(self, policy: Retention | None = None) -> Removal:
+        return retain(self.folder / "main", self.definition, self._clock(), disk=self._disk, policy=policy)
+
+    def acks(self) -> dict[str, Acknowledged]:
+        return read_acks(self.folder)
+
+    def forget(self, subscriber: str) -> None:
+        forget(self.folder, subscriber, self._disk)
+
+    def branch(self) -> BranchRoot | None:
+        return find_branch(self.folder)
+
+    def create_branch(self, root_us: int) -> BranchRoot:
+        return create_branch(self.folder, self.definition, root_us, self._clock())
+
+    def branch_writer(self, *, takeover: bool = False) -> LogWriter:
+        return branch_writer(self.folder, self.definition, self._clock(), takeover=takeover)
+
+    def drop_branch(self) -> bool:
+        return drop_branch(self.folder)
+
+
+class StreamStore:
+    """All streams below one folder.
+
+    >>> store = StreamStore("/tmp/streams")                                    # doctest: +SKIP
+    >>> store.create("monitor1", "source string, bytes bigint", bucket="1s")   # doctest: +SKIP
+    """
+
+    def __init__(self, root: str | os.PathLike[str], *, disk: Disk | None = None, clock: Clock = now_us) -> None:
+        self.root = Path(root).absolute()
+        self._disk, self._clock = disk or Disk(), clock
+
+    def create(self, name: str, schema: SchemaLike, *, exist_ok: bool = False, **options: Any) -> Stream:
+        """Declare a stream; see `definition.define` for the options. Whole or not at all, also after a crash."""
+        folder = contained(self.root, check_name(name))
+        definition = define(name, schema, id=uuid.uuid4().hex, now_us=self._clock(), **options)
+        if folder.exists():
+            present = self.open(name)
+            if exist_ok and present.definition.schema.equals(definition.schema):
+                return present
+            raise UsageError(
+                f"stream {name} exists already with columns ({present.definition.columns}); "
+                f"choose another name or delete it first"
+            )
+        staging = self.root / f".creating-{definition.id}"
+        self._disk.make_dir(staging / "main")
+        try:
+            self._disk.replace_file(staging / "stream", seal(definition))
+            os.rename(staging, folder)
+        except OSError as error:
+            raise storage_error("create", folder, error) from error
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+        self._disk.sync_dir(self.root)
+        return Stream(folder, definition, self._disk, self._clock)
+
+    def open(self, name: str) -> Stream:
+        """The stream of that name."""
+        folder = contained(self.root, check_name(name))
+        path = folder / "stream"
+        try:
+            definition = unseal(path.read_bytes(), Definition, str(path))
+        except FileNotFoundError:
+            known = ", ".join(self.names()) or "none"
+            raise UnknownStream(f"no stream {name!r} below {self.root}; there are: {known}; create it first") from None
+        except OSError as error:
+            raise storage_error("open", path, error) from error
+        return Stream(folder, definition, self._disk, self._clock)
+
+    def names(self) -> list[str]:
+        try:
+            return sorted(p.name for p in self.root.iterdir() if (p / "stream").is_file() and p.name[0] != ".")
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise storage_error("list", self.root, error) from error
+
+    def delete(self, name: str) -> None:
+        """Remove a stream and all it holds; refused while somebody writes to it."""
+        stream = self.open(name)
+        stream.writer().release(self._clock())
+        doomed = self.root / f".deleted-{uuid.uuid4().hex}"
+        try:
+            os.rename(stream.folder, doomed)
+            shutil.rmtree(doomed)
+        except OSError as error:
+            raise StorageError(f"could not remove stream {name} whole: {error}; remove {doomed} by hand") from error

@@ -1,0 +1,184 @@
+"""The client proxy (003 §4.10.1): follows a stream from any point, through history into the live end, without a gap.
+
+Iterating yields Arrow batches (`for batch in subscriber`) or rows (`for row in subscriber.rows()`). Iteration waits
+for more and ends when the stream was closed at its end and everything was delivered; `poll` never waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from holdfast.clock import monotonic_us, now_us, pause
+from holdfast.model.errors import UsageError
+from holdfast.model.schema import STIME_TYPE, reader_schema
+from holdfast.model.time import BEGINNING_US, duration_us, instant_us
+from holdfast.model.tuples import TupleType
+from holdfast.stream.acks import acknowledge
+from holdfast.stream.branch import BranchReader
+from holdfast.stream.definition import Definition
+from holdfast.stream.disk import Disk
+from holdfast.stream.reader import LogReader, with_header
+from holdfast.stream.subscription import BranchView, Range, Step, Subscription
+
+#: A look costs a few microseconds; waiting starts short for latency and grows so that idle readers cost nothing.
+_WAIT_US_MIN, _WAIT_US_MAX = 1_000, 20_000
+
+Start = str | int | float | datetime
+
+
+class Row(NamedTuple):
+    """One tuple for people."""
+
+    type: TupleType
+    id: int
+    stime: datetime | None
+    values: dict[str, Any]
+
+
+class Subscriber:
+    """Reads one stream. Get one from `Stream.subscribe`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        definition: Definition,
+        *,
+        start: Start = "beginning",
+        bucket: int | None = None,
+        end: Start | None = None,
+        tentative: bool = False,
+        boundaries: bool = False,
+        name: str | None = None,
+    ) -> None:
+        self.definition, self.folder, self.name = definition, folder, name
+        self.schema = reader_schema(definition.schema)
+        self._main = LogReader(folder / "main", definition.schema, definition.bucket_us)
+        self._branch = BranchReader(folder, definition) if tentative else None
+        self._boundaries = boundaries
+        self._main.refresh()
+        self._end_us = None if end is None else instant_us(end)
+        self._core = Subscription(self._start_us(start, bucket))
+        self._last_stable_id = 0
+        self._last_stable_stime_us: int | None = None
+
+    def _start_us(self, start: Start, bucket: int | None) -> int:
+        if bucket is not None:
+            return bucket * self.definition.bucket_us
+        if start == "beginning":
+            return BEGINNING_US
+        if start == "live":
+            return self._main.closed_until_us
+        try:
+            return instant_us(start)
+        except UsageError:
+            raise UsageError(
+                f"start must be 'beginning', 'live', or a time such as '2026-03-01T12:00'; got {start!r}"
+            ) from None
+
+    @property
+    def position_us(self) -> int:
+        """Everything stable before this stime was delivered."""
+        return self._core.stable_until_us
+
+    @property
+    def finished(self) -> bool:
+        """Nothing can follow: the stream is closed, or the end that was asked for is reached."""
+        if self._core.tentative_until_us is not None:
+            return False
+        if self._end_us is not None and self.position_us >= self._end_us:
+            return True
+        return self._main.closed and self.position_us >= self._main.closed_until_us
+
+    def poll(self) -> Iterator[pa.RecordBatch]:
+        """What is there now, without waiting."""
+        self._main.refresh()
+        until = self._main.closed_until_us
+        if self._end_us is not None:
+            until = min(until, self._end_us)
+        before = self.position_us
+        for step in self._core.advance(until, self._branch_view()):
+            yield from self._take(step)
+        if self._boundaries and self.position_us > before:
+            yield self._control(TupleType.BOUNDARY, 0, self.position_us)
+
+    def _branch_view(self) -> BranchView | None:
+        root = self._branch.refresh() if self._branch is not None else None
+        if self._branch is None or root is None or self._branch.log is None:
+            return None
+        return BranchView(root.id, root.root_us, self._branch.log.closed_until_us)
+
+    def _take(self, step: Step) -> Iterator[pa.RecordBatch]:
+        if step == "UNDO":
+            yield self._control(TupleType.UNDO, self._last_stable_id, self._last_stable_stime_us)
+        elif step == "REC_DONE":
+            yield self._control(TupleType.REC_DONE, 0, None)
+        else:
+            assert isinstance(step, Range)
+            yield from self._tuples(step)
+
+    def _tuples(self, step: Range) -> Iterator[pa.RecordBatch]:
+        stable = step.source == "main"
+        log = self._main if stable else self._branch.log if self._branch is not None else None
+        assert log is not None
+        kind = TupleType.INSERTION if stable else TupleType.TENTATIVE
+        for fields, batch in log.scan(step.start_us, step.end_us):
+            if stable:
+                self._last_stable_id = fields.first_tuple_id + batch.num_rows - 1
+                self._last_stable_stime_us = fields.stime_max_us
+            yield with_header(fields, batch, kind, self.schema)
+
+    def _control(self, kind: TupleType, tuple_id: int, stime_us: int | None) -> pa.RecordBatch:
+        columns = [pa.array([int(kind)], pa.int8()), pa.array([tuple_id], pa.int64()), pa.array([stime_us], STIME_TYPE)]
+        columns += [pa.nulls(1, f.type) for f in self.definition.schema]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self.batches()
+
+    def batches(self, *, timeout: str | int | float | None = None) -> Iterator[pa.RecordBatch]:
+        """Batches as they come; ends at the end of the stream, or when nothing came for `timeout`."""
+        limit = None if timeout is None else duration_us(timeout)
+        wait, quiet_since = _WAIT_US_MIN, monotonic_us()
+        while True:
+            some = False
+            for batch in self.poll():
+                some = True
+                yield batch
+            if self.finished:
+                return
+            if some:
+                wait, quiet_since = _WAIT_US_MIN, monotonic_us()
+                continue
+            if limit is not None and monotonic_us() - quiet_since >= limit:
+                return
+            pause(wait)
+            wait = min(2 * wait, _WAIT_US_MAX)
+
+    def rows(self, *, timeout: str | int | float | None = None) -> Iterator[Row]:
+        """Tuples one by one, for people and small programs."""
+        for batch in self.batches(timeout=timeout):
+            for record in batch.to_pylist():
+                kind, id, stime = TupleType(record.pop("tuple_type")), record.pop("tuple_id"), record.pop("stime")
+                yield Row(kind, id, stime, record if kind in (TupleType.INSERTION, TupleType.TENTATIVE) else {})
+
+    def ack(self) -> None:
+        """Retention may remove what was delivered so far. Only a subscriber with a name can say so."""
+        if self.name is None:
+            raise UsageError("only a named subscriber can acknowledge; give it a name: subscribe(name='dashboard')")
+        acknowledge(self.folder, self.name, self.position_us, now_us(), Disk())
+
+    def close(self) -> None:
+        self._main.close()
+        if self._branch is not None:
+            self._branch.close()
+
+    def __enter__(self) -> Subscriber:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

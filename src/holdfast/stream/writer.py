@@ -1,0 +1,400 @@
+"""The one writer of a branch.
+
+Rules:
+1. A unit (events + boundary + tokens) is one write and one fdatasync; only then is it noted in the tail, acknowledged
+   and thereby visible (L1, L2). There is no second file to sync: the commit frame that ends the unit is the manifest
+   of it.
+2. Whoever opens the branch gets a new epoch by publishing the next manifest. After each fdatasync the writer looks
+   whether it still holds the newest one, and acknowledges nothing if not (L7).
+3. An end that was not closed cleanly is read to its last whole unit, made durable again by writing it once more (after
+   a failed fsync the page cache lies), sealed at that length, and followed by a new segment. Nothing is cut that could
+   have been acknowledged; what was acknowledged and is damaged is reported instead (L3, L4).
+4. After any error the segment is given up at its last durable unit and the next commit begins a new one (L9).
+
+Not thread-safe: `group.GroupCommit` brings callers together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from holdfast.model.errors import CorruptLog, Fenced, LateTuple, StorageError, StreamBusy, UsageError
+from holdfast.model.time import END_OF_TIME_US, instant_text
+from holdfast.stream.disk import Disk, storage_error
+from holdfast.stream.frame import FileHeader, Header, Kind, encode_file_header, encode_frame
+from holdfast.stream.head import read_head
+from holdfast.stream.index import ENTRY, load_entries, write_index
+from holdfast.stream.manifest import Manifest, SegmentEntry, Tenure, load_manifest, manifest_path
+from holdfast.stream.manifest import segment_name as name_of_segment
+from holdfast.stream.record import Commit, State, encode
+from holdfast.stream.sealed import seal
+from holdfast.stream.segment import Extent, Recovered, recover
+from holdfast.stream.tail import TailReader, TailWriter, tail_path
+
+#: Big enough that rolling (a few fsyncs) is rare at full disk speed, small enough that retention has a fine grain.
+SEGMENT_BYTES = 128 << 20
+_SEGMENT_FILE = re.compile(r"\d{16}-\d{8}\.(seg|idx)")
+
+
+class Event(NamedTuple):
+    """Tuples of one bucket and one partition, encoded."""
+
+    bucket: int
+    partition: int
+    rows: int
+    stime_min_us: int
+    stime_max_us: int
+    body: bytes
+
+
+class LogWriter:
+    """Appends units to one branch. Open with `LogWriter.open`."""
+
+    def __init__(
+        self, folder: Path, stream_id: bytes, owner: str, disk: Disk, segment_bytes: int, segment_age_us: int | None
+    ) -> None:
+        self.folder, self.stream_id, self.owner, self.disk = folder, stream_id, owner, disk
+        self.segment_bytes, self.segment_age_us = segment_bytes, segment_age_us
+        self.state = State()
+        self.pending: bytes = b""
+        self.pending_rows = 0
+        self._tenure: Tenure
+        self._tail: TailWriter
+        self._fd = -1
+        self._path = folder
+        self._offset = 0
+        self._base_seq = 0
+        self._begun_us = 0
+        self._extent = Extent()
+        self._index = bytearray()
+        self._broken = False
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        stream_id: bytes,
+        *,
+        now_us: int,
+        owner: str | None = None,
+        takeover: bool = False,
+        disk: Disk | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
+        segment_age_us: int | None = None,
+    ) -> LogWriter:
+        """Take the next epoch of the branch in `folder`.
+
+        A living writer is respected (`StreamBusy`) unless `takeover` says that it must be fenced.
+        """
+        owner = owner or f"{socket.gethostname()}:{os.getpid()}"
+        writer = cls(folder, stream_id, owner, disk or Disk(), segment_bytes, segment_age_us)
+        writer.disk.make_dir(folder)
+        try:
+            writer._take_over(now_us, takeover)
+        except OSError as error:
+            raise storage_error("open", folder, error) from error
+        return writer
+
+    @property
+    def epoch(self) -> int:
+        return self._tenure.manifest.epoch
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in all segments that retention has left."""
+        first = read_head(self.folder).first_base_seq
+        return sum(s.length or 0 for s in self.segments if s.base_seq >= first) + self._offset
+
+    @property
+    def segments(self) -> tuple[SegmentEntry, ...]:
+        return self._tenure.manifest.segments
+
+    # -- appending ---------------------------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        events: Sequence[Event],
+        *,
+        now_us: int,
+        boundary_us: int | None = None,
+        tokens: Mapping[str, int] | None = None,
+        closed: bool = False,
+        pending: tuple[int, bytes] | None = None,
+    ) -> State:
+        """Append one unit; return when it is durable. Events get consecutive tuple ids in the order given."""
+        state = self.state
+        if state.closed and (events or closed):
+            raise UsageError(f"{self.folder}: the stream was closed at its end; create a new stream for more tuples")
+        boundary = max(state.boundary_us, boundary_us if boundary_us is not None else state.boundary_us)
+        if closed:
+            boundary = END_OF_TIME_US
+        for event in events:
+            if event.stime_min_us < state.boundary_us:
+                raise LateTuple(
+                    f"{self.folder}: a tuple at {instant_text(event.stime_min_us)} comes after the boundary "
+                    f"{instant_text(state.boundary_us)} was promised; declare more slack or send it elsewhere"
+                )
+        old = self.segment_age_us is not None and now_us - self._begun_us >= self.segment_age_us and self._extent.rows
+        if self._broken or old or self._offset >= self.segment_bytes:
+            self._roll(now_us)
+        if pending is not None:
+            self.pending_rows, self.pending = pending
+        return self._append(events, boundary, now_us, dict(tokens or {}), closed, pending is not None)
+
+    def beat(self, now_us: int) -> None:
+        """Show readers that the writer is alive, without touching the log."""
+        if not self._broken:
+            self._note(now_us)
+
+    def _append(
+        self, events: Sequence[Event], boundary: int, now_us: int, tokens: dict[str, int], closed: bool, pending: bool
+    ) -> State:
+        parts: list[bytes] = []
+        entries: list[tuple[int, ...]] = []
+        seq, next_id, start = self.state.commit_seq + 1, self.state.next_tuple_id, self._offset
+        offset = start
+        for e in events:
+            header = Header(Kind.EVENT, 0, e.partition, e.rows, e.bucket, next_id, e.stime_min_us, e.stime_max_us, 0,
+                            self.epoch, seq)  # fmt: skip
+            frame = encode_frame(header, e.body)
+            entries.append((e.bucket, offset, len(e.body), e.rows, next_id, e.stime_min_us, e.stime_max_us,
+                            int.from_bytes(frame[0][48:52], "little"), e.partition, 0))  # fmt: skip
+            parts += frame
+            offset += sum(map(len, frame))
+            next_id += e.rows
+        if pending:
+            frame = encode_frame(Header(Kind.PENDING, 0, rows=self.pending_rows, epoch=self.epoch, commit_seq=seq),
+                                 self.pending)  # fmt: skip
+            parts += frame
+            offset += sum(map(len, frame))
+        commit = Commit(boundary, now_us, next_id, offset - start, closed or self.state.closed, tokens)
+        parts += encode_frame(Header(Kind.COMMIT, 0, epoch=self.epoch, commit_seq=seq), encode(commit))
+        self._write(start, parts)
+        self.state = self.state.after(seq, commit)
+        if entries:
+            self._index += np.array(entries, ENTRY).tobytes()
+            for e in events:
+                self._extent.add(e.rows, e.stime_min_us, e.stime_max_us)
+        self._note(now_us)
+        return self.state
+
+    def _write(self, start: int, parts: Sequence[bytes]) -> None:
+        """Rule 1 and rule 2: write, sync, look whether we may still speak; only then the unit counts."""
+        try:
+            written = self.disk.write(self._fd, self._path, start, parts)
+            self.disk.sync(self._fd, self._path)
+        except BaseException:
+            self._broken = True
+            raise
+        if not self._tenure.valid():
+            self._broken = True
+            raise self._tenure.fenced()
+        self._offset = start + written
+
+    def _note(self, now_us: int) -> None:
+        self._tail.note(self._base_seq, self._offset, self.state.commit_seq, self.state.boundary_us, now_us)
+
+    # -- segments ----------------------------------------------------------------------------------------------------
+
+    def _roll(self, now_us: int) -> None:
+        """Seal the segment at its last durable unit and go on in a new one."""
+        if not self._tenure.valid():
+            raise self._tenure.fenced()
+        old_path, old_fd, old_length, index = self._path, self._fd, self._offset, bytes(self._index)
+        sealed = self._sealed_entry(now_us)
+        self._begin_segment(now_us, (*self._tenure.manifest.segments[:-1], sealed))
+        with contextlib.suppress(StorageError):
+            self.disk.truncate(old_fd, old_path, old_length)
+            write_index(old_path, np.frombuffer(index, ENTRY), old_length, self.disk)
+        os.close(old_fd)
+
+    def _sealed_entry(self, now_us: int) -> SegmentEntry:
+        last = self._tenure.manifest.segments[-1]
+        return SegmentEntry(last.name, last.base_seq, last.epoch, self._offset, self._extent.rows,
+                            self._extent.stime_min_us, self._extent.stime_max_us, now_us)  # fmt: skip
+
+    def _begin_segment(self, now_us: int, before: tuple[SegmentEntry, ...]) -> None:
+        """Create a segment that knows all it needs, then let the manifest name it."""
+        base, epoch = self.state.commit_seq, self.epoch
+        path = self.folder / name_of_segment(base, epoch)
+        self.disk.unlink(path)  # Left over from a roll of ours that failed half-way; nobody else uses our epoch.
+        fd = self.disk.create(path)
+        try:
+            parts = [encode_file_header(FileHeader(epoch, now_us, base, self.stream_id))]
+            first = len(parts[0])
+            seq = base + 1
+            parts += encode_frame(Header(Kind.STATE, 0, epoch=epoch, commit_seq=seq), encode(self.state))
+            if self.pending_rows:
+                parts += encode_frame(Header(Kind.PENDING, 0, rows=self.pending_rows, epoch=epoch, commit_seq=seq),
+                                      self.pending)  # fmt: skip
+            commit = Commit(self.state.boundary_us, now_us, self.state.next_tuple_id, sum(map(len, parts)) - first,
+                            self.state.closed)  # fmt: skip
+            parts += encode_frame(Header(Kind.COMMIT, 0, epoch=epoch, commit_seq=seq), encode(commit))
+            length = self.disk.write(fd, path, 0, parts)
+            self.disk.sync(fd, path)
+            manifest = self._tenure.manifest
+            entry = SegmentEntry(path.name, base, epoch)
+            head = read_head(self.folder)
+            before = tuple(s for s in before if s.base_seq >= head.first_base_seq)
+            self._tenure.follow(
+                Manifest(version=manifest.version + 1, epoch=epoch, owner=self.owner, segments=(*before, entry))
+            )
+        except BaseException:
+            os.close(fd)
+            raise
+        self._fd, self._path, self._offset, self._base_seq = fd, path, length, base
+        self._extent, self._index, self._broken, self._begun_us = Extent(), bytearray(), False, now_us
+        self.state = self.state.after(seq, commit)
+        self._note(now_us)
+
+    # -- epochs ------------------------------------------------------------------------------------------------------
+
+    def _take_over(self, now_us: int, takeover: bool) -> None:
+        previous = load_manifest(self.folder)
+        if previous is not None and not takeover:
+            self._refuse_if_alive(previous)
+        epoch = previous.epoch + 1 if previous else 1
+        self._tail = TailWriter(self.folder, epoch)
+        try:
+            fcntl.flock(self._tail.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if previous is None or not previous.segments:
+                self._claim(previous, epoch)
+                self._begin_segment(now_us, ())
+            elif previous.released:
+                # Nobody writes, so reading first is safe, and readers never find the branch without its tail.
+                self._resume(previous.segments[-1], now_us)
+                self._claim(previous, epoch)
+            else:
+                self._claim(previous, epoch)
+                self._salvage(previous, now_us)
+            self._sweep()
+        except BlockingIOError:
+            self._close_files()
+            raise StreamBusy(f"{self.folder}: another process is opening it; try again") from None
+        except BaseException:
+            self._close_files()
+            raise
+
+    def _refuse_if_alive(self, manifest: Manifest) -> None:
+        """The owner of an epoch keeps a lock on its tail for as long as its process lives, kill -9 included."""
+        try:
+            fd = os.open(tail_path(self.folder, manifest.epoch), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StreamBusy(
+                f"{self.folder}: {manifest.owner} is writing to it; a stream has one writer; "
+                f"stop that one, or take over on purpose (takeover=True)"
+            ) from None
+        finally:
+            os.close(fd)
+
+    def _claim(self, previous: Manifest | None, epoch: int) -> None:
+        """Publish the manifest that makes the epoch ours. From here on the previous owner is fenced."""
+        version = previous.version + 1 if previous else 1
+        segments = previous.segments if previous else ()
+        if previous is not None and previous.released and segments:
+            # Let go cleanly: its last segment is taken up again instead of leaving many small ones behind.
+            segments = (*segments[:-1], _reopened(segments[-1], epoch))
+        manifest = Manifest(version=version, epoch=epoch, owner=self.owner, segments=segments)
+        if not self.disk.publish_file(manifest_path(self.folder, version), seal(manifest)):
+            raise Fenced(f"{self.folder}: another writer took epoch {epoch} first; open the stream again to go on")
+        if previous is not None:
+            self.disk.unlink(manifest_path(self.folder, previous.version))
+        self._tenure = Tenure(self.folder, manifest, self.disk)
+
+    def _resume(self, entry: SegmentEntry, now_us: int) -> None:
+        """Take up a segment that was let go cleanly: its length is known, so its bodies need no second look."""
+        path = self.folder / entry.name
+        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        assert entry.length is not None
+        found = recover(self._fd, path, entry.length, bodies=False)
+        if found.end != entry.length:
+            raise _damaged(path, found.end, found.problem)
+        self._load(path, entry.base_seq, found)
+        self._index = bytearray(load_entries(path, found.end).tobytes())
+        self._begun_us = now_us
+        self._note(now_us)
+
+    def _salvage(self, previous: Manifest, now_us: int) -> None:
+        """Rule 3: find the last whole unit of an end that nobody closed, and go on behind it."""
+        entry = previous.segments[-1]
+        path = self.folder / entry.name
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            size = os.fstat(fd).st_size
+            found = recover(fd, path, size)
+            tail = TailReader(self.folder, entry.epoch)
+            note = tail.read()
+            tail.close()
+            known = note.offset if note is not None and note.base_seq == entry.base_seq else 0
+            if found.end < known or found.rot:
+                raise _damaged(path, found.end, found.problem)
+            uncertain = os.pread(fd, found.end - known, known)
+            if uncertain:
+                self.disk.write(fd, path, known, [uncertain])
+                self.disk.sync(fd, path)
+            self._load(path, entry.base_seq, found)
+            self._begin_segment(now_us, (*previous.segments[:-1], self._sealed_entry(now_us)))
+        finally:
+            os.close(fd)
+
+    def _load(self, path: Path, base_seq: int, found: Recovered) -> None:
+        self._path, self._base_seq, self._offset = path, base_seq, found.end
+        self.state, self._extent = found.state, found.extent
+        self.pending_rows, self.pending = found.pending
+
+    def _sweep(self) -> None:
+        """Remove what crashes left behind: segments no manifest names, old tails, temporary files."""
+        listed = {Path(s.name).stem for s in self.segments}
+        for name in os.listdir(self.folder):
+            orphan = _SEGMENT_FILE.fullmatch(name) and Path(name).stem not in listed
+            old_tail = name.startswith("tail-") and name < tail_path(self.folder, self.epoch).name
+            if orphan or old_tail or (name.startswith(".") and name.endswith(".tmp")):
+                with contextlib.suppress(StorageError):
+                    self.disk.unlink(self.folder / name)
+
+    def release(self, now_us: int) -> None:
+        """Let go of the branch so that the next writer can simply go on. Safe to call twice."""
+        if self._fd < 0:
+            return
+        try:
+            if not self._broken and self._tenure.valid():
+                with contextlib.suppress(StorageError):
+                    write_index(self._path, np.frombuffer(bytes(self._index), ENTRY), self._offset, self.disk)
+                    m = self._tenure.manifest
+                    segments = (*m.segments[:-1], self._sealed_entry(now_us))
+                    self._tenure.follow(Manifest(version=m.version + 1, epoch=m.epoch, owner=m.owner, released=True,
+                                                 segments=segments))  # fmt: skip
+        finally:
+            self._close_files()
+
+    def _close_files(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        self._tail.close()
+        if hasattr(self, "_tenure"):
+            self._tenure.close()
+
+
+def _reopened(entry: SegmentEntry, epoch: int) -> SegmentEntry:
+    return SegmentEntry(entry.name, entry.base_seq, epoch)
+
+
+def _damaged(path: Path, offset: int, problem: str | None) -> CorruptLog:
+    return CorruptLog(
+        f"{path} at byte {offset}: acknowledged tuples follow that cannot be read ({problem or 'they are missing'}); "
+        f"nothing was changed; restore the file from a replica, or run `holdfast repair` to see what can be saved"
+    )
