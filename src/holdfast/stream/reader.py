@@ -89,7 +89,7 @@ class LogReader:
         self._active: _Active | None = None
         self._tail: TailReader | None = None
         self._sealed: dict[str, Entries] = {}
-        self._files: dict[str, int] = {}
+        self._files: dict[Path, int] = {}
 
     # -- what is there -----------------------------------------------------------------------------------------------
 
@@ -212,14 +212,17 @@ class LogReader:
     def size_bytes(self) -> int:
         return sum(s.length or 0 for s in self.segments[:-1]) + (self._active.end if self._active else 0)
 
-    def extents(self, start_us: int, end_us: int) -> list[Extent]:
-        """Events with tuples in [start, end), in order (rule 3). Segments outside the range are not opened."""
+    def check_present(self, start_us: int) -> None:
+        """Refuse a start whose tuples retention has removed, instead of leaving them out in silence (L6)."""
         removed = read_head(self.folder).removed_until_us
-        if start_us < removed and start_us > BEGINNING_US:
+        if BEGINNING_US < start_us < removed:
             raise Removed(
-                f"{self.folder.parent.name}: tuples before {instant_text(removed)} were removed by retention; "
+                f"stream {self.folder.parent.name}: tuples before {instant_text(removed)} were removed by retention; "
                 f"asked for {instant_text(start_us)}; start at {instant_text(removed)} or at the beginning"
             )
+
+    def extents(self, start_us: int, end_us: int) -> list[Extent]:
+        """Events with tuples in [start, end), in order (rule 3). Segments outside the range are not opened."""
         found: list[Extent] = []
         for segment in self.segments:
             entries = self._entries(segment, start_us, end_us)
@@ -246,21 +249,7 @@ class LogReader:
 
     def read(self, extent: Extent) -> pa.RecordBatch:
         """The tuples of one event as stored: stime and the user's columns, in tuple_id order."""
-        f = extent.fields
-        fd = self._files.get(extent.segment)
-        if fd is None:
-            fd = self._files[extent.segment] = self._open(extent.segment)
-        raw = os.pread(fd, padded(f.length), f.offset + HEADER_SIZE)
-        return decode_body(raw, f, self.stored, f"{self.folder / extent.segment} at byte {f.offset}")
-
-    def _open(self, segment: str) -> int:
-        try:
-            return os.open(self.folder / segment, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise Removed(
-                f"{self.folder / segment}: the segment was removed by retention while it was being read; "
-                f"acknowledge positions (name the subscriber) so that retention waits for you"
-            ) from None
+        return read_extent(self._files, self.folder / extent.segment, extent.fields, self.stored)
 
     def scan(self, start_us: int, end_us: int) -> Iterator[tuple[Fields, pa.RecordBatch]]:
         """Events in [start, end) with their tuples, cut at the ends of the range."""
@@ -278,6 +267,21 @@ class LogReader:
         if self._manifest_fd >= 0:
             os.close(self._manifest_fd)
         self._active, self._tail, self._manifest_fd, self._manifest = None, None, -1, None
+
+
+def read_extent(files: dict[Path, int], path: Path, fields: Fields, stored: pa.Schema) -> pa.RecordBatch:
+    """The tuples of the event that `fields` describe; `files` keeps what was opened."""
+    fd = files.get(path)
+    if fd is None:
+        try:
+            fd = files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise Removed(
+                f"{path}: the segment was removed by retention while it was being read; "
+                f"acknowledge positions (name the subscriber) so that retention waits for you"
+            ) from None
+    raw = os.pread(fd, padded(fields.length), fields.offset + HEADER_SIZE)
+    return decode_body(raw, fields, stored, f"{path} at byte {fields.offset}")
 
 
 def decode_body(raw: bytes, fields: Fields, stored: pa.Schema, where: str) -> pa.RecordBatch:

@@ -6,12 +6,12 @@ nothing is guessed or truncated.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import pyarrow as pa
 
 from holdfast.model.errors import SchemaError
@@ -60,7 +60,9 @@ def _array(field: pa.Field, values: list[Any], stream: str) -> pa.Array:
 def table_batch(data: Any, schema: pa.Schema, stream: str) -> pa.RecordBatch:
     """One batch with exactly the columns of `schema`, from an Arrow table or batch or a pandas frame."""
     try:
-        if isinstance(data, pd.DataFrame):
+        # Loading pandas takes half a second; a caller that has a frame has loaded it already.
+        pandas = sys.modules.get("pandas")
+        if pandas is not None and isinstance(data, pandas.DataFrame):
             data = pa.Table.from_pandas(data, preserve_index=False)
         if isinstance(data, pa.RecordBatch):
             data = pa.Table.from_batches([data])

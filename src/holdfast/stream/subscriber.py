@@ -63,6 +63,7 @@ class Subscriber:
         self._main.refresh()
         self._end_us = None if end is None else instant_us(end)
         self._core = Subscription(self._start_us(start, bucket))
+        self._main.check_present(self.position_us)
         self._last_stable_id = 0
         self._last_stable_stime_us: int | None = None
 

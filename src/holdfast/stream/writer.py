@@ -115,6 +115,11 @@ class LogWriter:
         return sum(s.length or 0 for s in self.segments if s.base_seq >= first) + self._offset
 
     @property
+    def valid(self) -> bool:
+        """May this writer still append? (It may be fenced a moment later; `commit` finds out.)"""
+        return self._fd >= 0 and self._tenure.valid()
+
+    @property
     def segments(self) -> tuple[SegmentEntry, ...]:
         return self._tenure.manifest.segments
 

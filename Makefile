@@ -1,0 +1,38 @@
+# Two commands do everything on a fresh machine with Python 3.11 and make: `make demo` and `make test`.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup demo test lint bench clean
+
+setup: $(READY)
+
+# The virtual environment, with a Java from a package where the machine has none that is new enough.
+$(READY): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "Holdfast needs Python 3.11: install it or run make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -e '.[test]'
+	@$(BIN)/python -c 'from holdfast.spark.java import find_java; raise SystemExit(find_java() is None)' \
+		|| $(BIN)/python -m pip install --quiet -e '.[java]'
+	@touch $@
+
+demo: setup
+	$(BIN)/python -m holdfast.demo
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check src tests benches
+	$(BIN)/ruff format --check src tests benches
+	$(BIN)/mypy
+
+# Every published number; each bench ends with one line of JSON. Run them on a quiet machine.
+bench: setup
+	$(BIN)/python -m pip install --quiet -e '.[bench]'
+	@for bench in log_append spark_read microbatch; do $(BIN)/python -m benches.$$bench || exit 1; done
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,10 @@
+"""Holdfast on Spark: the only package that imports pyspark.
+
+`session` makes a SparkSession with the settings that streams like; `register` adds the format "holdfast" to one that
+exists; `read_stream` reads streams with a watermark that follows their boundaries.
+"""
+
+from holdfast.spark.frames import read_stream
+from holdfast.spark.session import register, session
+
+__all__ = ["read_stream", "register", "session"]

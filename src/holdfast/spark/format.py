@@ -1,0 +1,44 @@
+"""The format "holdfast", as Spark finds it."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from holdfast.spark.options import READ_OPTIONS, Options
+from holdfast.spark.sink import BatchSink, StreamSink
+from holdfast.spark.source import BucketReader, RangeReader
+from holdfast.stream.merge import Source, merged_schema
+
+
+class HoldfastSource(DataSource):
+    """`spark.read`, `spark.readStream`, `df.write` and `df.writeStream` with `.format("holdfast")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "holdfast"
+
+    def schema(self) -> StructType:
+        options = Options(self.options, READ_OPTIONS)
+        store = options.store
+        names = options.names("streams")
+        sources = [Source(n, "", store.open(n).definition.schema) for n in names]
+        return from_arrow_schema(merged_schema(sources, stream_column=options.flag("streamcolumn", len(names) > 1)))
+
+    def reader(self, schema: StructType) -> RangeReader:
+        return RangeReader(dict(self.options))
+
+    def streamReader(self, schema: StructType) -> BucketReader:
+        return BucketReader(dict(self.options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
+        return BatchSink(dict(self.options), _arrow(schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
+        return StreamSink(dict(self.options), _arrow(schema))
+
+
+def _arrow(schema: StructType) -> pa.Schema:
+    return to_arrow_schema(schema, timezone="UTC")

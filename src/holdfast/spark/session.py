@@ -1,0 +1,104 @@
+"""Sessions with the settings that streams like, in one place and each with its reason.
+
+`python -m benches.microbatch` measures what they are worth.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from pyspark.sql import SparkSession
+
+from holdfast.spark.format import HoldfastSource
+from holdfast.spark.java import ensure_java
+from holdfast.stream.frame import crc32c
+
+
+class Setting(NamedTuple):
+    key: str
+    value: str
+    why: str
+    local_only: bool = False
+
+
+SETTINGS = (
+    Setting(
+        "spark.sql.streaming.checkpointFileManagerClass",
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
+        "The default starts some 24 processes (readlink, chmod) per batch. This one relies on rename alone, which is "
+        "atomic on a local disk and on any mounted POSIX filesystem, but not on object stores.",
+        local_only=True,
+    ),
+    Setting("spark.python.unix.domain.socket.enabled", "true",
+            "Python workers talk over Unix sockets: saves some 40 ms per batch of TCP's delayed acknowledgements."),
+    Setting("spark.sql.session.timeZone", "UTC", "stime is UTC; a local zone would shift every window."),
+    Setting("spark.sql.execution.arrow.pyspark.enabled", "true", "Rows go to and from Python by column."),
+    Setting("spark.sql.python.filterPushdown.enabled", "true", "A filter on stime opens only the segments it needs."),
+    Setting("spark.ui.enabled", "false", "A library should not open a port unasked; set it to true to see the UI."),
+    Setting("spark.ui.showConsoleProgress", "false", "Progress bars would fight with the program's own output."),
+    Setting("spark.driver.bindAddress", "127.0.0.1", "Nothing is reachable from outside.", local_only=True),
+    Setting("spark.driver.host", "127.0.0.1", "Names of machines need not resolve.", local_only=True),
+)  # fmt: skip
+
+
+def session(app: str = "holdfast", *, master: str | None = None, **settings: str) -> SparkSession:
+    """A SparkSession that knows the format "holdfast".
+
+    On this machine by default, with as many shuffle partitions as cores (Spark's 200 would cost a second per batch) and
+    tasks that are tried four times (`local[N]` alone gives up after one). Settings are given with underscores for dots:
+    `session(spark_sql_shuffle_partitions="8")`.
+    """
+    ensure_java()
+    cores = len(os.sched_getaffinity(0))
+    master = master or os.environ.get("HOLDFAST_MASTER") or f"local[{cores},4]"
+    local = master.startswith("local[")
+    builder = SparkSession.builder.master(master).appName(app).config("spark.sql.shuffle.partitions", str(cores))
+    for setting in SETTINGS:
+        if local or not setting.local_only:
+            builder = builder.config(setting.key, setting.value)
+    if local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        # Spark reads these two from the environment, not from its settings.
+        os.environ.setdefault("PYSPARK_PYTHON", quick_python())
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    for key, value in settings.items():
+        builder = builder.config(key.replace("_", "."), value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def register(spark: SparkSession) -> SparkSession:
+    """Make the format "holdfast" known to a session."""
+    spark.dataSource.register(HoldfastSource)
+    return spark
+
+
+def quick_python() -> str:
+    """An interpreter for Python workers that skips Spark's zipped copy of pyspark.
+
+    Spark puts pyspark.zip in front of the path; modules in a zip are compiled anew in every process, which costs 0.7 s
+    for each query that starts. The installed pyspark is the same code with its bytecode at hand.
+    """
+    folder = Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    script = folder / f"python-{crc32c(sys.executable.encode()):08x}"
+    text = (
+        "#!/bin/sh\n"
+        "PYTHONPATH=$(printf %s \"$PYTHONPATH\" | tr ':' '\\n'"
+        " | grep -v -e 'pyspark\\.zip$' -e 'py4j-.*\\.zip$' | paste -sd: -)\n"
+        f'export PYTHONPATH\nexec "{sys.executable}" "$@"\n'
+    )
+    with contextlib.suppress(OSError):
+        if not script.exists() or script.read_text() != text:
+            temporary = script.with_suffix(f".{os.getpid()}")
+            temporary.write_text(text)
+            temporary.chmod(0o700)
+            temporary.rename(script)
+        return str(script)
+    return sys.executable

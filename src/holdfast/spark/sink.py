@@ -1,0 +1,237 @@
+"""`df.writeStream.format("holdfast")`: results of a query become a stream, each batch exactly once.
+
+Rules:
+1. Executors hand their rows to the driver: small ones inside the commit message, large ones in a staged file below the
+   stream's folder. Only the driver appends, so a task that ran twice, or ran on after the query was stopped, has no
+   effect.
+2. A batch is one unit of the log with the token (query id, batch id). A batch whose token is there already adds
+   nothing (S2).
+3. The boundary is taken from Spark's own log of the batch (offsets/<batch>), so a repeated batch promises the same: the
+   watermark if the query keeps state, the end of the inputs' range if it does not (then it cannot keep rows back).
+4. `filing` orders the rows: the stream does not depend on how Spark cut the batches (D9).
+5. Opening fences any writer before (L7): of two drivers on one checkpoint, the later one wins and the earlier one
+   fails.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from holdfast.clock import now_us
+from holdfast.model.errors import CorruptLog, SchemaError, UnknownStream, UsageError
+from holdfast.model.schema import STIME_TYPE, schema_text
+from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, duration_us
+from holdfast.model.tuples import RESERVED
+from holdfast.spark.options import WRITE_OPTIONS, Options
+from holdfast.spark.wal import batch_boundary
+from holdfast.stream.disk import Disk
+from holdfast.stream.filing import file_results
+from holdfast.stream.frame import crc32c
+from holdfast.stream.merge import FOREVER_US
+from holdfast.stream.store import Stream
+from holdfast.stream.writer import LogWriter
+
+#: Larger results go by file: commit messages pass through the driver's JVM heap.
+INLINE_BYTES = 4 << 20
+
+_writers: dict[Path, LogWriter] = {}
+
+
+@dataclass
+class Rows(WriterCommitMessage):
+    """One task's rows in the stream's stored schema, as an Arrow IPC stream."""
+
+    query_id: str
+    rows: int
+    stime_max_us: int
+    inline: bytes = b""
+    staged: str = ""
+    crc: int = 0
+
+
+class Target:
+    """The stream that a query writes to, and how its rows fit."""
+
+    def __init__(self, given: dict[str, str], schema: pa.Schema) -> None:
+        self.options = Options(given, WRITE_OPTIONS)
+        names = self.options.names("stream")
+        if len(names) != 1:
+            raise UsageError(f"name the one stream to write to, for example .start('results'); got {names or 'none'}")
+        self.stime = self._stime_path(schema)
+        columns = [f for f in schema if f.name not in RESERVED]
+        self.stream = self._open(names[0], pa.schema(columns))
+        wanted = self.stream.definition.schema
+        have = {f.name: f.type for f in columns}
+        if {f.name: f.type for f in wanted} != have:
+            raise SchemaError(
+                f"stream {names[0]} has the columns ({schema_text(wanted)}); the query gives "
+                f"({schema_text(pa.schema(columns))}); select and cast to fit"
+            )
+
+    def _open(self, name: str, columns: pa.Schema) -> Stream:
+        store = self.options.store
+        try:
+            return store.open(name)
+        except UnknownStream as error:
+            if not self.options.flag("create", False):
+                raise UnknownStream(f"{error}, or let the query create it: .option('create', 'true')") from None
+            bucket = self.options.get("bucket")
+            return store.create(name, columns, exist_ok=True, **({"bucket": bucket} if bucket else {}))
+
+    def _stime_path(self, schema: pa.Schema) -> tuple[str, ...]:
+        named = self.options.get("stime")
+        path = tuple(named.split(".")) if named else ("stime",) if "stime" in schema.names else ("window", "end")
+        kind: pa.DataType = pa.struct(list(schema))
+        for step in path:
+            if not pa.types.is_struct(kind) or kind.get_field_index(step) < 0:
+                raise SchemaError(
+                    f"a result needs an stime: a column `stime`, a `window`, or the column that "
+                    f".option('stime', …) names; got ({schema_text(schema)})"
+                )
+            kind = kind.field(step).type
+        if not pa.types.is_timestamp(kind):
+            raise SchemaError(f"the column that gives stime must be a timestamp; {'.'.join(path)} is {kind}")
+        return path
+
+    def stored(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        stimes = batch.column(self.stime[0])
+        for step in self.stime[1:]:
+            stimes = stimes.field(step)
+        if stimes.null_count:
+            raise SchemaError(
+                f"stream {self.stream.name}: stime must not be null; got {stimes.null_count} rows without one"
+            )
+        schema = self.stream.definition.stored
+        columns = [stimes.cast(STIME_TYPE), *(batch.column(f.name).cast(f.type) for f in list(schema)[1:])]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def take(self, iterator: Iterator[pa.RecordBatch], query_id: str) -> Rows:
+        """Rule 1, in an executor."""
+        sink = pa.BufferOutputStream()
+        rows, high = 0, BEGINNING_US
+        with pa.ipc.new_stream(sink, self.stream.definition.stored) as writer:
+            for batch in iterator:
+                if batch.num_rows:
+                    stored = self.stored(batch)
+                    writer.write_batch(stored)
+                    rows += stored.num_rows
+                    high = max(high, pa.compute.max(stored.column(0).cast(pa.int64())).as_py())
+        data = bytes(memoryview(sink.getvalue())) if rows else b""
+        if len(data) <= INLINE_BYTES:
+            return Rows(query_id, rows, high, inline=data)
+        staging = self.staging
+        disk = Disk()
+        disk.make_dir(staging)
+        name = f"{query_id}-{os.urandom(8).hex()}.arrow"
+        disk.replace_file(staging / name, data)
+        return Rows(query_id, rows, high, staged=name, crc=crc32c(data))
+
+    @property
+    def staging(self) -> Path:
+        return self.stream.folder / "staging"
+
+    def collected(self, messages: list[Rows]) -> list[pa.RecordBatch]:
+        found: list[pa.RecordBatch] = []
+        for message in messages:
+            data = message.inline
+            if message.staged:
+                data = (self.staging / message.staged).read_bytes()
+                if crc32c(data) != message.crc:
+                    raise CorruptLog(f"{self.staging / message.staged}: the staged rows do not match their checksum")
+            if data:
+                found += list(pa.ipc.open_stream(pa.py_buffer(data)))
+        return found
+
+    def discard(self, messages: list[Rows]) -> None:
+        for message in messages:
+            if message.staged:
+                Disk().unlink(self.staging / message.staged)
+
+    def writer(self, owner: str) -> LogWriter:
+        """Rule 5. The process that commits is reused from batch to batch, so the branch usually stays open."""
+        known = _writers.get(self.stream.folder)
+        if known is not None and known.owner == owner and known.valid:
+            return known
+        if known is not None:
+            known.release(now_us())
+        writer = _writers[self.stream.folder] = self.stream.writer(takeover=True, owner=owner)
+        return writer
+
+    def append(self, messages: list[Rows], boundary_us: int, owner: str, token: dict[str, int]) -> None:
+        writer = self.writer(owner)
+        if all(writer.state.tokens.get(id, -1) >= seq for id, seq in token.items()) and token:
+            return
+        boundary = max(boundary_us, writer.state.boundary_us)
+        closed = boundary >= FOREVER_US
+        filed = file_results(
+            self.collected(messages), writer.pending, self.stream.definition, writer.state.boundary_us,
+            END_OF_TIME_US if closed else boundary,
+        )  # fmt: skip
+        if writer.state.closed and not filed.events:
+            return
+        writer.commit(filed.events, now_us=now_us(), boundary_us=boundary, tokens=token, closed=closed,
+                      pending=(filed.pending_rows, filed.pending))  # fmt: skip
+
+
+class StreamSink(DataSourceStreamArrowWriter):
+    """Results of a streaming query."""
+
+    def __init__(self, given: dict[str, str], schema: pa.Schema) -> None:
+        self._given, self._schema = dict(given), schema
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Rows:
+        context = TaskContext.get()
+        assert context is not None
+        query_id = context.getLocalProperty("sql.streaming.queryId") or ""
+        return Target(self._given, self._schema).take(iterator, query_id)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        target = Target(self._given, self._schema)
+        rows = [m for m in messages if isinstance(m, Rows)]
+        query_id = rows[0].query_id if rows else ""
+        mode = target.options.choice("boundary", "auto", "input", "watermark", "data") or "auto"
+        high = max((m.stime_max_us for m in rows), default=BEGINNING_US)
+        slack = duration_us(target.options.get("slack") or "0s")
+        boundary = batch_boundary(target.options.get("checkpointlocation"), batchId, mode, high, slack)
+        target.append(rows, boundary, f"spark:{query_id}", {f"spark-{query_id}": batchId})
+        target.discard(rows)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        Target(self._given, self._schema).discard([m for m in messages if isinstance(m, Rows)])
+
+
+class BatchSink(DataSourceArrowWriter):
+    """`df.write.format("holdfast").mode("append")`: a frame is appended as one unit."""
+
+    def __init__(self, given: dict[str, str], schema: pa.Schema) -> None:
+        self._given, self._schema = dict(given), schema
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Rows:
+        return Target(self._given, self._schema).take(iterator, "batch")
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        target = Target(self._given, self._schema)
+        rows = [m for m in messages if isinstance(m, Rows)]
+        high = max((m.stime_max_us for m in rows), default=BEGINNING_US)
+        writer = target.stream.writer(owner="spark:batch")
+        try:
+            # A frame is all there will be of its time: the next one begins behind it.
+            end = (high // target.stream.definition.bucket_us + 1) * target.stream.definition.bucket_us
+            boundary = max(end, writer.state.boundary_us) if rows and high > BEGINNING_US else writer.state.boundary_us
+            filed = file_results(target.collected(rows), writer.pending, target.stream.definition,
+                                 writer.state.boundary_us, boundary)  # fmt: skip
+            writer.commit(filed.events, now_us=now_us(), boundary_us=boundary,
+                          pending=(filed.pending_rows, filed.pending))  # fmt: skip
+        finally:
+            writer.release(now_us())
+            target.discard(rows)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        Target(self._given, self._schema).discard([m for m in messages if isinstance(m, Rows)])

@@ -1,0 +1,236 @@
+"""`spark.read` and `spark.readStream` over streams.
+
+Rules:
+1. A batch is [start, end) of stime over all inputs. Complete buckets never change, so the two numbers in Spark's log
+   are all that is needed to read the same batch again, after any crash, on any machine that mounts the folder.
+2. The planner (one process per query) looks the events up; executors get their exact places and only read.
+3. Tasks are consecutive runs of the merged order, so the concatenation of partitions is the order of rule 2 in `merge`.
+4. The BOUNDARY row, if asked for, is the last row of the last task. `before` puts it a millisecond below the boundary,
+   because Spark drops a row exactly at the watermark from deduplication and joins; `exact` closes a window that ends
+   at the boundary one batch earlier and is right for windowed aggregation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)  # fmt: skip
+
+from holdfast.clock import now_us
+from holdfast.model.errors import UsageError
+from holdfast.model.time import BEGINNING_US, END_OF_TIME_US
+from holdfast.spark.options import READ_OPTIONS, Options
+from holdfast.spark.pushdown import narrowed
+from holdfast.stream.acks import acknowledge
+from holdfast.stream.disk import Disk
+from holdfast.stream.merge import FOREVER_US, Merge, Piece, PieceReader, Source
+
+#: Spark plans and starts a task in some 5 ms; a task of this size takes several times that.
+TASK_BYTES = 8 << 20
+TASKS_MAX = 32
+#: Bounds the memory of a batch when a query starts far behind.
+BATCH_BYTES_DEFAULT = 256 << 20
+#: Small events are put together until a batch is worth the trip into the JVM.
+ROWS_TOGETHER = 16_384
+
+
+class Task(InputPartition):
+    """Consecutive pieces of one batch."""
+
+    def __init__(self, pieces: Sequence[Piece], start_us: int, end_us: int, boundary_us: int | None) -> None:
+        self.pieces, self.start_us, self.end_us, self.boundary_us = pieces, start_us, end_us, boundary_us
+
+
+def split(pieces: Sequence[Piece], start_us: int, end_us: int, tasks_max: int, boundary_us: int | None) -> list[Task]:
+    """Rule 3: runs of roughly equal bytes, few enough that small batches stay one task."""
+    total = sum(p.fields.length for p in pieces)
+    count = max(1, min(tasks_max, -(-total // TASK_BYTES)))
+    tasks: list[Task] = []
+    run: list[Piece] = []
+    filled = 0
+    for piece in pieces:
+        run.append(piece)
+        filled += piece.fields.length
+        if filled * count >= total * (len(tasks) + 1) and len(tasks) + 1 < count:
+            tasks.append(Task(run, start_us, end_us, None))
+            run = []
+    tasks.append(Task(run, start_us, end_us, boundary_us))
+    return tasks
+
+
+def read_task(task: Task, sources: Sequence[Source], stream_column: bool) -> Iterator[pa.RecordBatch]:
+    """Runs in an executor."""
+    reader = PieceReader(sources, stream_column=stream_column)
+    together: list[pa.RecordBatch] = []
+    rows = 0
+    try:
+        for batch in reader.read(task.pieces, task.start_us, task.end_us):
+            if batch.num_rows >= ROWS_TOGETHER and not together:
+                yield batch
+                continue
+            together.append(batch)
+            rows += batch.num_rows
+            if rows >= ROWS_TOGETHER:
+                yield _joined(together)
+                together, rows = [], 0
+        if task.boundary_us is not None:
+            together.append(reader.boundary(task.boundary_us))
+        if together:
+            yield _joined(together)
+    finally:
+        reader.close()
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+class _Reading:
+    """What batch and streaming reads share."""
+
+    def __init__(self, given: dict[str, str]) -> None:
+        self._options = Options(given, READ_OPTIONS)
+        names = self._options.names("streams")
+        self._merge = Merge(self._options.store, names)
+        self._stream_column = self._options.flag("streamcolumn", len(names) > 1)
+        self._sources = self._merge.sources
+        self._tasks_max = self._options.integer("tasks", TASKS_MAX) or TASKS_MAX
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Executors get a copy of the reader: they need the sources, not open files.
+        return {"_sources": self._sources, "_stream_column": self._stream_column}
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Task)
+        return read_task(partition, self._sources, self._stream_column)
+
+    def _bucket_us(self, option: str) -> int | None:
+        bucket = self._options.integer(option)
+        if bucket is None:
+            return None
+        sizes = set(self._merge.bucket_us)
+        if len(sizes) > 1:
+            raise UsageError(
+                f"option {option} needs streams with equal buckets; got sizes {sorted(sizes)} µs; use times"
+            )
+        return bucket * sizes.pop()
+
+
+class RangeReader(_Reading, DataSourceReader):
+    """Past data as a plain DataFrame: complete buckets only, so that the same range gives the same rows for ever."""
+
+    def __init__(self, given: dict[str, str]) -> None:
+        super().__init__(given)
+        start = self._bucket_us("startbucket") or self._instant("start", "beginning")
+        end = self._bucket_us("endbucket") or self._instant("end", None)
+        self._start_us = BEGINNING_US if start is None else start
+        self._merge.check_present(self._start_us)
+        self._end_us = END_OF_TIME_US if end is None else end
+
+    def _instant(self, option: str, word: str | None) -> int | None:
+        return None if self._options.get(option) == word else self._options.instant(option)
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
+        """Comparisons with stime narrow the range; Spark still applies every filter itself."""
+        self._start_us, self._end_us = narrowed(filters, self._start_us, self._end_us)
+        yield from filters
+
+    def partitions(self) -> Sequence[InputPartition]:
+        end = min(self._end_us, self._merge.complete_until_us)
+        return split(self._merge.pieces(self._start_us, end), self._start_us, end, self._tasks_max, None)
+
+
+class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A streaming query's inputs, as one source with one offset."""
+
+    def __init__(self, given: dict[str, str]) -> None:
+        super().__init__(given)
+        self._boundaries = self._options.choice("boundaries", "before", "exact")
+        self._subscriber = self._options.get("subscriber")
+        self._rows_max = self._options.integer("maxrowsperbatch")
+        self._bytes_max = self._options.integer("maxbytesperbatch", BATCH_BYTES_DEFAULT)
+        self._initial: int | None = None
+        self._last: int | None = None
+
+    def initialOffset(self) -> dict[str, int]:
+        if self._initial is None:
+            start = self._options.get("start", "beginning")
+            bucket = self._bucket_us("startbucket")
+            if bucket is not None:
+                self._initial = bucket
+            elif start == "beginning":
+                self._initial = BEGINNING_US
+            elif start == "live":
+                self._initial = self._merge.complete_until_us
+            else:
+                self._initial = self._options.instant("start") or 0
+        return _offset(self._initial)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        if self._rows_max is not None:
+            return ReadMaxRows(self._rows_max)
+        assert self._bytes_max is not None
+        return ReadMaxBytes(self._bytes_max)
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        since = _until(start)
+        if self._last is None:
+            self._merge.refresh()
+        until = self._last if self._last is not None else self._merge.complete_until_us
+        if until <= since:
+            return start
+        if isinstance(limit, ReadMaxRows):
+            until = self._merge.admit(since, until, rows_max=limit.max_rows)
+        elif isinstance(limit, ReadMaxBytes):
+            until = self._merge.admit(since, until, bytes_max=limit.max_bytes)
+        elif not isinstance(limit, ReadAllAvailable):
+            raise UsageError(f"format holdfast reads by maxRowsPerBatch or maxBytesPerBatch; got {limit!r}")
+        return _offset(until)
+
+    def reportLatestOffset(self) -> dict[str, int]:
+        return _offset(self._merge.complete_until_us)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._merge.refresh()
+        self._last = self._merge.complete_until_us
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        since, until = _until(start), _until(end)
+        if until > self._merge.complete_until_us:
+            self._merge.refresh()
+        self._merge.check_present(since)
+        boundary = None
+        if self._boundaries is not None and until > since:
+            boundary = until if self._boundaries == "exact" or until >= FOREVER_US else until - 1000
+        return split(self._merge.pieces(since, until), since, until, self._tasks_max, boundary)
+
+    def commit(self, end: dict[str, int]) -> None:
+        if self._subscriber is not None:
+            for source in self._sources:
+                acknowledge(self._folder(source), self._subscriber, _until(end), now_us(), Disk())
+
+    def _folder(self, source: Source) -> Any:
+        return self._options.store.open(source.name).folder
+
+    def stop(self) -> None:
+        for reader in self._merge.readers:
+            reader.close()
+
+
+def _offset(until_us: int) -> dict[str, int]:
+    return {"format": 1, "until_us": until_us}
+
+
+def _until(offset: dict[str, int]) -> int:
+    if offset.get("format") != 1:
+        raise UsageError(f"the checkpoint holds the offset {offset!r} of another version; start with a new checkpoint")
+    return offset["until_us"]

@@ -1,0 +1,70 @@
+"""Spark's own log of a batch: what it read and what watermark it ran under.
+
+Spark writes `offsets/<batch>` before a batch runs and reads it again if the batch must be repeated. It is the one
+record of the watermark and the inputs' ends that is the same in every execution of the batch, so the output boundary
+comes from it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from holdfast.model.errors import StorageError, UsageError
+from holdfast.model.time import BEGINNING_US
+
+_FORMATS = ("v1", "v2")
+
+
+def batch_boundary(checkpoint: str | None, batch_id: int, mode: str, stime_max_us: int, slack_us: int) -> int:
+    """What the output stream may promise once the batch is committed.
+
+    `watermark`: later results have a larger stime than the batch's watermark, if stime is a window's end or an event
+    time. `input`: later results come from later input, if the query keeps no rows back. `data`: the largest stime less
+    the slack.
+    """
+    if mode == "data":
+        return stime_max_us - slack_us if stime_max_us > BEGINNING_US else BEGINNING_US
+    if checkpoint is None:
+        raise UsageError(
+            "the sink needs .option('checkpointLocation', …) on the query itself, because the output boundary is read "
+            "from there; a default in the session's settings is not enough"
+        )
+    folder = _folder(checkpoint)
+    watermark_ms, ends = read_wal(folder, batch_id)
+    # Spark makes the folder of a query's state before the first batch is committed, and none for a query without state.
+    if mode == "watermark" or (mode == "auto" and (folder / "state").exists()):
+        return watermark_ms * 1000 if watermark_ms > 0 else BEGINNING_US
+    if ends is None:
+        if mode == "input":
+            raise UsageError("boundary 'input' needs inputs that are streams of Holdfast; use 'watermark' or 'data'")
+        return batch_boundary(None, batch_id, "data", stime_max_us, slack_us)
+    return min(ends)
+
+
+def _folder(checkpoint: str) -> Path:
+    parsed = urlparse(checkpoint)
+    return Path(unquote(parsed.path)) if parsed.scheme == "file" else Path(checkpoint)
+
+
+def read_wal(folder: Path, batch_id: int) -> tuple[int, list[int] | None]:
+    """Watermark of a batch in milliseconds, and the ends of its inputs if all of them are Holdfast's."""
+    path = folder / "offsets" / str(batch_id)
+    try:
+        version, *lines = path.read_text().splitlines()
+    except OSError as error:
+        raise StorageError(
+            f"the sink reads the output boundary from {path}: {error.strerror}; "
+            f"the checkpoint must lie on a filesystem that the driver mounts"
+        ) from error
+    if version not in _FORMATS:
+        raise StorageError(f"{path}: Spark's log has format {version}; this Holdfast reads {', '.join(_FORMATS)}")
+    watermark = int(json.loads(lines[0]).get("batchWatermarkMs", 0))
+    ends: list[int] = []
+    for line in lines[1:]:
+        offset = json.loads(line) if line.startswith("{") else None
+        if not isinstance(offset, dict) or "until_us" not in offset:
+            return watermark, None
+        ends.append(int(offset["until_us"]))
+    return watermark, ends or None

@@ -1,0 +1,177 @@
+"""Several streams as one, in bucket order: what a query with many inputs reads.
+
+Rules:
+1. Complete is what every open stream has completed: the smallest of their closed ends (003, equation 4.1). A closed
+   stream holds nobody back; when all are closed, everything is complete until `FOREVER_US`.
+2. The order is (begin of the bucket, stream as listed, tuple_id). It is the same for the same range, in whatever
+   portions the range was read (D9).
+3. The columns are those of all streams by name; a stream that lacks one shows nulls. The same name means the same type.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.model.errors import SchemaError, UsageError
+from holdfast.model.schema import parse_schema, reader_schema, stored_schema
+from holdfast.model.time import BEGINNING_US, END_OF_TIME_US
+from holdfast.model.tuples import STREAM_COLUMN, TupleType
+from holdfast.stream.index import Fields
+from holdfast.stream.reader import LogReader, cut, read_extent, with_header
+from holdfast.stream.store import StreamStore
+
+#: The year 9999, the end of time as Spark can write it.
+FOREVER_US = 253_402_214_400_000_000
+
+
+class Source(NamedTuple):
+    """One stream of a merge, as much as an executor must know of it."""
+
+    name: str
+    folder: str
+    schema: pa.Schema
+
+
+class Piece(NamedTuple):
+    """One event of one stream, with all that is needed to read it anywhere."""
+
+    source: int
+    segment: str
+    fields: Fields
+
+
+class Merge:
+    """The streams of one query. Executors get `sources` and pieces; only the planner refreshes."""
+
+    def __init__(self, store: StreamStore, names: Sequence[str]) -> None:
+        if not names:
+            raise UsageError("name at least one stream to read, for example .load('monitor1,monitor2')")
+        streams = [store.open(name) for name in names]
+        self.sources = tuple(Source(s.name, str(s.folder), s.definition.schema) for s in streams)
+        self.bucket_us = [s.definition.bucket_us for s in streams]
+        self.readers: list[LogReader] = [s.reader() for s in streams]
+
+    def refresh(self) -> None:
+        for reader in self.readers:
+            reader.refresh()
+
+    @property
+    def complete_until_us(self) -> int:
+        """Rule 1."""
+        still_open = [r for r in self.readers if r.boundary_us < END_OF_TIME_US]
+        return min((r.closed_until_us for r in still_open), default=FOREVER_US)
+
+    @property
+    def begins_us(self) -> int:
+        """The begin of the first bucket that any stream holds."""
+        firsts = [
+            r.stime_min_us // size * size
+            for r, size in zip(self.readers, self.bucket_us, strict=True)
+            if r.stime_min_us is not None
+        ]
+        return min(firsts, default=BEGINNING_US)
+
+    def check_present(self, start_us: int) -> None:
+        for reader in self.readers:
+            reader.check_present(start_us)
+
+    def pieces(self, start_us: int, end_us: int) -> list[Piece]:
+        """Events with tuples in [start, end), in the order of rule 2."""
+        if end_us <= start_us:
+            return []
+        found = []
+        for i, reader in enumerate(self.readers):
+            size = self.bucket_us[i]
+            for extent in reader.extents(start_us, end_us):
+                f = extent.fields
+                found.append((f.bucket * size, i, f.first_tuple_id, Piece(i, extent.segment, f)))
+        found.sort(key=lambda entry: entry[:3])
+        return [entry[3] for entry in found]
+
+    def admit(self, start_us: int, end_us: int, *, rows_max: int | None = None, bytes_max: int | None = None) -> int:
+        """The furthest end of a bucket up to which the limits hold; at least one bucket, to get on at all."""
+        if rows_max is None and bytes_max is None:
+            return end_us
+        pieces = self.pieces(start_us, end_us)
+        if not pieces:
+            return end_us
+        ends = np.array([(p.fields.bucket + 1) * self.bucket_us[p.source] for p in pieces], np.int64)
+        order = np.argsort(ends, kind="stable")
+        ends = ends[order]
+        over = np.zeros(len(pieces), bool)
+        if rows_max is not None:
+            over |= np.cumsum(np.array([p.fields.rows for p in pieces])[order]) > rows_max
+        if bytes_max is not None:
+            over |= np.cumsum(np.array([p.fields.length for p in pieces])[order]) > bytes_max
+        if not over.any():
+            return end_us
+        first_over = int(ends[int(np.argmax(over))])
+        before = ends[ends < first_over]
+        return min(end_us, int(before[-1]) if len(before) else first_over)
+
+
+def merged_schema(sources: Sequence[Source], *, stream_column: bool) -> pa.Schema:
+    """Rule 3: what a reader of the merge sees."""
+    columns: dict[str, pa.DataType] = {}
+    for source in sources:
+        for field in source.schema:
+            known = columns.setdefault(field.name, field.type)
+            if known != field.type:
+                raise SchemaError(
+                    f"streams read together must agree on their columns; {field.name!r} is {field.type} on "
+                    f"{source.name} and {known} elsewhere; read them apart or rename it"
+                )
+    schema = reader_schema(parse_schema(pa.schema(list(columns.items()))))
+    return schema.append(pa.field(STREAM_COLUMN, pa.string())) if stream_column else schema
+
+
+class PieceReader:
+    """Reads pieces where the folder is mounted: in an executor, for instance. Keeps files open between pieces."""
+
+    def __init__(self, sources: Sequence[Source], *, stream_column: bool) -> None:
+        self._sources = sources
+        self._stored = [stored_schema(s.schema) for s in sources]
+        self._own = [reader_schema(s.schema) for s in sources]
+        self.schema = merged_schema(sources, stream_column=stream_column)
+        self._stream_column = stream_column
+        self._files: dict[Path, int] = {}
+
+    def read(self, pieces: Sequence[Piece], start_us: int, end_us: int) -> Iterator[pa.RecordBatch]:
+        """The tuples of the pieces within [start, end), in order."""
+        for piece in pieces:
+            path = Path(self._sources[piece.source].folder, "main", piece.segment)
+            batch = read_extent(self._files, path, piece.fields, self._stored[piece.source])
+            for fields, part in cut(piece.fields, batch, start_us, end_us):
+                yield self._shaped(piece.source, fields, part)
+
+    def boundary(self, stime_us: int) -> pa.RecordBatch:
+        """A control row: no later tuple has a smaller stime."""
+        values: dict[str, object] = {"tuple_type": int(TupleType.BOUNDARY), "tuple_id": 0, "stime": stime_us}
+        arrays = [pa.array([values.get(f.name)], f.type) for f in self.schema]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _shaped(self, source: int, fields: Fields, batch: pa.RecordBatch) -> pa.RecordBatch:
+        full = with_header(fields, batch, TupleType.INSERTION, self._own[source])
+        if full.schema.equals(self.schema):
+            return full
+        rows = full.num_rows
+        arrays = []
+        for field in self.schema:
+            if field.name == STREAM_COLUMN and self._stream_column:
+                arrays.append(pa.repeat(self._sources[source].name, rows))
+            elif field.name in full.schema.names:
+                arrays.append(full.column(field.name))
+            else:
+                arrays.append(pa.nulls(rows, field.type))
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def close(self) -> None:
+        for fd in self._files.values():
+            os.close(fd)
+        self._files = {}
