@@ -109,6 +109,7 @@ def run(root: Path, seconds: float, stack: contextlib.ExitStack) -> bool:
         busy.writeStream.format("holdfast").option("root", str(root))
         .option("checkpointLocation", str(root / ".checkpoint")).start("busy_sources")
     )  # fmt: skip
+    stack.callback(query.stop)
     ended_at = now_us() + round(seconds * SECOND_US)
     rows: list[Row] = []
     with results.subscribe() as subscriber, Live(console=console, refresh_per_second=4) as live:
