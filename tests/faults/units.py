@@ -52,9 +52,8 @@ def unit_events(k: int) -> list[Event]:
     found = []
     for part, rows in enumerate(unit_rows(k)):
         stimes, numbers, texts = zip(*rows, strict=True)
-        batch = pa.record_batch(
-            [pa.array(stimes, STORED.field(0).type), pa.array(numbers), pa.array(texts)], schema=STORED
-        )
+        columns = [pa.array(stimes, STORED.field(0).type), pa.array(numbers), pa.array(texts)]
+        batch = pa.record_batch(columns, schema=STORED)
         found.append(Event(k, part, len(rows), min(stimes), max(stimes), batch.serialize().to_pybytes()))
     return found
 
