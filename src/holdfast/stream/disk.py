@@ -80,8 +80,12 @@ class Disk:
             os.unlink(path)
 
     def make_dir(self, path: Path) -> None:
+        """Make a folder and those above it that are missing; each new name is durable on return."""
+        missing = [p for p in (path, *path.parents) if not p.exists()]
         with _reported("create", path):
             os.makedirs(path, exist_ok=True)
+        for new in reversed(missing):
+            self.sync_dir(new.parent)
 
     def replace_file(self, path: Path, data: bytes) -> None:
         """Make `path` hold `data`, whole or not at all, durably."""

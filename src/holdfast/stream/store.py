@@ -111,9 +111,7 @@ class StreamStore:
         self._disk.make_dir(staging / "main")
         try:
             self._disk.replace_file(staging / "stream", seal(definition))
-            os.rename(staging, folder)
-        except OSError as error:
-            raise storage_error("create", folder, error) from error
+            self._disk.rename(staging, folder)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
         self._disk.sync_dir(self.root)

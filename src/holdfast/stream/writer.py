@@ -246,6 +246,7 @@ class LogWriter:
             parts += encode_frame(Header(Kind.COMMIT, 0, epoch=epoch, commit_seq=seq), encode(commit))
             length = self.disk.write(fd, path, 0, parts)
             self.disk.sync(fd, path)
+            self.disk.sync_dir(self.folder)  # The segment's name first: no cut may leave a manifest that names nothing.
             manifest = self._tenure.manifest
             entry = SegmentEntry(path.name, base, epoch)
             head = read_head(self.folder)
