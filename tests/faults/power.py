@@ -85,10 +85,12 @@ class PowerDisk(Disk):
         self.root, self.cut_at, self.steps, self.dead = root, cut_at, 0, False
         self._inodes: dict[int, _File] = {}
         self._tails: dict[Path, list[bytes]] = {}
+        self._folders: set[Path] = set()
         self._top = self._load(root)
 
     def _load(self, folder: Path) -> _Dir:
         found = _Dir()
+        self._folders |= {folder} if folder.name == "main" else set()
         for path in folder.iterdir():
             if path.is_dir():
                 found.durable[path.name] = self._load(path)
@@ -99,7 +101,7 @@ class PowerDisk(Disk):
         return found
 
     def _note_tails(self) -> None:
-        for path in self.root.rglob("tail-*"):
+        for path in [p for folder in self._folders for p in folder.glob("tail-*")]:
             versions = self._tails.setdefault(path, [])
             data = path.read_bytes()
             if not versions or versions[-1] != data:
@@ -178,6 +180,7 @@ class PowerDisk(Disk):
         self._step()
         for new in reversed(missing):
             self._dir(new.parent).pending.append({new.name: _Dir()})
+            self._folders |= {new} if new.name == "main" else set()
         super().make_dir(path)
 
     def restart(self, into: Path, chance: random.Random) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import shutil
 from pathlib import Path
@@ -18,7 +19,8 @@ from holdfast.stream.writer import LogWriter
 from tests.faults.power import PowerCut, PowerDisk
 from tests.faults.units import BUCKET_US, SCHEMA, QuietDisk, flat, judge, last_sent, open_log, removed_rows, send
 
-SEEDS = 400
+#: Raise it for a long run: HOLDFAST_SEEDS=5000 pytest tests/faults/test_power_model.py
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "280"))
 DEFINITION = define("s", SCHEMA, id=bytes(16).hex(), now_us=0, bucket="1ms")
 
 
