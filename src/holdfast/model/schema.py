@@ -29,6 +29,7 @@ _WORDS: dict[str, pa.DataType] = {
     "string": pa.string(), "binary": pa.binary(), "date": pa.date32(),
     "timestamp": STIME_TYPE, "timestamp_ntz": pa.timestamp("us"),
 }  # fmt: skip
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TOKEN = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*|`[^`]+`|\d+|[<>(),:])")
 
 SchemaLike: TypeAlias = "pa.Schema | Mapping[str, str | pa.DataType] | str"
@@ -45,7 +46,10 @@ def parse_schema(declared: SchemaLike) -> pa.Schema:
     elif isinstance(declared, pa.Schema):
         schema = declared.remove_metadata()
     elif isinstance(declared, Mapping):
-        schema = pa.schema([(n, _Text(t).whole_type() if isinstance(t, str) else t) for n, t in declared.items()])
+        try:
+            schema = pa.schema([(n, _Text(t).whole_type() if isinstance(t, str) else t) for n, t in declared.items()])
+        except TypeError as error:
+            raise SchemaError(f"a mapping must give each column a type word or an Arrow type; {error}") from None
     else:
         raise SchemaError(
             f"a schema must be an Arrow schema, a mapping or text such as 'source string, bytes bigint'; "
@@ -67,7 +71,11 @@ def reader_schema(user: pa.Schema) -> pa.Schema:
 
 def schema_text(schema: pa.Schema) -> str:
     """A schema in the words that `parse_schema` takes, for people and messages."""
-    return ", ".join(f"{f.name} {type_text(f.type)}" for f in schema)
+    return ", ".join(f"{_name_text(f.name)} {type_text(f.type)}" for f in schema)
+
+
+def _name_text(name: str) -> str:
+    return name if _PLAIN.fullmatch(name) else f"`{name}`"
 
 
 def type_text(kind: pa.DataType) -> str:
@@ -82,7 +90,7 @@ def type_text(kind: pa.DataType) -> str:
     if pa.types.is_map(kind):
         return f"map<{type_text(kind.key_type)},{type_text(kind.item_type)}>"
     if pa.types.is_struct(kind):
-        return f"struct<{','.join(f'{f.name}:{type_text(f.type)}' for f in kind)}>"
+        return f"struct<{','.join(f'{_name_text(f.name)}:{type_text(f.type)}' for f in kind)}>"
     return str(kind)
 
 
@@ -144,7 +152,10 @@ class _Text:
         return kind
 
     def field(self) -> pa.Field:
-        name = self.next().strip("`")
+        name = self.next()
+        if name[0] != "`" and not _PLAIN.fullmatch(name):
+            raise self.error(f"{name!r} is no column name")
+        name = name.strip("`")
         if self.tokens[:1] == [":"]:
             self.next()
         return pa.field(name, self.type())
@@ -155,10 +166,12 @@ class _Text:
             if self.tokens[:1] != ["("]:
                 return pa.decimal128(10, 0)
             self.expect("(")
-            precision = int(self.next())
+            precision = self.number()
             self.expect(",")
-            scale = int(self.next())
+            scale = self.number()
             self.expect(")")
+            if not 1 <= precision <= 38 or scale > precision:
+                raise self.error(f"a decimal has 1 to 38 digits, not more behind the point; got ({precision},{scale})")
             return pa.decimal128(precision, scale)
         if word == "array":
             self.expect("<")
@@ -188,6 +201,12 @@ class _Text:
         if not self.tokens:
             raise self.error("it ends too early")
         return self.tokens.pop(0)
+
+    def number(self) -> int:
+        token = self.next()
+        if not token.isdecimal():
+            raise self.error(f"expected a number, got {token!r}")
+        return int(token)
 
     def expect(self, token: str) -> None:
         got = self.next()

@@ -9,6 +9,7 @@ Rules:
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime, timedelta
 
@@ -35,7 +36,7 @@ def duration_us(value: str | int | float | timedelta) -> int:
     """
     if isinstance(value, timedelta):
         return round(value / timedelta(microseconds=1))
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return round(value * SECOND_US)
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if match is None or match[2] not in _UNITS:
@@ -61,13 +62,15 @@ def instant_us(value: str | int | float | datetime) -> int:
     >>> instant_us("1970-01-01T00:00:01"), instant_us(1.5)
     (1000000, 1500000)
     """
-    if isinstance(value, str):
-        try:
+    try:
+        if isinstance(value, str):
             value = float(value) if _NUMBER.fullmatch(value) else datetime.fromisoformat(value)
-        except ValueError:
-            raise UsageError(
-                f"a time must look like '2026-03-01T12:00:00Z' or be seconds since 1970; got {value!r}"
-            ) from None
+        if not isinstance(value, datetime) and not math.isfinite(value):
+            raise ValueError
+    except ValueError:
+        raise UsageError(
+            f"a time must look like '2026-03-01T12:00:00Z' or be seconds since 1970; got {value!r}"
+        ) from None
     if isinstance(value, datetime):
         if value.tzinfo is None:
             value = value.replace(tzinfo=UTC)
@@ -85,7 +88,10 @@ def instant_text(us: int) -> str:
         return "end of stream"
     if us <= BEGINNING_US:
         return "beginning"
-    return (_EPOCH + timedelta(microseconds=us)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    try:
+        return (_EPOCH + timedelta(microseconds=us)).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    except OverflowError:
+        return f"{us} µs"  # Beyond the years 1 to 9999; a message must not fail on what it speaks of.
 
 
 def bucket_of(stime_us: int, size_us: int) -> int:
