@@ -67,6 +67,8 @@ class Disk:
         except FileExistsError:
             return False
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and new.parent.exists():
+                return False  # A writer that opened meanwhile swept `old` away.
             raise storage_error("publish", new, error) from error
         return True
 

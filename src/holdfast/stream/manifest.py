@@ -3,8 +3,9 @@
 Rules:
 1. A manifest is never changed, only followed: version v+1 is published with link(2), which fails if somebody else was
    first. That compare-and-set is how an epoch is granted (L7) and works on local disks and NFS alike.
-2. After v+1 is durable, v is unlinked. So a writer that holds v open knows it is fenced when v+1 exists *or* its own
-   file has no name left, and it checks in that order: v+1 cannot vanish before v has.
+2. After v+1 is durable, v and whatever crashes left below it are unlinked, the oldest first. So a writer that holds v
+   open knows it is fenced when v+1 exists *or* its own file has no name left, and it checks in that order: v+1 cannot
+   vanish before v has.
 3. A segment that is not the last has a length; bytes beyond it were never accepted, whoever wrote them.
 """
 
@@ -73,6 +74,13 @@ def load_manifest(folder: Path) -> Manifest | None:
             return unseal(path.read_bytes(), Manifest, str(path))
 
 
+def unlink_older(folder: Path, version: int, disk: Disk) -> None:
+    """Rule 2."""
+    for older in manifest_versions(folder):
+        if older < version:
+            disk.unlink(manifest_path(folder, older))
+
+
 class Tenure:
     """Holds the newest manifest open and notices when it is superseded."""
 
@@ -107,7 +115,7 @@ class Tenure:
         if os.fstat(self._fd).st_nlink == 0:
             self._disk.unlink(self._next)  # Our version was long gone; what we published follows nothing.
             raise self.fenced()
-        self._disk.unlink(manifest_path(self.folder, self.manifest.version))
+        unlink_older(self.folder, manifest.version, self._disk)
         os.close(self._fd)
         self.manifest = manifest
         self._hold()

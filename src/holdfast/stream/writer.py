@@ -33,7 +33,15 @@ from holdfast.stream.disk import Disk, storage_error
 from holdfast.stream.frame import FileHeader, Header, Kind, encode_file_header, encode_frame
 from holdfast.stream.head import read_head
 from holdfast.stream.index import ENTRY, load_entries, write_index
-from holdfast.stream.manifest import Manifest, SegmentEntry, Tenure, load_manifest, manifest_path
+from holdfast.stream.manifest import (
+    Manifest,
+    SegmentEntry,
+    Tenure,
+    load_manifest,
+    manifest_path,
+    manifest_versions,
+    unlink_older,
+)
 from holdfast.stream.manifest import segment_name as name_of_segment
 from holdfast.stream.record import Commit, State, encode
 from holdfast.stream.sealed import seal
@@ -314,10 +322,17 @@ class LogWriter:
             # Let go cleanly: its last segment is taken up again instead of leaving many small ones behind.
             segments = (*segments[:-1], _reopened(segments[-1], epoch))
         manifest = Manifest(version=version, epoch=epoch, owner=self.owner, segments=segments)
-        if not self.disk.publish_file(manifest_path(self.folder, version), seal(manifest)):
+        path = manifest_path(self.folder, version)
+        won = self.disk.publish_file(path, seal(manifest))
+        if won:
+            # A name that is free may also be one that was used and unlinked since we looked: then newer ones exist.
+            newest = manifest_versions(self.folder)[-1]
+            unlink_older(self.folder, version, self.disk)
+            if newest > version:
+                self.disk.unlink(path)
+                won = False
+        if not won:
             raise Fenced(f"{self.folder}: another writer took epoch {epoch} first; open the stream again to go on")
-        if previous is not None:
-            self.disk.unlink(manifest_path(self.folder, previous.version))
         self._tenure = Tenure(self.folder, manifest, self.disk)
 
     def _resume(self, entry: SegmentEntry, now_us: int) -> None:
