@@ -18,12 +18,16 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.model.errors import Fenced
+from holdfast.clock import pause
+from holdfast.model.errors import CorruptLog, Fenced
 from holdfast.stream.disk import Disk
 from holdfast.stream.frame import FORMAT_VERSION
 from holdfast.stream.sealed import seal, unseal
 
 _FILE = re.compile(r"manifest-(\d{10})")
+SEGMENT_FILE = re.compile(r"\d{16}-\d{8}\.seg")
+#: A listing made while one version follows another may miss both; it is repeated this often before they count as lost.
+_LOOKS, _LOOK_US = 20, 5_000
 
 
 class SegmentEntry(msgspec.Struct, frozen=True):
@@ -64,11 +68,21 @@ def manifest_versions(folder: Path) -> list[int]:
 
 
 def load_manifest(folder: Path) -> Manifest | None:
-    """The newest manifest, or None where no writer ever came. A version unlinked under our eyes is looked up anew."""
+    """The newest manifest, or None where no writer ever came. A version unlinked under our eyes is looked up anew.
+
+    Segments without a manifest are not an empty branch: whoever took them for one would write over them.
+    """
+    looks = 0
     while True:
         versions = manifest_versions(folder)
         if not versions:
-            return None
+            if not any(map(SEGMENT_FILE.fullmatch, os.listdir(folder))):
+                return None
+            looks += 1
+            if looks == _LOOKS:
+                raise CorruptLog(f"{folder}: the manifest is lost, the segments are there; run `holdfast repair`")
+            pause(_LOOK_US)
+            continue
         path = manifest_path(folder, versions[-1])
         with contextlib.suppress(FileNotFoundError):
             return unseal(path.read_bytes(), Manifest, str(path))
