@@ -7,7 +7,8 @@ Rules:
 3. With arrival times a boundary follows at every bucket even when no data comes. With a column it follows the data; if
    the column is wall-clock time, `idle="advance"` lets it follow the clock as well.
 4. A request may carry a sequence number. One that is not above the last committed number of its producer was committed
-   before; it is acknowledged and not written again, also after a crash.
+   before; it is acknowledged and not written again, also after a crash. Several sources may share one producer, each
+   under its own id; the last `record.PRODUCERS_MAX` of them are remembered.
 5. A refused request changes nothing and does not disturb the others of its group.
 """
 
@@ -56,6 +57,7 @@ class _Request(NamedTuple):
     rows: Sequence[Row] | None = None
     batch: pa.RecordBatch | None = None
     seq: int | None = None
+    producer: str = ""
     boundary_us: int | None = None
     close: bool = False
     beat: bool = False
@@ -109,17 +111,18 @@ class Producer:
 
     # -- what callers use --------------------------------------------------------------------------------------------
 
-    def send(self, row: Row, *, seq: int | None = None) -> Ack:
-        """Send one row; return when it is durable."""
-        return self._submit(_Request(rows=(row,), seq=seq))
+    def send(self, row: Row, *, seq: int | None = None, producer_id: str | None = None) -> Ack:
+        """Send one row; return when it is durable. `seq` counts per `producer_id` (this producer's own if unset)."""
+        return self._submit(_Request(rows=(row,), seq=seq, producer=self._id(producer_id)))
 
-    def send_many(self, rows: Sequence[Row], *, seq: int | None = None) -> Ack:
+    def send_many(self, rows: Sequence[Row], *, seq: int | None = None, producer_id: str | None = None) -> Ack:
         """Send rows as one atomic unit."""
-        return self._submit(_Request(rows=rows, seq=seq))
+        return self._submit(_Request(rows=rows, seq=seq, producer=self._id(producer_id)))
 
-    def send_batch(self, data: Any, *, seq: int | None = None) -> Ack:
+    def send_batch(self, data: Any, *, seq: int | None = None, producer_id: str | None = None) -> Ack:
         """Send an Arrow table, an Arrow record batch or a pandas frame as one atomic unit."""
-        return self._submit(_Request(batch=table_batch(data, self._schema, self.definition.name), seq=seq))
+        batch = table_batch(data, self._schema, self.definition.name)
+        return self._submit(_Request(batch=batch, seq=seq, producer=self._id(producer_id)))
 
     def advance(self, boundary: int) -> Ack:
         """Promise that no later tuple has an stime below `boundary` (microseconds)."""
@@ -128,7 +131,19 @@ class Producer:
     @property
     def last_seq(self) -> int:
         """The last sequence number of this producer id that is durable; -1 before the first."""
-        return self.writer.state.tokens.get(self.id, -1)
+        return self.last_seq_of(self.id)
+
+    def last_seq_of(self, producer_id: str) -> int:
+        """The same for any source that shares this producer."""
+        return self.writer.state.tokens.get(producer_id, -1)
+
+    @property
+    def row_schema(self) -> pa.Schema:
+        """The columns that a row handed to `send` has: the stream's, and `stime` where the rows bring it themselves."""
+        return self._schema
+
+    def _id(self, producer_id: str | None) -> str:
+        return self.id if producer_id is None else check_name(producer_id)
 
     @property
     def boundary_us(self) -> int:
@@ -167,21 +182,29 @@ class Producer:
             return [Ack(self.writer.state.commit_seq, 0)] * len(requests)
         answers: list[Ack | BaseException | None] = [None] * len(requests)
         ready: dict[int, _Ready] = {}
-        tokens: dict[str, int] = {}
+        newest: dict[str, int] = {}
+        repeats: dict[int, int] = {}
         for i, request in enumerate(requests):
             if request.seq is not None:
-                if request.seq <= tokens.get(self.id, self.last_seq):
+                if request.seq <= self.last_seq_of(request.producer):
                     answers[i] = Ack(self.writer.state.commit_seq, 0, duplicate=True)
                     continue
-                tokens[self.id] = request.seq
+                before = newest.get(request.producer)
+                if before is not None and request.seq <= (requests[before].seq or 0):
+                    repeats[i] = before
+                    continue
+                newest[request.producer] = i
             if request.batch is not None:
                 self._prepare(i, request, ready, answers)
-        row_requests = [i for i, r in enumerate(requests) if r.rows is not None and answers[i] is None]
-        self._prepare_rows(row_requests, requests, ready, answers)
-        if any(isinstance(a, HoldfastError) for a in answers):
-            # A refused request must not use up its sequence number.
-            accepted = [r.seq for r, a in zip(requests, answers, strict=True) if r.seq is not None and a is None]
-            tokens = {self.id: max(accepted)} if accepted else {}
+        fresh = [i for i, r in enumerate(requests) if r.rows is not None and answers[i] is None and i not in repeats]
+        self._prepare_rows(fresh, requests, ready, answers)
+        for i, before in repeats.items():
+            answers[i] = answers[before]  # A repetition within the group shares the fate of what it repeats.
+        # A refused request must not use up its sequence number.
+        tokens: dict[str, int] = {}
+        for request, answer in zip(requests, answers, strict=True):
+            if request.seq is not None and answer is None:
+                tokens[request.producer] = max(request.seq, tokens.get(request.producer, request.seq))
         events, high = self._events(ready, now)
         self._make_room(sum(len(e.body) for e in events))
         state = self.writer.commit(
@@ -196,6 +219,8 @@ class Producer:
                 one = ready.get(i)
                 rows = one.batch.num_rows if one else len(requests[i].rows or ())
                 answers[i] = Ack(state.commit_seq, rows, dropped=one.dropped if one else 0)
+                if i in repeats:
+                    answers[i] = Ack(state.commit_seq, 0, duplicate=True)
         return answers  # type: ignore[return-value]
 
     def _prepare_rows(
