@@ -11,7 +11,6 @@ Rules:
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +28,7 @@ from holdfast.stream.head import read_head
 from holdfast.stream.index import EMPTY, Entries, Fields, fields_of, load_entries, make_entries
 from holdfast.stream.manifest import Manifest, SegmentEntry, load_manifest, manifest_path
 from holdfast.stream.segment import Window, recover, walk
-from holdfast.stream.tail import TailReader, tail_path
+from holdfast.stream.tail import TailReader, writer_lives
 
 
 class Extent(NamedTuple):
@@ -146,22 +145,9 @@ class LogReader:
         self._tail = TailReader(self.folder, last.epoch)
         if last.length is not None:
             self._advance(last.length)
-        elif not self._writer_lives(last.epoch):
+        elif not writer_lives(self.folder, last.epoch):
             self._advance_unattended()
         return True
-
-    def _writer_lives(self, epoch: int) -> bool:
-        try:
-            fd = os.open(tail_path(self.folder, epoch), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(fd)
-        return False
 
     def _advance_unattended(self) -> None:
         """Rule 1: the writer is dead and its last note may be lost; its whole units count as soon as they are durable.

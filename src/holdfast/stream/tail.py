@@ -10,6 +10,7 @@ of its own, so that a writer that was fenced cannot overwrite the note of its su
 
 from __future__ import annotations
 
+import fcntl
 import os
 import struct
 from pathlib import Path
@@ -36,6 +37,21 @@ class Tail(NamedTuple):
 
 def tail_path(folder: Path, epoch: int) -> Path:
     return folder / f"tail-{epoch:08d}"
+
+
+def writer_lives(folder: Path, epoch: int) -> bool:
+    """Is the owner of the epoch alive? It keeps a lock on its tail for as long as its process lives."""
+    try:
+        fd = os.open(tail_path(folder, epoch), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 class TailWriter:

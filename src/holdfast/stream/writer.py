@@ -46,7 +46,7 @@ from holdfast.stream.manifest import segment_name as name_of_segment
 from holdfast.stream.record import Commit, State, encode
 from holdfast.stream.sealed import seal
 from holdfast.stream.segment import Extent, Recovered, recover
-from holdfast.stream.tail import TailReader, TailWriter, tail_path
+from holdfast.stream.tail import TailReader, TailWriter, tail_path, writer_lives
 
 #: Big enough that rolling (a few fsyncs) is rare at full disk speed, small enough that retention has a fine grain.
 SEGMENT_BYTES = 128 << 20
@@ -299,20 +299,11 @@ class LogWriter:
             raise
 
     def _refuse_if_alive(self, manifest: Manifest) -> None:
-        """The owner of an epoch keeps a lock on its tail for as long as its process lives, kill -9 included."""
-        try:
-            fd = os.open(tail_path(self.folder, manifest.epoch), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if writer_lives(self.folder, manifest.epoch):
             raise StreamBusy(
                 f"{self.folder}: {manifest.owner} is writing to it; a stream has one writer; "
                 f"stop that one, or take over on purpose (takeover=True)"
-            ) from None
-        finally:
-            os.close(fd)
+            )
 
     def _claim(self, previous: Manifest | None, epoch: int) -> None:
         """Publish the manifest that makes the epoch ours. From here on the previous owner is fenced."""
