@@ -80,6 +80,11 @@ def decode_index(data: bytes, segment_length: int) -> Entries | None:
     return np.frombuffer(body, ENTRY)
 
 
+def stated_length(data: bytes) -> int:
+    """The length of the segment that an index says it describes; -1 if it is too short to say anything."""
+    return int(_HEADER.unpack_from(data)[4]) if len(data) >= _HEADER.size else -1
+
+
 def build_entries(segment: Path, length: int) -> Entries:
     """The index as the segment's own headers tell it."""
     fd = os.open(segment, os.O_RDONLY | os.O_CLOEXEC)
