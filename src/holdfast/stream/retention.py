@@ -48,7 +48,7 @@ def retain(
     policy: Retention | None = None,
 ) -> Removal:
     """Apply the stream's retention (or `policy`) to the branch in `folder`."""
-    with _alone(folder):
+    with alone(folder):
         manifest = load_manifest(folder)
         if manifest is None:
             return Removal(stopped_by="the stream is empty")
@@ -108,7 +108,7 @@ def _size(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path) -> Iterator[None]:
     """Two runs at once would each think that the other's files are its own to count."""
     fd = os.open(folder / "retention.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:

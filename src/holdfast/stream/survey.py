@@ -41,6 +41,8 @@ class Span(NamedTuple):
     seq: int | None
     """None where the commit's header is lost."""
     faults: list[Fault]
+    epoch: int = 0
+    """Of the writer that committed it; 0 where the commit's header is lost."""
 
     @property
     def sound(self) -> bool:
@@ -70,11 +72,11 @@ def _unit(window: Window, start: int) -> Span:
         if found.header.kind == Kind.COMMIT:
             commit = _commit(window, found)
             if isinstance(commit, Fault):
-                return Span(start, offset, frames, None, found.header.commit_seq, [*faults, commit])
+                return Span(start, offset, frames, None, found.header.commit_seq, [*faults, commit], found.header.epoch)
             if commit.unit_bytes != found.offset - start:
                 wrong = Fault(found.offset, found.header.size, "the commit covers other bytes than those before it")
                 faults.append(wrong)
-            return Span(start, offset, frames, commit, found.header.commit_seq, faults)
+            return Span(start, offset, frames, commit, found.header.commit_seq, faults, found.header.epoch)
         frames.append(found)
         try:
             read_body(window, found)
@@ -120,7 +122,8 @@ def _resume(window: Window, broken: Span) -> Span:
             if isinstance(commit, Commit):
                 begin = frame.offset - commit.unit_bytes
                 if begin == broken.start:
-                    return broken._replace(end=frame.end, commit=commit, seq=frame.header.commit_seq)
+                    h = frame.header
+                    return broken._replace(end=frame.end, commit=commit, seq=h.commit_seq, epoch=h.epoch)
                 if begin > broken.start:
                     return broken._replace(end=begin)
         offset += ALIGNMENT
