@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 from holdfast.spark.options import READ_OPTIONS, Options
 from holdfast.spark.sink import BatchSink, StreamSink
 from holdfast.spark.source import BucketReader, RangeReader
-from holdfast.stream.merge import Source, merged_schema
+from holdfast.stream.merge import merged_schema, sources_of
 
 
 class HoldfastSource(DataSource):
@@ -24,7 +24,7 @@ class HoldfastSource(DataSource):
         options = Options(self.options, READ_OPTIONS)
         store = options.store
         names = options.names("streams")
-        sources = [Source(n, "", store.open(n).definition.schema) for n in names]
+        sources = sources_of([store.open(name) for name in names])
         return from_arrow_schema(merged_schema(sources, stream_column=options.flag("streamcolumn", len(names) > 1)))
 
     def reader(self, schema: StructType) -> RangeReader:

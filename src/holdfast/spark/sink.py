@@ -26,7 +26,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from holdfast.clock import now_us
 from holdfast.model.errors import CorruptLog, SchemaError, UnknownStream, UsageError
-from holdfast.model.schema import STIME_TYPE, schema_text
+from holdfast.model.schema import STIME_TYPE, schema_text, type_text
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, duration_us
 from holdfast.model.tuples import RESERVED
 from holdfast.spark.options import WRITE_OPTIONS, Options
@@ -68,8 +68,7 @@ class Target:
         columns = [f for f in schema if f.name not in RESERVED]
         self.stream = self._open(names[0], pa.schema(columns))
         wanted = self.stream.definition.schema
-        have = {f.name: f.type for f in columns}
-        if {f.name: f.type for f in wanted} != have:
+        if {f.name: type_text(f.type) for f in wanted} != {f.name: type_text(f.type) for f in columns}:
             raise SchemaError(
                 f"stream {names[0]} has the columns ({schema_text(wanted)}); the query gives "
                 f"({schema_text(pa.schema(columns))}); select and cast to fit"
@@ -168,15 +167,14 @@ class Target:
         writer = self.writer(owner)
         if all(writer.state.tokens.get(id, -1) >= seq for id, seq in token.items()) and token:
             return
-        boundary = max(boundary_us, writer.state.boundary_us)
-        closed = boundary >= FOREVER_US
+        closed = boundary_us >= FOREVER_US
         filed = file_results(
             self.collected(messages), writer.pending, self.stream.definition, writer.state.boundary_us,
-            END_OF_TIME_US if closed else boundary,
+            END_OF_TIME_US if closed else boundary_us,
         )  # fmt: skip
         if writer.state.closed and not filed.events:
             return
-        writer.commit(filed.events, now_us=now_us(), boundary_us=boundary, tokens=token, closed=closed,
+        writer.commit(filed.events, now_us=now_us(), boundary_us=filed.boundary_us, tokens=token, closed=closed,
                       pending=(filed.pending_rows, filed.pending))  # fmt: skip
 
 
@@ -184,54 +182,55 @@ class StreamSink(DataSourceStreamArrowWriter):
     """Results of a streaming query."""
 
     def __init__(self, given: dict[str, str], schema: pa.Schema) -> None:
-        self._given, self._schema = dict(given), schema
+        # Made when the query is planned, so that what does not fit is said before the first row moves.
+        self._target = Target(dict(given), schema)
+        self._boundary = self._target.options.choice("boundary", "auto", "input", "watermark", "data") or "auto"
+        self._slack_us = duration_us(self._target.options.get("slack") or "0s")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Rows:
         context = TaskContext.get()
         assert context is not None
-        query_id = context.getLocalProperty("sql.streaming.queryId") or ""
-        return Target(self._given, self._schema).take(iterator, query_id)
+        return self._target.take(iterator, context.getLocalProperty("sql.streaming.queryId") or "")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        target = Target(self._given, self._schema)
+        target = self._target
         rows = [m for m in messages if isinstance(m, Rows)]
         query_id = rows[0].query_id if rows else ""
-        mode = target.options.choice("boundary", "auto", "input", "watermark", "data") or "auto"
         high = max((m.stime_max_us for m in rows), default=BEGINNING_US)
-        slack = duration_us(target.options.get("slack") or "0s")
-        boundary = batch_boundary(target.options.get("checkpointlocation"), batchId, mode, high, slack)
+        checkpoint = target.options.get("checkpointlocation")
+        boundary = batch_boundary(checkpoint, batchId, self._boundary, high, self._slack_us)
         target.append(rows, boundary, f"spark:{query_id}", {f"spark-{query_id}": batchId})
         target.discard(rows)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        Target(self._given, self._schema).discard([m for m in messages if isinstance(m, Rows)])
+        self._target.discard([m for m in messages if isinstance(m, Rows)])
 
 
 class BatchSink(DataSourceArrowWriter):
     """`df.write.format("holdfast").mode("append")`: a frame is appended as one unit."""
 
     def __init__(self, given: dict[str, str], schema: pa.Schema) -> None:
-        self._given, self._schema = dict(given), schema
+        self._target = Target(dict(given), schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Rows:
-        return Target(self._given, self._schema).take(iterator, "batch")
+        return self._target.take(iterator, "batch")
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        target = Target(self._given, self._schema)
+        target = self._target
         rows = [m for m in messages if isinstance(m, Rows)]
         high = max((m.stime_max_us for m in rows), default=BEGINNING_US)
         writer = target.stream.writer(owner="spark:batch")
         try:
             # A frame is all there will be of its time: the next one begins behind it.
             end = (high // target.stream.definition.bucket_us + 1) * target.stream.definition.bucket_us
-            boundary = max(end, writer.state.boundary_us) if rows and high > BEGINNING_US else writer.state.boundary_us
+            boundary = end if high > BEGINNING_US else BEGINNING_US
             filed = file_results(target.collected(rows), writer.pending, target.stream.definition,
                                  writer.state.boundary_us, boundary)  # fmt: skip
-            writer.commit(filed.events, now_us=now_us(), boundary_us=boundary,
+            writer.commit(filed.events, now_us=now_us(), boundary_us=filed.boundary_us,
                           pending=(filed.pending_rows, filed.pending))  # fmt: skip
         finally:
             writer.release(now_us())
             target.discard(rows)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        Target(self._given, self._schema).discard([m for m in messages if isinstance(m, Rows)])
+        self._target.discard([m for m in messages if isinstance(m, Rows)])

@@ -26,6 +26,8 @@ from holdfast.stream.writer import Event
 
 class Filed(NamedTuple):
     events: list[Event]
+    boundary_us: int
+    """What the stream may promise: the end of the last closed bucket, since tuples of the next one still wait."""
     pending_rows: int
     pending: bytes
 
@@ -37,11 +39,15 @@ def file_results(
 
     `before_us` is the stream's boundary so far: no result may lie below it.
     """
-    stored = definition.stored
+    if boundary_us >= END_OF_TIME_US:
+        until = END_OF_TIME_US
+    else:
+        until = closed_until(boundary_us, definition.bucket_us) if boundary_us > BEGINNING_US else BEGINNING_US
+    until = max(until, before_us)
     waiting = list(pa.ipc.open_stream(pa.py_buffer(pending))) if pending else []
-    table = pa.Table.from_batches([*waiting, *results], schema=stored).combine_chunks()
+    table = pa.Table.from_batches([*waiting, *results], schema=definition.stored).combine_chunks()
     if not table.num_rows:
-        return Filed([], 0, b"")
+        return Filed([], until, 0, b"")
     stimes = np.asarray(table.column(0).cast(pa.int64()))
     lowest = int(stimes.min())
     if lowest < before_us:
@@ -49,16 +55,12 @@ def file_results(
             f"stream {definition.name}: a result at {instant_text(lowest)} comes after its boundary "
             f"{instant_text(before_us)}; name the column that gives stime, or let the boundary follow the watermark"
         )
-    if boundary_us >= END_OF_TIME_US:
-        until = END_OF_TIME_US
-    else:
-        until = closed_until(boundary_us, definition.bucket_us) if boundary_us > BEGINNING_US else BEGINNING_US
     ready = table.filter(pa.array(stimes < until)) if until <= int(stimes.max()) else table
     events = pack(in_order(ready), definition) if ready.num_rows else []
     if ready.num_rows == table.num_rows:
-        return Filed(events, 0, b"")
+        return Filed(events, until, 0, b"")
     left = table.filter(pa.array(stimes >= until))
-    return Filed(events, left.num_rows, _encode(left))
+    return Filed(events, until, left.num_rows, _encode(left))
 
 
 def in_order(table: pa.Table) -> pa.RecordBatch:

@@ -24,7 +24,7 @@ from holdfast.model.time import BEGINNING_US, END_OF_TIME_US
 from holdfast.model.tuples import STREAM_COLUMN, TupleType
 from holdfast.stream.index import Fields
 from holdfast.stream.reader import LogReader, cut, read_extent, with_header
-from holdfast.stream.store import StreamStore
+from holdfast.stream.store import Stream, StreamStore
 
 #: The year 9999, the end of time as Spark can write it.
 FOREVER_US = 253_402_214_400_000_000
@@ -50,10 +50,8 @@ class Merge:
     """The streams of one query. Executors get `sources` and pieces; only the planner refreshes."""
 
     def __init__(self, store: StreamStore, names: Sequence[str]) -> None:
-        if not names:
-            raise UsageError("name at least one stream to read, for example .load('monitor1,monitor2')")
         streams = [store.open(name) for name in names]
-        self.sources = tuple(Source(s.name, str(s.folder), s.definition.schema) for s in streams)
+        self.sources = sources_of(streams)
         self.bucket_us = [s.definition.bucket_us for s in streams]
         self.readers: list[LogReader] = [s.reader() for s in streams]
 
@@ -114,6 +112,12 @@ class Merge:
         first_over = int(ends[int(np.argmax(over))])
         before = ends[ends < first_over]
         return min(end_us, int(before[-1]) if len(before) else first_over)
+
+
+def sources_of(streams: Sequence[Stream]) -> tuple[Source, ...]:
+    if not streams:
+        raise UsageError("name at least one stream to read, for example .load('monitor1,monitor2')")
+    return tuple(Source(s.name, str(s.folder), s.definition.schema) for s in streams)
 
 
 def merged_schema(sources: Sequence[Source], *, stream_column: bool) -> pa.Schema:

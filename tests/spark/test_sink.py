@@ -1,0 +1,206 @@
+"""Results become streams: once, in order, and the same however Spark cut the batches."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import holdfast
+from holdfast.spark import read_stream
+from tests.spark.conftest import at, fill, layout, tuples
+
+ROWS = [(i * 0.2, f"k{i % 7}", i) for i in range(150)]
+OTHER = [(i * 0.5, f"k{i % 5}", 1000 + i) for i in range(60)]
+WINDOWED = "window struct<start:timestamp,end:timestamp>, key string, count bigint"
+
+Query = Callable[[SparkSession, holdfast.StreamStore, dict[str, Any]], DataFrame]
+
+
+def windows(spark: SparkSession, store: holdfast.StreamStore, options: dict[str, Any]) -> DataFrame:
+    frame = read_stream(spark, "a", "b", root=store.root, boundaries="exact", **options)
+    return frame.groupBy(F.window("stime", "4 seconds"), "key").count()
+
+
+def stateless(spark: SparkSession, store: holdfast.StreamStore, options: dict[str, Any]) -> DataFrame:
+    return (
+        read_stream(spark, "a", "b", root=store.root, **options)
+        .filter("value % 3 != 0")
+        .select("stime", "key", "value")
+    )
+
+
+def deduplicated(spark: SparkSession, store: holdfast.StreamStore, options: dict[str, Any]) -> DataFrame:
+    frame = read_stream(spark, "a", "b", root=store.root, **options)
+    return frame.dropDuplicates(["stime", "key"]).select("stime", "key")
+
+
+def joined(spark: SparkSession, store: holdfast.StreamStore, options: dict[str, Any]) -> DataFrame:
+    frame = read_stream(spark, "a", "b", root=store.root, **options)
+    left = frame.filter("stream = 'a'").select(
+        F.col("stime").alias("t1"), F.col("key").alias("key1"), F.col("value").alias("v1")
+    )
+    right = frame.filter("stream = 'b'").select(
+        F.col("stime").alias("t2"), F.col("key").alias("key2"), F.col("value").alias("v2")
+    )
+    near = F.expr("key1 = key2 and t2 >= t1 - interval 2 seconds and t2 <= t1 + interval 2 seconds")
+    pairs = left.join(right, near)
+    return pairs.select(F.greatest("t1", "t2").alias("stime"), "key1", "v1", "v2")
+
+
+def outer(spark: SparkSession, store: holdfast.StreamStore, options: dict[str, Any]) -> DataFrame:
+    """Rows without a partner come out late, when the watermark gives them up: their stime is the end of the search."""
+    frame = read_stream(spark, "a", "b", root=store.root, **options)
+    left = frame.filter("stream = 'a'").select(
+        F.col("stime").alias("t1"), F.col("key").alias("key1"), F.col("value").alias("v1")
+    )
+    right = frame.filter("stream = 'b'").select(
+        F.col("stime").alias("t2"), F.col("key").alias("key2"), F.col("value").alias("v2")
+    )
+    near = F.expr("key1 = key2 and t2 >= t1 and t2 <= t1 + interval 2 seconds")
+    pairs = left.join(right, near, "leftOuter")
+    return pairs.select((F.col("t1") + F.expr("interval 10 seconds")).alias("stime"), "key1", "v1", "v2")
+
+
+QUERIES = {
+    "windows": (windows, WINDOWED),
+    "stateless": (stateless, "key string, value bigint"),
+    "deduplicated": (deduplicated, "key string"),
+    "joined": (joined, "key1 string, v1 bigint, v2 bigint"),
+    "outer": (outer, "key1 string, v1 bigint, v2 bigint"),
+}
+
+
+def run(frame: DataFrame, store: holdfast.StreamStore, checkpoint: Path, name: str, **options: str) -> None:
+    writer = frame.writeStream.format("holdfast").options(
+        root=str(store.root), checkpointLocation=str(checkpoint), **options
+    )
+    writer.trigger(availableNow=True).start(name).awaitTermination()
+
+
+@pytest.fixture
+def inputs(store: holdfast.StreamStore) -> holdfast.StreamStore:
+    fill(store, "a", ROWS)
+    fill(store, "b", OTHER)
+    return store
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_a_stream_does_not_depend_on_how_spark_cut_the_batches(
+    spark: SparkSession, inputs: holdfast.StreamStore, tmp_path: Path, name: str
+) -> None:
+    """D9: whole buckets in one order, whatever the portions."""
+    query, columns = QUERIES[name]
+    seen = []
+    for cut, limit in enumerate(({}, {"maxRowsPerBatch": 40})):
+        stream = inputs.create(f"out{cut}", columns, bucket="2s")
+        run(query(spark, inputs, limit), inputs, tmp_path / f"ckpt{cut}", stream.name)
+        seen.append(layout(stream))
+    assert seen[0] == seen[1]
+    assert len(seen[0]) > 5
+
+
+def test_windows_hold_what_a_plain_count_gives(
+    spark: SparkSession, inputs: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    out = inputs.create("out", WINDOWED, bucket="1s")
+    run(windows(spark, inputs, {"maxRowsPerBatch": 30}), inputs, tmp_path / "ckpt", "out")
+    expected: dict[tuple[int, str], int] = {}
+    for t, key, _ in ROWS + OTHER:
+        window = (int(at(t).timestamp()) // 4 * 4, key)
+        expected[window] = expected.get(window, 0) + 1
+    got = {(int(w["start"].timestamp()), key): n for _, _, w, key, n in tuples(out)}
+    assert got == expected
+    assert out.reader().closed
+
+
+def test_tuple_ids_count_up_from_one(spark: SparkSession, inputs: holdfast.StreamStore, tmp_path: Path) -> None:
+    out = inputs.create("out", "key string, value bigint", bucket="1s")
+    run(stateless(spark, inputs, {"maxRowsPerBatch": 30}), inputs, tmp_path / "ckpt", "out")
+    ids = [t[0] for t in tuples(out)]
+    assert ids == list(range(1, len(ids) + 1))
+
+
+def test_a_batch_that_is_executed_again_adds_nothing(
+    spark: SparkSession, inputs: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    """S2: Spark's log says the last batches were never committed, so they run again."""
+    out = inputs.create("out", WINDOWED, bucket="1s")
+    run(windows(spark, inputs, {"maxRowsPerBatch": 30}), inputs, tmp_path / "ckpt", "out")
+    before = layout(out)
+    commits = sorted((tmp_path / "ckpt" / "commits").iterdir(), key=lambda p: int(p.name) if p.name.isdigit() else -1)
+    for commit in commits[-1:]:
+        commit.unlink()
+        commit.with_name(f".{commit.name}.crc").unlink(missing_ok=True)
+    run(windows(spark, inputs, {"maxRowsPerBatch": 30}), inputs, tmp_path / "ckpt", "out")
+    assert layout(out) == before
+
+
+def test_a_new_query_over_finished_results_is_refused_and_loses_nothing(
+    spark: SparkSession, inputs: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    out = inputs.create("out", WINDOWED, bucket="1s")
+    run(windows(spark, inputs, {}), inputs, tmp_path / "ckpt", "out")
+    before = layout(out)
+    shutil.rmtree(tmp_path / "ckpt")
+    with pytest.raises(PySparkException, match="comes after its boundary"):
+        run(windows(spark, inputs, {}), inputs, tmp_path / "ckpt", "out")
+    assert layout(out) == before
+
+
+def test_large_results_go_by_file_and_leave_none_behind(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    out = store.create("out", "text string", bucket="1s")
+    frame = spark.range(40_000).selectExpr(
+        f"timestamp'{at(0)}' + make_dt_interval(0, 0, 0, id / 10000) as stime", "repeat(cast(id as string), 60) as text"
+    )
+    frame.coalesce(1).write.format("holdfast").option("root", str(store.root)).mode("append").save("out")
+    assert out.reader().rows == 40_000
+    assert list((out.folder / "staging").iterdir()) == []
+
+
+def test_the_sink_creates_a_stream_when_told_to(
+    spark: SparkSession, inputs: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    run(windows(spark, inputs, {}), inputs, tmp_path / "ckpt", "fresh", create="true", bucket="2s")
+    assert inputs.open("fresh").definition.bucket_us == 2_000_000
+    assert inputs.open("fresh").reader().rows > 0
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "sentence"),
+    [
+        (None, {}, "no stream 'out' below"),
+        ("key string, count int, window struct<start:timestamp,end:timestamp>", {}, "select and cast to fit"),
+        (WINDOWED, {"stime": "nosuch"}, "a result needs an stime"),
+        (WINDOWED, {"stime": "key"}, "must be a timestamp; key is string"),
+        (WINDOWED, {"boundary": "guess"}, "option boundary must be one of"),
+    ],
+)
+def test_bad_input_gets_one_clear_sentence(
+    spark: SparkSession, inputs: holdfast.StreamStore, tmp_path: Path, columns: str | None, options: dict[str, str],
+    sentence: str,
+) -> None:  # fmt: skip
+    if columns is not None:
+        inputs.create("out", columns)
+    with pytest.raises(PySparkException, match=sentence):
+        run(windows(spark, inputs, {}), inputs, tmp_path / "ckpt", "out", **options)
+
+
+def test_a_living_producer_on_the_output_is_fenced(
+    spark: SparkSession, inputs: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    """L7: one lineage writes; the later one wins."""
+    out = inputs.create("out", WINDOWED, bucket="1s")
+    old = out.producer(stime="stime", boundary_every="1h")
+    run(windows(spark, inputs, {}), inputs, tmp_path / "ckpt", "out")
+    with pytest.raises(holdfast.Fenced, match="was superseded by spark:"):
+        old.send({"stime": at(500), "window": None, "key": "x", "count": 1})
+    old.close(end=False)
