@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from holdfast.model.errors import StorageError
+
 I = TypeVar("I")  # noqa: E741
 R = TypeVar("R")
 
@@ -37,49 +39,36 @@ class GroupCommit(Generic[I, R]):
         self._commit = commit
         self._mutex = threading.Lock()
         self._queue: list[_Ticket[I, R]] = []
-        self._led = False
+        self._leader: _Ticket[I, R] | None = None
+        self._group: list[_Ticket[I, R]] = []
+        """Those for whom the leader commits now."""
 
     def submit(self, item: I) -> R:
         """Return the item's result once its group is committed."""
         ticket: _Ticket[I, R] = _Ticket(item)
-        with self._mutex:
-            self._queue.append(ticket)
-            leads, self._led = not self._led, True
-            if not leads:
-                ticket.wake = _thread.allocate_lock()
-                ticket.wake.acquire()
-        if ticket.wake is not None:
-            try:
+        try:
+            with self._mutex:
+                self._queue.append(ticket)
+                if self._leader is None:
+                    self._leader = ticket
+                else:
+                    ticket.wake = _thread.allocate_lock()
+                    ticket.wake.acquire()
+            if ticket.wake is not None:
                 ticket.wake.acquire()  # Held until our group is committed or the lead is ours.
-            except BaseException:  # Ctrl-C: nobody may wait for us to lead.
-                self._leave(ticket)
-                raise
-        if not ticket.done:
-            self._lead()
+            if not ticket.done:
+                self._lead(ticket)
+        except BaseException:  # Ctrl-C: nobody may wait for us to lead.
+            self._leave(ticket)
+            raise
         if ticket.error is not None:
             raise ticket.error
         return ticket.result  # type: ignore[return-value]
 
-    def _leave(self, ticket: _Ticket[I, R]) -> None:
-        assert ticket.wake is not None
+    def _lead(self, leader: _Ticket[I, R]) -> None:
         with self._mutex:
-            if ticket not in self._queue:
-                return
-            self._queue.remove(ticket)
-            if ticket.wake.locked():
-                return
-            heir = self._pass_lead()
-        if heir is not None:
-            heir.release()
-
-    def _pass_lead(self) -> _thread.LockType | None:
-        """Under the mutex: choose who leads next; the caller wakes it."""
-        self._led = bool(self._queue)
-        return self._queue[0].wake if self._queue else None
-
-    def _lead(self) -> None:
-        with self._mutex:
-            group, self._queue = self._queue[:GROUP_MAX], self._queue[GROUP_MAX:]
+            self._group, self._queue = self._queue[:GROUP_MAX], self._queue[GROUP_MAX:]
+        group = self._group
         try:
             results = self._commit([t.item for t in group])
             for ticket, result in zip(group, results, strict=True):
@@ -89,13 +78,41 @@ class GroupCommit(Generic[I, R]):
                     ticket.result = result
         except BaseException as error:
             for ticket in group:
-                ticket.error = error
-        for ticket in group:
-            ticket.done = True
+                # Ctrl-C is meant for the thread that got it; the others learn that they cannot know.
+                ticket.error = error if isinstance(error, Exception) or ticket is leader else _unknown()
         with self._mutex:
-            heir = self._pass_lead()
-        if heir is not None:
-            heir.release()
-        for ticket in group:
-            if ticket.wake is not None and ticket.wake.locked():
-                ticket.wake.release()
+            self._finish()
+
+    def _leave(self, ticket: _Ticket[I, R]) -> None:
+        with self._mutex:
+            if ticket in self._queue:
+                self._queue.remove(ticket)
+            if self._leader is ticket:
+                for other in self._group:
+                    if other.result is None and other.error is None:
+                        other.error = _unknown()
+                self._finish()
+            elif self._leader is not None:
+                _wake(self._leader)  # We may have been stopped between naming and waking it; twice does no harm.
+
+    def _finish(self) -> None:
+        """Under the mutex: wake the group and whoever leads next. Harmless when an interrupted one is done again."""
+        for ticket in self._group:
+            ticket.done = True
+            _wake(ticket)
+        self._group = []
+        self._leader = self._queue[0] if self._queue else None
+        if self._leader is not None:
+            _wake(self._leader)
+
+
+def _wake(ticket: _Ticket[I, R]) -> None:
+    if ticket.wake is not None and ticket.wake.locked():
+        ticket.wake.release()
+
+
+def _unknown() -> StorageError:
+    return StorageError(
+        "the commit was interrupted by another thread; whether it was written is not known; "
+        "send again with the same sequence number"
+    )

@@ -99,15 +99,19 @@ class Tenure:
     """Holds the newest manifest open and notices when it is superseded."""
 
     def __init__(self, folder: Path, manifest: Manifest, disk: Disk) -> None:
-        self.folder, self.manifest, self._disk = folder, manifest, disk
-        self._hold()
+        self.folder, self.manifest, self._disk, self._fd = folder, manifest, disk, -1
+        self._hold(manifest)
 
-    def _hold(self) -> None:
-        self._next = manifest_path(self.folder, self.manifest.version + 1)
+    def _hold(self, manifest: Manifest) -> None:
+        after = manifest_path(self.folder, manifest.version + 1)
         try:
-            self._fd = os.open(manifest_path(self.folder, self.manifest.version), os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(manifest_path(self.folder, manifest.version), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise self.fenced() from None
+        # One statement without a call: Ctrl-C comes before it or after it, never between.
+        before, self._fd, self._next, self.manifest = self._fd, fd, after, manifest
+        if before >= 0:
+            os.close(before)
 
     def valid(self) -> bool:
         """Is this manifest still the newest? (Rule 2 gives the order of the two looks.)"""
@@ -130,9 +134,9 @@ class Tenure:
             self._disk.unlink(self._next)  # Our version was long gone; what we published follows nothing.
             raise self.fenced()
         unlink_older(self.folder, manifest.version, self._disk)
-        os.close(self._fd)
-        self.manifest = manifest
-        self._hold()
+        self._hold(manifest)
 
     def close(self) -> None:
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

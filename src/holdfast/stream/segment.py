@@ -106,6 +106,11 @@ class Extent:
         self.stime_min_us: int | None = None
         self.stime_max_us: int | None = None
 
+    def copy(self) -> Extent:
+        twin = Extent()
+        twin.rows, twin.stime_min_us, twin.stime_max_us = self.rows, self.stime_min_us, self.stime_max_us
+        return twin
+
     def add(self, rows: int, low: int, high: int) -> None:
         self.rows += rows
         self.stime_min_us = low if self.stime_min_us is None else min(low, self.stime_min_us)
@@ -151,7 +156,9 @@ def recover(fd: int, path: Path, end: int, *, seq_max: int | None = None, bodies
     except CorruptLog as error:
         rot = _later_unit_follows(window, good, state.commit_seq)
         return Recovered(state, good, extent, pending, str(error), rot)
-    return Recovered(state, good, extent, pending, None, False)
+    # Zeros in front of later units are not the end: a lost page reads as zeros, too.
+    rot = seq_max is None and _later_unit_follows(window, good, state.commit_seq)
+    return Recovered(state, good, extent, pending, None, rot)
 
 
 def _later_unit_follows(window: Window, offset: int, seq: int) -> bool:

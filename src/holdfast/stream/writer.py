@@ -79,11 +79,14 @@ class LogWriter:
         self._tail: TailWriter
         self._fd = -1
         self._path = folder
+        self._name = ""
         self._offset = 0
         self._base_seq = 0
         self._begun_us = 0
         self._extent = Extent()
         self._index = bytearray()
+        self._indexed = 0
+        """Bytes of the index that belong to committed units."""
         self._broken = False
 
     @classmethod
@@ -145,6 +148,7 @@ class LogWriter:
     ) -> State:
         """Append one unit; return when it is durable. Events get consecutive tuple ids in the order given."""
         state = self.state
+        self._check_open()
         if state.closed and (events or closed):
             raise UsageError(f"{self.folder}: the stream was closed at its end; create a new stream for more tuples")
         boundary = max(state.boundary_us, boundary_us if boundary_us is not None else state.boundary_us)
@@ -159,17 +163,28 @@ class LogWriter:
         old = self.segment_age_us is not None and now_us - self._begun_us >= self.segment_age_us and self._extent.rows
         if self._broken or old or self._offset >= self.segment_bytes:
             self._roll(now_us)
-        if pending is not None:
-            self.pending_rows, self.pending = pending
-        return self._append(events, boundary, now_us, dict(tokens or {}), closed, pending is not None)
+        return self._append(events, boundary, now_us, dict(tokens or {}), closed, pending)
+
+    def _check_open(self) -> None:
+        if self._fd < 0:
+            raise UsageError(f"{self.folder}: this writer was released; open the stream again to go on")
+        if self.segments[-1].name != self._name:
+            # Interrupted between the manifest and our own note of it: our place in the log is not known any more.
+            raise Fenced(f"{self.folder}: the writer was interrupted while it began a segment; open the stream again")
 
     def beat(self, now_us: int) -> None:
         """Show readers that the writer is alive, without touching the log."""
-        if not self._broken:
+        if not self._broken and self._fd >= 0:
             self._note(now_us)
 
     def _append(
-        self, events: Sequence[Event], boundary: int, now_us: int, tokens: dict[str, int], closed: bool, pending: bool
+        self,
+        events: Sequence[Event],
+        boundary: int,
+        now_us: int,
+        tokens: dict[str, int],
+        closed: bool,
+        pending: tuple[int, bytes] | None,
     ) -> State:
         parts: list[bytes] = []
         entries: list[tuple[int, ...]] = []
@@ -184,37 +199,41 @@ class LogWriter:
             parts += frame
             offset += sum(map(len, frame))
             next_id += e.rows
-        if pending:
-            frame = encode_frame(Header(Kind.PENDING, 0, rows=self.pending_rows, epoch=self.epoch, commit_seq=seq),
-                                 self.pending)  # fmt: skip
+        if pending is None:
+            pending = self.pending_rows, self.pending
+        else:
+            frame = encode_frame(Header(Kind.PENDING, 0, rows=pending[0], epoch=self.epoch, commit_seq=seq), pending[1])
             parts += frame
             offset += sum(map(len, frame))
         commit = Commit(boundary, now_us, next_id, offset - start, closed or self.state.closed, tokens)
         parts += encode_frame(Header(Kind.COMMIT, 0, epoch=self.epoch, commit_seq=seq), encode(commit))
-        self._write(start, parts)
-        self.state = self.state.after(seq, commit)
+        after, extent = self.state.after(seq, commit), self._extent.copy()
+        del self._index[self._indexed :]
         if entries:
             self._index += np.array(entries, ENTRY).tobytes()
             for e in events:
-                self._extent.add(e.rows, e.stime_min_us, e.stime_max_us)
+                extent.add(e.rows, e.stime_min_us, e.stime_max_us)
+        indexed = len(self._index)
+        end = self._write(start, parts)
+        # One statement without a call: Ctrl-C comes before it or after it, never between.
+        (self._offset, self.state, self._extent, self._indexed, self.pending_rows, self.pending, self._broken
+         ) = end, after, extent, indexed, *pending, False  # fmt: skip
         self._note(now_us)
-        return self.state
+        return after
 
-    def _write(self, start: int, parts: Sequence[bytes]) -> None:
+    def _write(self, start: int, parts: Sequence[bytes]) -> int:
         """Rule 1 and rule 2: write, sync, look whether we may still speak; only then the unit counts."""
-        try:
-            written = self.disk.write(self._fd, self._path, start, parts)
-            self.disk.sync(self._fd, self._path)
-        except BaseException:
-            self._broken = True
-            raise
+        self._broken = True  # Until the caller has noted the end: whatever interrupts us, these bytes are given up.
+        written = self.disk.write(self._fd, self._path, start, parts)
+        self.disk.sync(self._fd, self._path)
         if not self._tenure.valid():
-            self._broken = True
             raise self._tenure.fenced()
-        self._offset = start + written
+        return start + written
 
     def _note(self, now_us: int) -> None:
-        self._tail.note(self._base_seq, self._offset, self.state.commit_seq, self.state.boundary_us, now_us)
+        # The unit is durable whether or not the note can be written: a lost note is merely old.
+        with contextlib.suppress(OSError):
+            self._tail.note(self._base_seq, self._offset, self.state.commit_seq, self.state.boundary_us, now_us)
 
     # -- segments ----------------------------------------------------------------------------------------------------
 
@@ -222,7 +241,7 @@ class LogWriter:
         """Seal the segment at its last durable unit and go on in a new one."""
         if not self._tenure.valid():
             raise self._tenure.fenced()
-        old_path, old_fd, old_length, index = self._path, self._fd, self._offset, bytes(self._index)
+        old_path, old_fd, old_length, index = self._path, self._fd, self._offset, bytes(self._index[: self._indexed])
         sealed = self._sealed_entry(now_us)
         self._begin_segment(now_us, (*self._tenure.manifest.segments[:-1], sealed))
         with contextlib.suppress(StorageError):
@@ -265,9 +284,11 @@ class LogWriter:
         except BaseException:
             os.close(fd)
             raise
-        self._fd, self._path, self._offset, self._base_seq = fd, path, length, base
-        self._extent, self._index, self._broken, self._begun_us = Extent(), bytearray(), False, now_us
-        self.state = self.state.after(seq, commit)
+        after, extent, index, name = self.state.after(seq, commit), Extent(), bytearray(), path.name
+        # One statement, as in `_append`.
+        (self._fd, self._path, self._name, self._offset, self._base_seq, self._extent, self._index, self._indexed,
+         self._broken, self._begun_us, self.state
+         ) = fd, path, name, length, base, extent, index, 0, False, now_us, after  # fmt: skip
         self._note(now_us)
 
     # -- epochs ------------------------------------------------------------------------------------------------------
@@ -336,6 +357,7 @@ class LogWriter:
             raise _damaged(path, found.end, found.problem)
         self._load(path, entry.base_seq, found)
         self._index = bytearray(load_entries(path, found.end).tobytes())
+        self._indexed = len(self._index)
         self._begun_us = now_us
         self._note(now_us)
 
@@ -363,7 +385,7 @@ class LogWriter:
             os.close(fd)
 
     def _load(self, path: Path, base_seq: int, found: Recovered) -> None:
-        self._path, self._base_seq, self._offset = path, base_seq, found.end
+        self._path, self._name, self._base_seq, self._offset = path, path.name, base_seq, found.end
         self.state, self._extent = found.state, found.extent
         self.pending_rows, self.pending = found.pending
 
@@ -382,9 +404,10 @@ class LogWriter:
         if self._fd < 0:
             return
         try:
-            if not self._broken and self._tenure.valid():
+            if not self._broken and self.segments[-1].name == self._name and self._tenure.valid():
                 with contextlib.suppress(StorageError):
-                    write_index(self._path, np.frombuffer(bytes(self._index), ENTRY), self._offset, self.disk)
+                    index = np.frombuffer(bytes(self._index[: self._indexed]), ENTRY)
+                    write_index(self._path, index, self._offset, self.disk)
                     m = self._tenure.manifest
                     segments = (*m.segments[:-1], self._sealed_entry(now_us))
                     self._tenure.follow(Manifest(version=m.version + 1, epoch=m.epoch, owner=m.owner, released=True,
