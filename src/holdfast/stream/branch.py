@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.model.errors import UsageError
+from holdfast.model.errors import CorruptLog, UsageError
 from holdfast.model.time import instant_text
 from holdfast.stream.definition import Definition
 from holdfast.stream.disk import Disk, VolatileDisk
@@ -102,19 +102,30 @@ class BranchReader:
         self.log: LogReader | None = None
 
     def refresh(self) -> BranchRoot | None:
-        root = find_branch(self._folder)
-        if root is None or self.root is None or root.id != self.root.id:
-            self.close()
-            self.root = root
-            if root is not None:
-                d = self._definition
-                self.log = LogReader(branch_folder(self._folder), d.schema, d.bucket_us)
-        if self.log is not None:
+        while True:
+            root = find_branch(self._folder)
+            if root is None or self.root is None or root.id != self.root.id:
+                self.close()
+                self.root = root
+                if root is not None:
+                    d = self._definition
+                    self.log = LogReader(branch_folder(self._folder), d.schema, d.bucket_us)
+            if self.log is None:
+                return None
+            trouble: Exception | None = None
             try:
                 self.log.refresh()
-            except FileNotFoundError:  # Dropped between the two looks.
-                self.close()
-        return self.root
+            except (FileNotFoundError, CorruptLog) as error:
+                trouble = error
+            if self.current():  # Otherwise what was seen may be of another branch: look again.
+                if trouble is not None:
+                    raise trouble
+                return self.root
+
+    def current(self) -> bool:
+        """Is the branch that was last seen still there?"""
+        now = find_branch(self._folder)
+        return now is not None and self.root is not None and now.id == self.root.id
 
     def close(self) -> None:
         if self.log is not None:

@@ -23,12 +23,16 @@ from holdfast.model.errors import CorruptLog, Removed
 from holdfast.model.schema import stored_schema
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, closed_until, instant_text
 from holdfast.model.tuples import TupleType
+from holdfast.stream.disk import storage_error
 from holdfast.stream.frame import FILE_HEADER_SIZE, HEADER_SIZE, Kind, crc32c, padded
 from holdfast.stream.head import read_head
 from holdfast.stream.index import EMPTY, Entries, Fields, fields_of, load_entries, make_entries
 from holdfast.stream.manifest import Manifest, SegmentEntry, load_manifest, manifest_path
 from holdfast.stream.segment import Window, recover, walk
 from holdfast.stream.tail import TailReader, writer_lives
+
+#: Segments held open at a time: a long history must not use up the process's file numbers.
+_FILES_MAX = 64
 
 
 class Extent(NamedTuple):
@@ -95,8 +99,10 @@ class LogReader:
     def refresh(self) -> bool:
         """Look for new commits; True if there were any."""
         changed = False
-        if self._manifest is None or self._superseded():
-            changed = self._reload()
+        while self._manifest is None or self._superseded():
+            if not self._reload():
+                return changed
+            changed = True
         if self._active is not None and self._tail is not None:
             note = self._tail.read()
             if note is not None and note.base_seq == self._active.entry.base_seq:
@@ -130,8 +136,23 @@ class LogReader:
         if self._manifest_fd >= 0:
             os.close(self._manifest_fd)
         self._manifest, self._manifest_fd = manifest, fd
+        for name in self._files.keys() - {s.name for s in manifest.segments}:
+            os.close(self._files.pop(name))  # Removed by retention: let go of the space.
         if not manifest.segments:
             return False
+        try:
+            self._follow(manifest)
+        except FileNotFoundError:
+            if not self._superseded():
+                raise CorruptLog(f"{self.folder / manifest.segments[-1].name}: the segment is missing") from None
+        except CorruptLog:
+            # Whoever asks again must hear of it again, not get the half that was read.
+            os.close(self._manifest_fd)
+            self._manifest, self._manifest_fd = None, -1
+            raise
+        return True
+
+    def _follow(self, manifest: Manifest) -> None:
         last = manifest.segments[-1]
         before = self._active
         if before is None or before.entry.name != last.name:
@@ -145,9 +166,9 @@ class LogReader:
         self._tail = TailReader(self.folder, last.epoch)
         if last.length is not None:
             self._advance(last.length)
-        elif not writer_lives(self.folder, last.epoch):
+        elif not writer_lives(self.folder, last.epoch) and not writer_lives(self.folder, manifest.epoch):
+            # A newer epoch that lives is about to say where this segment ends.
             self._advance_unattended()
-        return True
 
     def _advance_unattended(self) -> None:
         """Rule 1: the writer is dead and its last note may be lost; its whole units count as soon as they are durable.
@@ -156,7 +177,17 @@ class LogReader:
         """
         assert self._active is not None
         found = recover(self._active.fd, self._active.path, os.fstat(self._active.fd).st_size)
-        os.fdatasync(self._active.fd)
+        if self._superseded():
+            return  # Its end was decided meanwhile, perhaps before what we have just read was written.
+        if found.rot:
+            raise CorruptLog(
+                f"{self._active.path} at byte {found.end}: acknowledged tuples follow that cannot be read "
+                f"({found.problem or 'they are missing'}); run `holdfast repair` to see what can be saved"
+            )
+        try:
+            os.fdatasync(self._active.fd)
+        except OSError as error:
+            raise storage_error("make durable", self._active.path, error) from error
         self._advance(found.end)
 
     @property
@@ -228,7 +259,10 @@ class LogReader:
             return None
         if segment.name not in self._sealed:
             assert segment.length is not None
-            self._sealed[segment.name] = load_entries(self.folder / segment.name, segment.length)
+            try:
+                self._sealed[segment.name] = load_entries(self.folder / segment.name, segment.length)
+            except FileNotFoundError:
+                raise gone(self.folder / segment.name) from None
         return self._sealed[segment.name]
 
     # -- tuples ------------------------------------------------------------------------------------------------------
@@ -259,15 +293,21 @@ def read_extent(files: dict[Path, int], path: Path, fields: Fields, stored: pa.S
     """The tuples of the event that `fields` describe; `files` keeps what was opened."""
     fd = files.get(path)
     if fd is None:
+        if len(files) >= _FILES_MAX:
+            os.close(files.pop(next(iter(files))))
         try:
             fd = files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise Removed(
-                f"{path}: the segment was removed by retention while it was being read; "
-                f"acknowledge positions (name the subscriber) so that retention waits for you"
-            ) from None
+            raise gone(path) from None
     raw = os.pread(fd, padded(fields.length), fields.offset + HEADER_SIZE)
     return decode_body(raw, fields, stored, f"{path} at byte {fields.offset}")
+
+
+def gone(segment: Path) -> Removed:
+    return Removed(
+        f"{segment}: the segment was removed by retention while it was being read; "
+        f"acknowledge positions (name the subscriber) so that retention waits for you"
+    )
 
 
 def decode_body(raw: bytes, fields: Fields, stored: pa.Schema, where: str) -> pa.RecordBatch:

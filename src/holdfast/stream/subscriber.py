@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from holdfast.clock import monotonic_us, now_us, pause
-from holdfast.model.errors import UsageError
+from holdfast.model.errors import CorruptLog, Removed, UsageError
 from holdfast.model.schema import STIME_TYPE, reader_schema
 from holdfast.model.time import BEGINNING_US, duration_us, instant_us
 from holdfast.model.tuples import TupleType
@@ -127,11 +127,16 @@ class Subscriber:
         log = self._main if stable else self._branch.log if self._branch is not None else None
         assert log is not None
         kind = TupleType.INSERTION if stable else TupleType.TENTATIVE
-        for fields, batch in log.scan(step.start_us, step.end_us):
-            if stable:
-                self._last_stable_id = fields.first_tuple_id + batch.num_rows - 1
-                self._last_stable_stime_us = fields.stime_max_us
-            yield with_header(fields, batch, kind, self.schema)
+        try:
+            for fields, batch in log.scan(step.start_us, step.end_us):
+                if stable:
+                    self._last_stable_id = fields.first_tuple_id + batch.num_rows - 1
+                    self._last_stable_stime_us = fields.stime_max_us
+                yield with_header(fields, batch, kind, self.schema)
+        except (Removed, CorruptLog):
+            # A branch may be dropped while it is read; what was delivered of it is taken back by the UNDO to come.
+            if stable or self._branch is None or self._branch.current():
+                raise
 
     def _control(self, kind: TupleType, tuple_id: int, stime_us: int | None) -> pa.RecordBatch:
         columns = [pa.array([int(kind)], pa.int8()), pa.array([tuple_id], pa.int64()), pa.array([stime_us], STIME_TYPE)]
