@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.model.errors import CorruptLog, Fenced, StreamBusy
 from holdfast.stream.manifest import load_manifest, manifest_path
+from holdfast.stream.writer import LogWriter
 from tests.faults.units import QuietDisk, judge, last_sent, open_log, read_all, send
 
 
@@ -139,6 +140,31 @@ def test_a_writer_that_looked_long_ago_cannot_claim_a_version_that_was_used_sinc
     send(last, 6)
     last.release(6)
     judge(tmp_path, 6, 6)
+
+
+def test_a_writer_that_was_superseded_while_it_opened_sweeps_away_nothing_of_its_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L7, L1: it does not know the newer segments, but they are not left over."""
+    successors = []
+    sweep = LogWriter._sweep
+
+    def late(writer: LogWriter) -> None:
+        if not successors:
+            successors.append(writer)
+            successors[0] = open_log(tmp_path, disk=QuietDisk(), takeover=True)
+            send(successors[0], 1)
+        sweep(writer)
+
+    monkeypatch.setattr(LogWriter, "_sweep", late)
+    slow = open_log(tmp_path, disk=QuietDisk())
+    with pytest.raises(Fenced):
+        send(slow, 1)
+    slow.release(1)
+    judge(tmp_path, 1, 1)
+    send(successors[0], 2)
+    successors[0].release(1)
+    judge(tmp_path, 2, 2)
 
 
 def test_a_second_writer_is_refused_in_one_sentence_that_names_the_first(tmp_path: Path) -> None:

@@ -81,6 +81,27 @@ def test_bytes_that_are_written_but_not_yet_durable_are_not_shown(tmp_path: Path
     reader.close()
 
 
+def test_a_new_reader_knows_the_boundary_before_the_first_note_in_a_new_segment(tmp_path: Path) -> None:
+    """Otherwise `live` would mean the beginning for whoever comes between a roll and its note."""
+    seen: list[int] = []
+
+    class Looking(QuietDisk):
+        def unlink(self, path: Path) -> None:
+            super().unlink(path)
+            if path.name.startswith("manifest-") and looking:
+                reader = reader_of(tmp_path)
+                seen.append(reader.closed_until_us)
+                reader.close()
+
+    looking = False
+    writer = open_log(tmp_path, disk=Looking(), segment_bytes=64)
+    send(writer, 1)
+    looking = True
+    send(writer, 2)
+    writer.release(1)
+    assert seen[0] == 2 * BUCKET_US
+
+
 def test_what_a_fenced_writer_adds_while_its_successor_looks_is_never_shown(tmp_path: Path) -> None:
     """L7, D1: the successor has read the end already, so that unit will not be part of the stream."""
     shown: list[list[tuple[int, tuple[int, int, str]]]] = []
