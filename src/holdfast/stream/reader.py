@@ -56,6 +56,11 @@ class _Active:
         self.closed = False
         self.commit_seq = entry.base_seq
 
+    def first_end(self) -> int:
+        """Where the first unit ends."""
+        size = os.fstat(self.fd).st_size
+        return next((u.end for u in walk(Window(self.fd, self.path, size), FILE_HEADER_SIZE)), FILE_HEADER_SIZE)
+
     def extend(self, end: int) -> bool:
         if end <= self.end:
             return False
@@ -159,6 +164,8 @@ class LogReader:
             self._active = _Active(self.folder, last)
             if before is not None:
                 before.close()
+            # Its first unit was durable before the manifest named it, noted or not: no boundary is ever forgotten.
+            self._advance(self._active.first_end())
         else:
             before.entry = last
         if self._tail is not None:

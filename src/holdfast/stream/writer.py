@@ -50,7 +50,7 @@ from holdfast.stream.tail import TailReader, TailWriter, tail_path, writer_lives
 
 #: Big enough that rolling (a few fsyncs) is rare at full disk speed, small enough that retention has a fine grain.
 SEGMENT_BYTES = 128 << 20
-_SEGMENT_FILE = re.compile(r"\d{16}-\d{8}\.(seg|idx)")
+_SEGMENT_FILE = re.compile(r"\d{16}-(\d{8})\.(?:seg|idx)")
 
 
 class Event(NamedTuple):
@@ -390,10 +390,16 @@ class LogWriter:
         self.pending_rows, self.pending = found.pending
 
     def _sweep(self) -> None:
-        """Remove what crashes left behind: segments no manifest names, old tails, temporary files."""
+        """Remove what crashes left behind: segments no manifest names, old tails, temporary files.
+
+        Only what our own or an older epoch made: a successor may be at work already.
+        """
         listed = {Path(s.name).stem for s in self.segments}
         for name in os.listdir(self.folder):
-            orphan = _SEGMENT_FILE.fullmatch(name) and Path(name).stem not in listed
+            if not self._tenure.valid():
+                return
+            segment = _SEGMENT_FILE.fullmatch(name)
+            orphan = segment and int(segment[1]) <= self.epoch and Path(name).stem not in listed
             old_tail = name.startswith("tail-") and name < tail_path(self.folder, self.epoch).name
             if orphan or old_tail or (name.startswith(".") and name.endswith(".tmp")):
                 with contextlib.suppress(StorageError):
