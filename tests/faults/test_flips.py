@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from holdfast.model.errors import StorageError
@@ -16,9 +17,13 @@ from holdfast.stream.store import StreamStore
 from tests.faults.units import QuietDisk
 
 FLIPS = 10_000
-FLIPS_WRITER = 1_500
+FLIPS_WRITER = 800
 
-Rows = list[tuple[int, int, dict[str, object]]]
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine stays up here, so nobody needs to wait for the platter 10,000 times."""
+    monkeypatch.setattr(os, "fdatasync", lambda fd: None)
 
 
 def build(root: Path, released: bool) -> None:
@@ -27,10 +32,10 @@ def build(root: Path, released: bool) -> None:
     store = StreamStore(root, disk=QuietDisk(), clock=lambda: next(now))
     stream = store.create("s", "n bigint, text string", bucket="1ms", segment_bytes=4096)
     producer = stream.producer(boundary_every="1h", id="p")
-    for n in range(50):
-        producer.send_many([{"n": n, "text": "x" * (n * 7 % 90)}, {"n": -n, "text": None}], seq=n)
+    for n in range(20):
+        producer.send_many([{"n": n, "text": "x" * (700 + n * 7 % 90)}, {"n": -n, "text": None}], seq=n)
     producer.advance(10**9)
-    stream.retain(Retention(size_bytes=16_000))
+    stream.retain(Retention(size_bytes=12_000))
     if released:
         producer.close(end=False)
     else:
@@ -38,22 +43,18 @@ def build(root: Path, released: bool) -> None:
         producer.writer._close_files()
 
 
-def read(root: Path) -> Rows:
+def read(root: Path) -> pa.Table:
     """Everything, through the front door."""
     stream = StreamStore(root).open("s")
     with stream.subscribe() as subscriber:
-        return [
-            (record.pop("tuple_type"), record.pop("tuple_id"), record)
-            for batch in subscriber.poll()
-            for record in batch.to_pylist()
-        ]
+        return pa.Table.from_batches(subscriber.poll(), subscriber.schema)
 
 
-def write(root: Path) -> Rows:
+def write(root: Path) -> pa.Table:
     """The next writer comes, adds one tuple, and everything is read."""
     stream = StreamStore(root, disk=QuietDisk(), clock=lambda: 2 * 10**9).open("s")
     with stream.producer(boundary_every="1h", id="p") as producer:
-        assert producer.send({"n": 1000, "text": ""}, seq=49).duplicate
+        assert producer.send({"n": 1000, "text": ""}, seq=19).duplicate
         assert not producer.send({"n": 1000, "text": ""}, seq=1000).duplicate
     return read(root)
 
@@ -82,14 +83,14 @@ def flip(path: Path, bit: int) -> None:
         file.write(bytes([old ^ 1 << bit % 8]))
 
 
-def outcome(act: Callable[[Path], Rows], root: Path, expected: Rows, path: Path, bit: int) -> str:
+def outcome(act: Callable[[Path], pa.Table], root: Path, expected: pa.Table, path: Path, bit: int) -> str:
     try:
         got = act(root)
     except StorageError:
         return "reported"
     except Exception as error:
         raise AssertionError(f"bit {bit} of {path.name}: {type(error).__name__}: {error}") from error
-    assert got == expected, f"bit {bit} of {path.name}: other data came back"
+    assert got.equals(expected), f"bit {bit} of {path.name}: other data came back"
     return "harmless"
 
 
@@ -99,13 +100,13 @@ def test_no_flipped_bit_comes_back_as_data_or_as_another_error(released: bool, t
     root = tmp_path / "root"
     build(root, released)
     expected = read(root)
-    assert len(expected) >= 20
+    assert len(expected) >= 10
     counts = {"reported": 0, "harmless": 0}
     for path, bit in flips(root, FLIPS // 2, seed=1):
         flip(path, bit)
         counts[outcome(read, root, expected, path, bit)] += 1
         flip(path, bit)
-    assert read(root) == expected
+    assert read(root).equals(expected)
     assert sum(counts.values()) >= FLIPS // 2
     assert counts["reported"] > FLIPS // 10
 
