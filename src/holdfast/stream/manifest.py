@@ -20,7 +20,7 @@ import msgspec
 
 from holdfast.clock import pause
 from holdfast.model.errors import CorruptLog, Fenced
-from holdfast.stream.disk import Disk
+from holdfast.stream.disk import Disk, storage_error
 from holdfast.stream.frame import FORMAT_VERSION
 from holdfast.stream.sealed import seal, unseal
 
@@ -115,7 +115,16 @@ class Tenure:
 
     def valid(self) -> bool:
         """Is this manifest still the newest? (Rule 2 gives the order of the two looks.)"""
-        return not os.path.exists(self._next) and os.fstat(self._fd).st_nlink > 0
+        try:
+            os.stat(self._next)
+        except FileNotFoundError:
+            try:
+                return os.fstat(self._fd).st_nlink > 0
+            except OSError as error:
+                raise storage_error("look at", self._next, error) from error
+        except OSError as error:  # Not knowing is not the same as being alone.
+            raise storage_error("look at", self._next, error) from error
+        return False
 
     def fenced(self) -> Fenced:
         newest = load_manifest(self.folder)
