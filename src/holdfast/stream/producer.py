@@ -142,6 +142,15 @@ class Producer:
         """The columns that a row handed to `send` has: the stream's, and `stime` where the rows bring it themselves."""
         return self._schema
 
+    def late_rows(self, rows: Sequence[Row]) -> list[int]:
+        """Which of the rows would be refused as late now, for whoever wants to send the others."""
+        if self._stime is None:
+            return []
+        columns = columns_of(rows, self._schema, self.definition.name)
+        stimes = stimes_of(columns[self._schema.get_field_index(self._stime)], self._unit, self.definition.name)
+        found: list[int] = np.flatnonzero(stimes < self.boundary_us).tolist()
+        return found
+
     def _id(self, producer_id: str | None) -> str:
         return self.id if producer_id is None else check_name(producer_id)
 

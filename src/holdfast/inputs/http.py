@@ -1,0 +1,184 @@
+"""Rows by HTTP: `POST /{stream}` with JSON, JSON lines or an Arrow IPC stream; answered when they are durable.
+
+Rules:
+1. One request is one atomic unit. `Holdfast-Producer` and `Holdfast-Sequence` make it safe to repeat.
+2. 200 stored (or stored before), 400 unreadable, 401 no token, 404 no such stream, 413 too large, 415 unknown type,
+   422 rows that do not fit or come too late, 429 the stream is full, 503 the disk or the writer cannot. Each with
+   `{"error": "one sentence"}`.
+3. A page in somebody's browser can reach loopback as well: requests with a foreign Origin or Host are refused (X1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from holdfast.inputs.arrow_body import read_arrow
+from holdfast.inputs.decode import Decoder, parse_json
+from holdfast.inputs.network import Access, is_loopback
+from holdfast.model.errors import HoldfastError, SchemaError, StorageError, StreamFull, UsageError
+from holdfast.stream.producer import Ack, Producer
+
+#: A body is held in memory whole while it is decoded; larger units belong in several requests.
+BODY_BYTES_MAX = 16 << 20
+CONNECTIONS_MAX = 256
+_JSON = ("application/json",)
+_LINES = ("application/x-ndjson", "application/jsonl", "application/json-lines")
+_ARROW = ("application/vnd.apache.arrow.stream",)
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+def http_app(producers: Mapping[str, Producer], access: Access | None = None) -> Starlette:
+    """The endpoint as an ASGI application, for any server."""
+    endpoint = _Endpoint(producers, access or Access())
+    return Starlette(routes=[Route("/{stream}", endpoint.post, methods=["POST"])])
+
+
+class _Endpoint:
+    def __init__(self, producers: Mapping[str, Producer], access: Access) -> None:
+        self._access = access
+        self._producers = producers
+        self._decoders = {name: Decoder(p.row_schema, name) for name, p in producers.items()}
+
+    async def post(self, request: Request) -> Response:
+        try:
+            self._admit(request)
+            producer, decoder = self._of(request.path_params["stream"])
+            source, seq = _sequence(request)
+            body = await _body(request)
+            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            ack = await run_in_threadpool(_store, producer, decoder, kind, body, source, seq)
+        except _Refused as error:
+            return _error(error.status, str(error))
+        except StreamFull as error:
+            return _error(429, str(error), {"Retry-After": "1"})
+        except (StorageError, MemoryError) as error:
+            return _error(503, str(error), {"Retry-After": "5"})
+        except HoldfastError as error:
+            return _error(422, str(error))
+        except ClientDisconnect:
+            return Response(status_code=400)
+        said = {"rows": ack.rows, "duplicate": ack.duplicate, "dropped": ack.dropped, "commit": ack.commit_seq}
+        return JSONResponse(said)
+
+    def _admit(self, request: Request) -> None:
+        """Rule 3, and the token."""
+        if self._access.token is None:
+            host = request.url.hostname or ""
+            if not is_loopback(host):
+                raise _Refused(403, f"without a token only this machine may send; the request was for {host}")
+        origin = request.headers.get("origin")
+        if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
+            raise _Refused(403, f"a page of {origin} may not send here")
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if not self._access.allows(token if scheme.lower() == "bearer" else None):
+            raise _Refused(401, "the header 'Authorization: Bearer …' must carry the token of this input")
+
+    def _of(self, stream: str) -> tuple[Producer, Decoder]:
+        producer = self._producers.get(stream)
+        if producer is None:
+            known = ", ".join(self._producers)
+            raise _Refused(404, f"no stream {stream!r} is fed here; there are: {known}")
+        return producer, self._decoders[stream]
+
+
+def _sequence(request: Request) -> tuple[str | None, int | None]:
+    source, text = request.headers.get("holdfast-producer"), request.headers.get("holdfast-sequence")
+    if text is None:
+        return None, None
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise _Refused(400, f"Holdfast-Sequence must be a number from 0 on; got {text!r}")
+    if source is None:
+        raise _Refused(400, "Holdfast-Sequence counts per sender: send Holdfast-Producer with it")
+    return source, int(text)
+
+
+async def _body(request: Request) -> bytes:
+    """The body, given up as soon as it is too long, whatever its length claims to be."""
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise _Refused(415, "the body must not be compressed; compress Arrow buffers instead")
+    too_long = _Refused(413, f"a body may have {BODY_BYTES_MAX} bytes at most; send several")
+    claimed = request.headers.get("content-length", "0")
+    if claimed.isdigit() and int(claimed) > BODY_BYTES_MAX:
+        raise too_long
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > BODY_BYTES_MAX:
+            raise too_long
+    return bytes(body)
+
+
+def _store(producer: Producer, decoder: Decoder, kind: str, body: bytes, source: str | None, seq: int | None) -> Ack:
+    if kind in _ARROW:
+        table = _readable(read_arrow, body, "body")
+        return producer.send_batch(table, seq=seq, producer_id=source)
+    if kind in _JSON:
+        rows = decoder.json_rows(_readable(parse_json, body, "body"), "body")
+    elif kind in _LINES:
+        values = [(n, _readable(parse_json, t, f"line {n}")) for n, t in enumerate(body.split(b"\n"), 1) if t.strip()]
+        rows = [decoder.json_row(value, f"line {n}") for n, value in values]
+    else:
+        raise _Refused(415, f"Content-Type must be one of {', '.join((*_JSON, _LINES[0], *_ARROW))}; got {kind!r}")
+    return producer.send_many(rows, seq=seq, producer_id=source)
+
+
+def _readable(read: Any, body: bytes, where: str) -> Any:
+    """What cannot even be read is 400; what can be read and does not fit is 422."""
+    try:
+        return read(body, where)
+    except SchemaError as error:
+        raise _Refused(400, str(error)) from None
+
+
+def _error(status: int, why: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"error": why}, status, dict(headers or {}))
+
+
+class HttpInput:
+    """Serves `http_app` on a socket of its own. `port` is the real one, also when 0 was asked for."""
+
+    def __init__(self, producers: Mapping[str, Producer], access: Access | None = None) -> None:
+        self.access = (access or Access()).check()
+        if not producers:
+            raise UsageError("an HTTP input needs at least one stream to feed; got none")
+        self.access.tls()  # A bad certificate is the caller's mistake: say so before anything listens.
+        self._socket = self.access.listen()
+        self.host, self.port = self._socket.getsockname()[:2]
+        config = uvicorn.Config(
+            http_app(producers, self.access), log_config=None, access_log=False, lifespan="off",
+            limit_concurrency=CONNECTIONS_MAX, timeout_keep_alive=30, timeout_graceful_shutdown=5,
+            server_header=False, ssl_certfile=self.access.certificate,
+            ssl_keyfile=str(self.access.key) if self.access.key else None,
+        )  # fmt: skip
+        self._server = _QuietServer(config)
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        self._server.run(sockets=[self._socket])
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class _QuietServer(uvicorn.Server):
+    """Signals belong to the program that embeds the input."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()

@@ -1,0 +1,82 @@
+"""Who may reach an input over the network.
+
+Rules (X1):
+1. Loopback by default. Any other address is refused unless there is a token and TLS.
+2. Tokens are compared in constant time.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import socket
+import ssl
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.model.errors import StorageError, UsageError
+
+#: Shorter ones can be guessed over a network.
+TOKEN_CHARS_MIN = 16
+
+
+class Access(NamedTuple):
+    """Where an input listens and what it asks for."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    token: str | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def check(self) -> Access:
+        """Refuse what would let strangers in."""
+        if self.token is not None and len(self.token) < TOKEN_CHARS_MIN:
+            raise UsageError(f"a token must have {TOKEN_CHARS_MIN} characters or more; got {len(self.token)}")
+        if (self.certificate is None) != (self.key is None):
+            raise UsageError("TLS needs a certificate and its key; got only one of them")
+        if not is_loopback(self.host) and (self.token is None or self.certificate is None):
+            raise UsageError(
+                f"listening on {self.host} lets others in: that needs a token and TLS (a certificate and its key); "
+                f"give both, or listen on 127.0.0.1"
+            )
+        return self
+
+    def allows(self, token: str | None) -> bool:
+        if self.token is None:
+            return True
+        return token is not None and hmac.compare_digest(token.encode(), self.token.encode())
+
+    def listen(self) -> socket.socket:
+        """A bound socket, so that the port is known before the first request."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((self.host, self.port))
+        except OSError as error:
+            sock.close()
+            raise StorageError(
+                f"could not listen on {self.host} port {self.port}: {error.strerror or error}; choose another port"
+            ) from error
+        return sock
+
+    def tls(self) -> ssl.SSLContext | None:
+        if self.certificate is None or self.key is None:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.certificate, self.key)
+        except (OSError, ssl.SSLError) as error:
+            raise UsageError(f"the certificate {self.certificate} and its key cannot be used: {error}") from None
+        return context
+
+
+def is_loopback(host: str) -> bool:
+    """Can only this machine reach it? A name other than localhost could mean anything, so it counts as not."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
