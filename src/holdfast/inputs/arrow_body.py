@@ -28,7 +28,7 @@ def read_arrow(body: bytes, where: str, *, unpacked_max: int = UNPACKED_BYTES_MA
                 _check_field(field, where)
             table = reader.read_all()
         table.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError, struct.error) as error:
+    except (pa.ArrowException, OSError, ValueError, IndexError, struct.error) as error:
         raise SchemaError(f"{where}: the body must be an Arrow IPC stream; {_first_line(error)}") from None
     return table
 
@@ -49,14 +49,13 @@ def _check_field(field: pa.Field, where: str) -> None:
 
 def _check_sizes(body: bytes, where: str, unpacked_max: int) -> None:
     total = 0
-    with pa.ipc.MessageReader.open_stream(pa.py_buffer(body)) as messages:
-        for message in messages:
-            if message.type == "record batch":
-                total += _unpacked(message.metadata.to_pybytes(), message.body)
-            elif message.type != "schema":
-                raise SchemaError(f"{where}: the body must hold record batches only; got a {message.type}")
-            if total > unpacked_max:
-                raise SchemaError(f"{where}: the body becomes more than {unpacked_max} bytes; send smaller batches")
+    for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(body)):
+        if message.type == "record batch":
+            total += _unpacked(message.metadata.to_pybytes(), message.body)
+        elif message.type == "dictionary":
+            raise SchemaError(f"{where}: a column is encoded with a dictionary; send plain values")
+        if total > unpacked_max:
+            raise SchemaError(f"{where}: the body becomes more than {unpacked_max} bytes; send smaller batches")
 
 
 def _unpacked(metadata: bytes, body: pa.Buffer) -> int:
@@ -66,12 +65,10 @@ def _unpacked(metadata: bytes, body: pa.Buffer) -> int:
     """
     message = _u32(metadata, 0)
     batch = _offset(metadata, message, 2)
-    assert batch is not None
     compression = _field(metadata, batch, 3)
     if compression is None:
         return int(body.size) if body is not None else 0
     buffers = _offset(metadata, batch, 2)
-    assert buffers is not None
     total = 0
     for i in range(_u32(metadata, buffers)):
         offset, length = struct.unpack_from("<qq", metadata, buffers + 4 + 16 * i)
@@ -94,6 +91,8 @@ def _field(data: bytes, table: int, number: int) -> int | None:
     return table + at if at else None
 
 
-def _offset(data: bytes, table: int, number: int) -> int | None:
+def _offset(data: bytes, table: int, number: int) -> int:
     at = _field(data, table, number)
-    return None if at is None else at + _u32(data, at)
+    if at is None:
+        raise ValueError("a record batch does not say where its buffers are")
+    return at + _u32(data, at)
