@@ -50,7 +50,7 @@ class TcpInput:
     def __init__(self, producer: Producer, access: Access | None = None) -> None:
         self.access = (access or Access()).check()
         self._server = _Server(producer, self.access)
-        self.host, self.port = self._server.server_address[:2]
+        self.host, self.port = str(self._server.server_address[0]), int(self._server.server_address[1])
 
     def run(self) -> None:
         """Serve until `stop`."""

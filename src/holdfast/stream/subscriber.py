@@ -168,9 +168,14 @@ class Subscriber:
     def rows(self, *, timeout: str | int | float | None = None) -> Iterator[Row]:
         """Tuples one by one, for people and small programs."""
         for batch in self.batches(timeout=timeout):
-            for record in batch.to_pylist():
-                kind, id, stime = TupleType(record.pop("tuple_type")), record.pop("tuple_id"), record.pop("stime")
-                yield Row(kind, id, stime, record if kind in (TupleType.INSERTION, TupleType.TENTATIVE) else {})
+            yield from self.rows_of(batch)
+
+    @staticmethod
+    def rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
+        """The tuples of one batch."""
+        for record in batch.to_pylist():
+            kind, id, stime = TupleType(record.pop("tuple_type")), record.pop("tuple_id"), record.pop("stime")
+            yield Row(kind, id, stime, record if kind in (TupleType.INSERTION, TupleType.TENTATIVE) else {})
 
     def ack(self) -> None:
         """Retention may remove what was delivered so far. Only a subscriber with a name can say so."""

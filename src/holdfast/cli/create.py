@@ -1,0 +1,52 @@
+"""holdfast create"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.session import Json, Name, Root, Session
+from holdfast.cli.units import size_bytes
+from holdfast.model.time import duration_us
+from holdfast.stream.definition import BUCKET_DEFAULT, Bound, Retention
+
+
+def command(
+    name: Name,
+    schema: Annotated[str, typer.Option(help="Columns as in Spark: 'source string, bytes bigint'.")],
+    bucket: Annotated[str, typer.Option(help="How much time one bucket spans; results come bucket by bucket.")] = (
+        BUCKET_DEFAULT
+    ),
+    partitions: Annotated[int, typer.Option(help="How many readers can share the work.")] = 1,
+    partition_by: Annotated[str | None, typer.Option(help="Column whose equal values stay together.")] = None,
+    retain_age: Annotated[str | None, typer.Option(help="Remove what is older, such as 7d.")] = None,
+    retain_size: Annotated[str | None, typer.Option(help="Remove the oldest beyond this size, such as 10GB.")] = None,
+    retain_acked: Annotated[bool, typer.Option(help="Remove what every subscriber acknowledged.")] = False,
+    bound: Annotated[str | None, typer.Option(help="Never hold more than this; push back when full.")] = None,
+    when_full: Annotated[str, typer.Option(help="block, or drop_oldest where newest matters most.")] = "block",
+    exist_ok: Annotated[bool, typer.Option(help="Do nothing if it is there with these columns.")] = False,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Declare a stream.
+
+    \b
+    holdfast create monitor1 --schema "source string, bytes bigint" --bucket 1s
+    holdfast create clicks --schema "user string, page string" --partitions 4 --partition-by user --retain-age 7d
+    """
+    session = Session(root, json)
+    if when_full not in ("block", "drop_oldest"):
+        raise typer.BadParameter(f"--when-full must be block or drop_oldest; got {when_full!r}")
+    stream = session.store.create(
+        name, schema, exist_ok=exist_ok, bucket=bucket, partitions=partitions, partition_by=partition_by,
+        retention=Retention(
+            age_us=None if retain_age is None else duration_us(retain_age),
+            size_bytes=None if retain_size is None else size_bytes(retain_size), acknowledged=retain_acked,
+        ),
+        bound=None if bound is None else Bound(size_bytes(bound), when_full),  # type: ignore[arg-type]
+    )  # fmt: skip
+    session.say(
+        f"created {name} ({stream.definition.columns}) in {stream.folder}",
+        name=name, columns=stream.definition.columns, folder=str(stream.folder), id=stream.definition.id,
+    )  # fmt: skip

@@ -1,0 +1,53 @@
+"""One stream at a glance: what `holdfast streams` shows of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.model.errors import HoldfastError
+from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, bucket_of, duration_text, instant_text
+from holdfast.stream.manifest import load_manifest
+from holdfast.stream.store import Stream, StreamStore
+from holdfast.stream.tail import writer_lives
+
+
+def overview(store: StreamStore, name: str, now_us: int) -> dict[str, Any]:
+    """The facts as plain values. A stream that cannot be read says so instead of hiding the others."""
+    try:
+        return _facts(store.open(name), now_us)
+    except HoldfastError as error:
+        return {"name": name, "error": str(error)}
+
+
+def _facts(stream: Stream, now_us: int) -> dict[str, Any]:
+    d = stream.definition
+    reader = stream.reader()
+    try:
+        low, high, boundary = reader.stime_min_us, reader.stime_max_us, reader.boundary_us
+        facts: dict[str, Any] = {
+            "name": d.name,
+            "columns": d.columns,
+            "tuples": reader.rows,
+            "bytes": reader.size_bytes,
+            "bucket": duration_text(d.bucket_us),
+            "partitions": d.partitions,
+            "first_bucket": None if low is None else bucket_of(low, d.bucket_us),
+            "last_bucket": None if high is None else bucket_of(high, d.bucket_us),
+            "first_stime": None if low is None else instant_text(low),
+            "last_stime": None if high is None else instant_text(high),
+            "boundary": None if boundary == BEGINNING_US else instant_text(boundary),
+            "boundary_age_us": now_us - boundary if BEGINNING_US < boundary < END_OF_TIME_US else None,
+            "closed": reader.closed,
+        }
+    finally:
+        reader.close()
+    manifest = load_manifest(stream.folder / "main")
+    alive = manifest is not None and writer_lives(stream.folder / "main", manifest.epoch)
+    branch = stream.branch()
+    facts |= {
+        "writer": manifest.owner if manifest is not None and alive else None,
+        "branch": None if branch is None else instant_text(branch.root_us),
+        "retention": d.retention.text,
+        "bound": None if d.bound is None else d.bound.bytes,
+    }
+    return facts

@@ -1,0 +1,101 @@
+"""holdfast send"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.feeding import Inputs, Options
+from holdfast.cli.session import Json, Name, Root, Session
+from holdfast.cli.units import counted
+from holdfast.clock import monotonic_us, pause
+from holdfast.model.time import closed_until
+from holdfast.stream.producer import Producer
+
+#: A bucket that ends this soon is waited for, so that what was sent can be seen at once.
+_BUCKET_US_MAX = 2_000_000
+_LOOK_US = 5_000
+
+
+def _see_out(producer: Producer) -> None:
+    """Readers see whole buckets: stay until the last one is closed by the clock, if that is not far away."""
+    size = producer.definition.bucket_us
+    until = closed_until(producer.boundary_us, size) + size
+    deadline = monotonic_us() + 2 * _BUCKET_US_MAX
+    while size <= _BUCKET_US_MAX and producer.boundary_us < until and monotonic_us() < deadline:
+        pause(_LOOK_US)
+
+
+def command(
+    name: Name,
+    file: Annotated[str | None, typer.Argument(metavar="[FILE|-]", help="Where rows come from.")] = None,
+    format: Annotated[str | None, typer.Option(help="json (lines) or csv; otherwise by the file's name.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for what is appended, like tail -F.")] = False,
+    stime: Annotated[str | None, typer.Option(help="Column that says when; otherwise the time of arrival.")] = None,
+    stime_unit: Annotated[str, typer.Option(help="Of an integer column: s, ms or us.")] = "us",
+    slack: Annotated[str, typer.Option(help="How much disorder to expect with --stime, such as 5s.")] = "0s",
+    late: Annotated[str, typer.Option(help="refuse what is later than that, or drop it.")] = "refuse",
+    dead_letters: Annotated[
+        Path | None, typer.Option(help="File for rows that do not fit; go on without them.")
+    ] = None,
+    tcp: Annotated[int | None, typer.Option(metavar="PORT", help="Take JSON lines by TCP (0: any port).")] = None,
+    http: Annotated[int | None, typer.Option(metavar="PORT", help="Take POSTs by HTTP (0: any port).")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    token: Annotated[str | None, typer.Option(envvar="HOLDFAST_TOKEN", help="What senders must show.")] = None,
+    certificate: Annotated[Path | None, typer.Option(help="For TLS, with --key.")] = None,
+    key: Annotated[Path | None, typer.Option(help="For TLS, with --certificate.")] = None,
+    generate: Annotated[float | None, typer.Option(metavar="RATE", help="Invent rows, so many a second.")] = None,
+    count: Annotated[int | None, typer.Option(help="With --generate: how many in all.")] = None,
+    seed: Annotated[int, typer.Option(help="With --generate: the same seed, the same rows.")] = 0,
+    id: Annotated[str | None, typer.Option(help="Name of this sender, for resuming.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Send the file from its beginning once more.")] = False,
+    end: Annotated[bool, typer.Option("--end", help="End the stream afterwards: nothing can follow.")] = False,
+    takeover: Annotated[bool, typer.Option("--takeover", help="Fence whoever writes now.")] = False,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Send rows from a file, standard input, the network or a generator. Each is durable when it is counted.
+
+    A file that is sent again goes on where it was, so nothing comes twice. Ctrl-C ends cleanly.
+
+    \b
+    echo '{"source": "10.0.0.1", "bytes": 512}' | holdfast send monitor1
+    holdfast send monitor1 rows.csv --stime at --slack 5s
+    holdfast send monitor1 /var/log/flows.json --follow --dead-letters bad.json
+    holdfast send monitor1 --http 8080 --tcp 9000
+    holdfast send monitor1 --generate 1000 --count 10000
+    """
+    session = Session(root, json)
+    if format not in (None, "json", "csv"):
+        raise typer.BadParameter(f"--format must be json or csv; got {format!r}")
+    if late not in ("refuse", "drop"):
+        raise typer.BadParameter(f"--late must be refuse or drop; got {late!r}")
+    options = Options(
+        file=file, format=format, follow=follow, dead_letters=dead_letters, tcp=tcp, http=http, host=host, token=token,
+        certificate=certificate, key=key, rate=generate, rows_max=count, seed=seed, id=id, again=again,
+    )  # fmt: skip
+    options.check()
+    stream = session.store.open(name)
+    # Over the network a full stream is the sender's to wait for, not ours.
+    patience = "1s" if options.listens else "30s"
+    producer = stream.producer(takeover=takeover, stime=stime, stime_unit=stime_unit, slack=slack, late=late,
+                               idle="wait", full_timeout=patience)  # fmt: skip
+    finished = False
+    try:
+        with Inputs(session, producer, options) as inputs:
+            sent = inputs.run()
+        finished = True
+        if sent.rows and stime is None and not end:
+            _see_out(producer)
+    finally:
+        producer.close(end=end and finished)
+    text = f"{name}: {counted(sent.rows, 'tuple')} sent"
+    if sent.duplicates:
+        text += f", {sent.duplicates} were there before"
+    if sent.late or sent.dead:
+        text += f", {sent.late} too late, {sent.dead} did not fit"
+    if inputs.resumed and not any(sent):
+        text += f"; {file} was sent before (--again sends it once more)"
+    session.say(text, stream=name, tuples=sent.rows, duplicates=sent.duplicates, late=sent.late, dead=sent.dead)

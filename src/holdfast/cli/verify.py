@@ -1,0 +1,56 @@
+"""holdfast verify"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.session import Json, Root, Session
+from holdfast.cli.units import counted, size_text
+from holdfast.stream.finding import Finding, Severity
+
+
+def command(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Streams; all if none.")] = None,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Check every checksum, index and promise. Changes nothing; runs beside a living writer.
+
+    Exit code 1 if something is wrong. Each finding names the file and the byte.
+
+    \b
+    holdfast verify
+    holdfast verify monitor1
+    """
+    from holdfast.stream.verify import verify
+
+    session = Session(root, json)
+    wrong = 0
+    for name in names or session.store.names():
+        folder = session.folder(name)
+        found: list[Finding] = []
+        size = [0]
+        with session.progress(f"verify {name}", bytes=True) as show:
+
+            def progress(done: int, total: int, size: list[int] = size, show: object = show) -> None:
+                size[0] = total
+                show(done, total)  # type: ignore[operator]
+
+            for finding in verify(folder, progress=progress):
+                found.append(finding)
+                _tell(session, name, finding)
+        bad = sum(f.severity > Severity.NOTE for f in found)
+        wrong += bad
+        verdict = "sound" if not bad else counted(bad, "problem")
+        session.say(f"{name}: {size_text(size[0])} checked, {verdict}", stream=name, bytes=size[0], problems=bad)
+    if wrong:
+        raise typer.Exit(1)
+
+
+def _tell(session: Session, name: str, f: Finding) -> None:
+    session.say(
+        f"{f.severity.name.lower()}: {f.text}", stream=name, severity=f.severity.name.lower(), file=str(f.file),
+        offset=f.offset, length=f.length, what=f.what, advice=f.advice,
+    )  # fmt: skip
