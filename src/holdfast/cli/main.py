@@ -36,7 +36,7 @@ and then prints one JSON object per line.
 P = ParamSpec("P")
 
 app = typer.Typer(
-    name="holdfast", help=_HELP, no_args_is_help=True, add_completion=True, rich_markup_mode=None, pretty_exceptions_enable=False,
+    name="holdfast", help=_HELP, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )  # fmt: skip
 

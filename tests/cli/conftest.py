@@ -1,0 +1,95 @@
+"""The command as users run it: a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from holdfast.cli.main import app
+
+SCHEMA = "source string, bytes bigint"
+
+
+class Cli:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.env = {**os.environ, "HOLDFAST_ROOT": str(root), "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def run(self, *args: object, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(_command(args), input=stdin, capture_output=True, env=self.env, timeout=60, check=False)
+        out = subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+        assert "Traceback" not in out.stderr, out.stderr
+        return out
+
+    def ok(self, *args: object, stdin: bytes = b"") -> str:
+        done = self.run(*args, stdin=stdin)
+        assert done.returncode == 0, done
+        return done.stdout
+
+    def objects(self, *args: object, stdin: bytes = b"") -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.ok(*args, "--json", stdin=stdin).splitlines()]
+
+    def fails(self, *args: object, stdin: bytes = b"", code: int = 1) -> str:
+        """The one sentence that a failure says."""
+        done = self.run(*args, stdin=stdin)
+        assert done.returncode == code, done
+        assert done.stderr.startswith("holdfast: ") or code == 2, done
+        assert code == 2 or done.stderr.count("\n") == 1, done
+        return done.stderr
+
+    @contextlib.contextmanager
+    def started(self, *args: object) -> Iterator[subprocess.Popen[str]]:
+        child = subprocess.Popen(
+            _command(args), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=self.env,
+        )  # fmt: skip
+        try:
+            yield child
+        finally:
+            if child.poll() is None:
+                child.send_signal(signal.SIGTERM)
+            _, err = child.communicate(timeout=20)
+            assert "Traceback" not in err, err
+
+
+class InsideCli(Cli):
+    """The same without a process of its own, for the many small questions that need none."""
+
+    def run(self, *args: object, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
+        env = {"HOLDFAST_ROOT": str(self.root)}
+        done = CliRunner().invoke(app, list(map(str, args)), input=stdin, env=env, prog_name="holdfast")
+        assert done.exception is None or isinstance(done.exception, SystemExit), done
+        return subprocess.CompletedProcess(args, done.exit_code, done.stdout, done.stderr)
+
+
+def _command(args: tuple[object, ...]) -> list[str]:
+    return [sys.executable, "-m", "holdfast.cli.main", *map(str, args)]
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    return Cli(tmp_path / "streams")
+
+
+@pytest.fixture
+def inside(tmp_path: Path) -> InsideCli:
+    return InsideCli(tmp_path / "streams")
+
+
+@pytest.fixture
+def filled(cli: Cli, inside: Cli) -> Cli:
+    """With a stream `s` of ten tuples at the seconds 1 to 10, ended."""
+    inside.ok("create", "s", "--schema", "source string, bytes bigint, at bigint", "--bucket", "1s")
+    rows = b"".join(b'{"source": "h%d", "bytes": %d, "at": %d}\n' % (n % 3, n, n) for n in range(1, 11))
+    inside.ok("send", "s", "--stime", "at", "--stime-unit", "s", "--end", stdin=rows)
+    return cli
