@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -25,19 +27,53 @@ def victims(job: subprocess.Popen[str], kind: str) -> list[int]:
     return [job.pid] if kind == "driver" else [pid for pid, command in descendants(job.pid) if mark[kind] in command]
 
 
-def await_victim(job: subprocess.Popen[str], kind: str, checkpoint: Path) -> int:
-    """A process to kill, once the query has got on by a batch since the last one died."""
-    before = done(checkpoint)
-    wait_for(lambda: done(checkpoint) > before or job.poll() is not None, "a batch between two kills", 240)
-    assert job.poll() is None, "the query ended before all kills; give it more rows"
-    wait_for(lambda: victims(job, kind), f"a process that is the {kind}", 60)
-    return victims(job, kind)[0]
+class Query:
+    """The query under attack: started again whenever it dies, as an operator would."""
 
+    def __init__(self, root: Path, folder: Path) -> None:
+        self._root, self._checkpoint, self._log = root, folder / "ckpt", folder / "out.log"
+        self.restarts = -1
+        self._start()
 
-def done(checkpoint: Path) -> int:
-    """The last batch that Spark has committed."""
-    commits = checkpoint / "commits"
-    return max((int(p.name) for p in commits.iterdir() if p.name.isdigit()), default=-1) if commits.is_dir() else -1
+    def _start(self) -> None:
+        self.restarts += 1
+        self.job = start_job(
+            self._root, self._checkpoint, self._log, "--master", "local-cluster[2,1,768]", "--rows", "6"
+        )
+
+    @property
+    def batches(self) -> int:
+        """How many batches Spark has committed."""
+        commits = self._checkpoint / "commits"
+        return len([p for p in commits.iterdir() if p.name.isdigit()]) if commits.is_dir() else 0
+
+    def kill(self, kind: str, chance: random.Random) -> str:
+        """Let it get on by a batch, then kill one of its processes at a random moment."""
+        before = self.batches
+        while self.batches == before:
+            wait_for(lambda: self.batches > before or self.job.poll() is not None, f"batch {before + 1}", 240)
+            self._start_again_if_dead()
+        wait_for(lambda: victims(self.job, kind) or self.job.poll() is not None, f"a process that is the {kind}", 60)
+        found = victims(self.job, kind)
+        signal.sigtimedwait([], chance.random() * 0.4)
+        if kind == "driver" or not found:
+            kill_tree(self.job)
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(chance.choice(found), signal.SIGKILL)
+        self._start_again_if_dead()
+        return kind
+
+    def _start_again_if_dead(self) -> None:
+        ended = self.job.poll()
+        assert ended != 0, f"the query ended before all kills, after {self.batches} batches; give it more rows"
+        if ended is not None:
+            self._start()
+
+    def finish(self) -> None:
+        while wait_for_end(self.job, "the end of the run", 400) != 0:
+            assert self.restarts < 3 * KILLS, self._log.read_text()[-3000:]
+            self._start()
 
 
 @pytest.mark.slow
@@ -54,25 +90,13 @@ def test_a_query_killed_at_random_leaves_the_bytes_of_an_undisturbed_run(
     calm = start_job(store.root, tmp_path / "calm", tmp_path / "calm.log", "--output", "calm", "--rows", "100000")
     assert wait_for_end(calm, "the undisturbed run") == 0, (tmp_path / "calm.log").read_text()[-3000:]
 
-    chance = random.Random(SEED)
-    checkpoint, log = tmp_path / "ckpt", tmp_path / "out.log"
-    options = ("--master", "local-cluster[2,1,768]", "--rows", "6")
-    job = start_job(store.root, checkpoint, log, *options)
-    killed: dict[str, int] = {"driver": 0, "executor": 0, "worker": 0}
+    query = Query(store.root, tmp_path)
     try:
-        for n in range(KILLS):
-            kind = ("driver", "executor", "worker")[n % 3]
-            victim = await_victim(job, kind, checkpoint)
-            signal.sigtimedwait([], chance.random() * 0.4)
-            killed[kind] += 1
-            if kind == "driver":
-                kill_tree(job)
-                job = start_job(store.root, checkpoint, log, *options)
-            else:
-                os.kill(victim, signal.SIGKILL)
-        while wait_for_end(job, "the end of the run", 400) != 0:
-            job = start_job(store.root, checkpoint, log, *options)
+        killed = Counter(
+            query.kill(("driver", "executor", "worker")[n % 3], random.Random(SEED + n)) for n in range(KILLS)
+        )
+        query.finish()
     finally:
-        kill_tree(job)
-    print(f"killed {killed} over {done(checkpoint) + 1} batches")
+        kill_tree(query.job)
+    print(f"killed {dict(killed)} over {query.batches} batches with {query.restarts} restarts")
     assert layout(store.open("out")) == layout(store.open("calm"))

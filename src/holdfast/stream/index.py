@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +27,10 @@ ENTRY = np.dtype([
     ("bucket", "<i8"), ("offset", "<u8"), ("length", "<u4"), ("rows", "<u4"), ("first_tuple_id", "<i8"),
     ("stime_min_us", "<i8"), ("stime_max_us", "<i8"), ("body_crc", "<u4"), ("partition", "<u2"), ("reserved", "<u2"),
 ])  # fmt: skip
+#: The same layout for one entry at a time: numpy takes ten times as long to make one.
+_PACKED = struct.Struct("<qQIIqqqIHH")
+assert _PACKED.size == ENTRY.itemsize
+pack_entry: Callable[..., bytes] = _PACKED.pack
 Entries = npt.NDArray[np.void]
 EMPTY: Entries = np.zeros(0, ENTRY)
 

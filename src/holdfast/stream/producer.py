@@ -31,7 +31,7 @@ from holdfast.model.schema import STIME_TYPE
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, bucket_of, duration_us, instant_text
 from holdfast.stream.definition import Definition
 from holdfast.stream.group import GroupCommit
-from holdfast.stream.pack import pack
+from holdfast.stream.pack import pack, pack_arrived, stime_array
 from holdfast.stream.retention import retain
 from holdfast.stream.rows import UNITS_US, Row, columns_of, stimes_of, table_batch
 from holdfast.stream.writer import Event, LogWriter
@@ -298,11 +298,14 @@ class Producer:
             batch = one.batch
             if not batch.num_rows:
                 continue
-            stimes = one.stimes if one.stimes is not None else np.full(batch.num_rows, arrival, np.int64)
+            if one.stimes is None:
+                events += pack_arrived(batch, arrival, self.definition, self._stored)
+                high = arrival
+                continue
             columns = [batch.column(n) for n in self._user.names]
-            stored = pa.RecordBatch.from_arrays([pa.array(stimes, STIME_TYPE), *columns], schema=self._stored)
+            stored = pa.RecordBatch.from_arrays([stime_array(one.stimes), *columns], schema=self._stored)
             events += pack(stored, self.definition)
-            high = max(high, int(stimes.max()))
+            high = max(high, int(one.stimes.max()))
         return events, high
 
     def _boundary(self, requests: Sequence[_Request], now: int, high: int) -> int | None:

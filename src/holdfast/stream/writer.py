@@ -32,7 +32,7 @@ from holdfast.model.time import END_OF_TIME_US, instant_text
 from holdfast.stream.disk import Disk, storage_error
 from holdfast.stream.frame import FileHeader, Header, Kind, encode_file_header, encode_frame
 from holdfast.stream.head import read_head
-from holdfast.stream.index import ENTRY, load_entries, write_index
+from holdfast.stream.index import ENTRY, load_entries, pack_entry, write_index
 from holdfast.stream.manifest import (
     Manifest,
     SegmentEntry,
@@ -187,14 +187,14 @@ class LogWriter:
         pending: tuple[int, bytes] | None,
     ) -> State:
         parts: list[bytes] = []
-        entries: list[tuple[int, ...]] = []
+        entries: list[bytes] = []
         seq, next_id, start = self.state.commit_seq + 1, self.state.next_tuple_id, self._offset
         offset = start
         for e in events:
             header = Header(Kind.EVENT, 0, e.partition, e.rows, e.bucket, next_id, e.stime_min_us, e.stime_max_us, 0,
                             self.epoch, seq)  # fmt: skip
             frame = encode_frame(header, e.body)
-            entries.append((e.bucket, offset, len(e.body), e.rows, next_id, e.stime_min_us, e.stime_max_us,
+            entries.append(pack_entry(e.bucket, offset, len(e.body), e.rows, next_id, e.stime_min_us, e.stime_max_us,
                             int.from_bytes(frame[0][48:52], "little"), e.partition, 0))  # fmt: skip
             parts += frame
             offset += sum(map(len, frame))
@@ -210,7 +210,7 @@ class LogWriter:
         after, extent = self.state.after(seq, commit), self._extent.copy()
         del self._index[self._indexed :]
         if entries:
-            self._index += np.array(entries, ENTRY).tobytes()
+            self._index += b"".join(entries)
             for e in events:
                 extent.add(e.rows, e.stime_min_us, e.stime_max_us)
         indexed = len(self._index)
