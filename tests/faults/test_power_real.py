@@ -1,6 +1,9 @@
 """Power loss on real filesystems: a loop device that is shut down under a writer (L1, L3).
 
-`xfs_io shutdown` makes ext4 and xfs forget, at once, whatever had not reached the device.
+`xfs_io shutdown` makes ext4 and xfs forget, at once, whatever had not reached the device. Both have a gap there: an
+fdatasync that is under way may return 0 although its bytes are forgotten (a plain write loop shows it: 9 of 60 cuts on
+ext4, 2 of 60 on xfs, kernel 6.18). With the power really gone nobody would have seen that 0, so an acknowledgement
+counts only if the filesystem was still up after it.
 """
 
 from __future__ import annotations
@@ -87,10 +90,11 @@ def _life(root: Path, done: list[int], chance: random.Random) -> list[int]:
     producer = stream.producer(boundary_every="5ms")
 
     def work(thread: int) -> None:
-        with contextlib.suppress(HoldfastError):
+        with contextlib.suppress(HoldfastError, OSError):
             while True:
                 n = acked[thread] + 1
                 producer.send({"thread": thread, "n": n, "text": "x" * (n % 500)})
+                os.close(os.open(stream.folder / "stream", os.O_RDONLY))  # Fails once the filesystem is down.
                 acked[thread] = n
                 if sum(acked) >= want:
                     enough.set()
