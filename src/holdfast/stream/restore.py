@@ -268,7 +268,8 @@ class BranchRepair:
             for version in versions:
                 disk.unlink(manifest_path(self.folder, version))
 
-        self._say(path, f"publish a manifest of {len(segments)} segments", run)
+        self._say(path, f"publish the manifest that names {', '.join(s.name for s in segments[-3:]) or 'nothing'}"
+                  + (f" and {len(segments) - 3} before" if len(segments) > 3 else ""), run)  # fmt: skip
 
     def _index(self, entry: SegmentEntry) -> None:
         path, length = self.folder / entry.name, entry.length
@@ -305,7 +306,7 @@ class BranchRepair:
                 keep(self.stream_folder, path, disk)
             disk.unlink(path)
 
-        what = "move it to the folder `damaged`" if kept else "remove it: nothing refers to it"
+        what = "move it to the folder `damaged`" if kept else "remove it: nothing refers to it any more"
         (self._after if steps is None else steps).append(Step(Action(path, what), run))
 
 

@@ -10,6 +10,7 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -58,7 +59,8 @@ def verify(stream_folder: Path, *, progress: Progress | None = None) -> Iterator
 class _Verification:
     def __init__(self, folder: Path, progress: Progress) -> None:
         self.folder, self._progress = folder, progress
-        self._done, self._total = 0, sum(p.stat().st_size for p in folder.glob("*/*.seg"))
+        self._faults = 0
+        self._done, self._total = 0, _segment_bytes(folder)
 
     def run(self) -> Iterator[Finding]:
         found, definition = self._sealed(self.folder / "stream", Definition)
@@ -155,17 +157,19 @@ class _Verification:
             if size < end:
                 yield _error(path, size, end - size, f"{end} bytes were committed, only {size} are there", _RESTORE)
                 auditor.lost_track()
+            self._faults = int(size < end)
             yield from self._units(Window(fd, path, min(end, size)), auditor)
         finally:
             os.close(fd)
         if ended is not None and entry.length is None:
             yield from ended.findings(path, size)
-        if entry.length is not None:
+        if entry.length is not None and not self._faults:
             yield from _sums(path, entry, auditor)
         yield from self._index(path, entry, auditor.fields)
 
     def _units(self, window: Window, auditor: Auditor) -> Iterator[Finding]:
         for span in survey(window):
+            self._faults += len(span.faults)
             for fault in span.faults:
                 yield _error(window.path, fault.offset, fault.length, fault.what, _RESTORE)
             if span.sound:
@@ -188,6 +192,8 @@ class _Verification:
         if entries is None:
             what = "the index does not match its checksum"
             yield Finding(Severity.WARNING, path, 0, max(len(data), 1), what, _REBUILD)
+        elif self._faults:
+            return  # It remembers what the segment lost; that is no fault of its own.
         elif entries.tobytes() != make_entries([f for f in fields if f.offset < length]).tobytes():
             what = "the index is not that of its segment"
             yield Finding(Severity.WARNING, path, 0, len(data), what, _REBUILD)
@@ -240,6 +246,14 @@ def _unlisted(folder: Path) -> tuple[SegmentEntry, ...]:
     """Where the manifest is lost, what lies there is looked at all the same."""
     names = sorted(p.name for p in _files(folder) if SEGMENT_FILE.fullmatch(p.name))
     return tuple(SegmentEntry(name, int(name[:16]), int(name[17:25])) for name in names)
+
+
+def _segment_bytes(stream_folder: Path) -> int:
+    total = 0
+    for path in (p for branch in ("main", "tentative") for p in stream_folder.glob(f"{branch}/*.seg")):
+        with contextlib.suppress(FileNotFoundError):  # Retention may be faster.
+            total += path.stat().st_size
+    return total
 
 
 def _files(folder: Path) -> list[Path]:
