@@ -1,0 +1,118 @@
+"""Forking a query: a second one that goes on from where the first has committed, without stopping it.
+
+Rules:
+1. The fork starts at N, the last batch that the parent has committed. What Spark needs to go on from there is:
+   offsets N and N−1, commit N, the metadata of every operator, and for every state store the newest snapshot up to
+   version N+1 with the changes after it up to N+1 (batch N reads version N and writes N+1).
+2. Offsets of a later batch are left out: they would make the fork repeat what the parent was about to read.
+3. The fork gets a new query id. With the parent's, Spark would take it for a restart and stop the parent.
+4. The parent's files are linked, or copied where links do not work, and never changed (S1). Spark writes by rename
+   only, so a link stays what it was; its own purging unlinks names, which does not touch ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import uuid
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.model.errors import CorruptLog, UsageError
+
+#: A version of a state store, with Spark's unique id behind it in checkpoint format 2.
+_STATE_FILE = re.compile(r"(\d+)(?:_[0-9a-f-]+)?\.(delta|snapshot|changelog|zip)")
+_SNAPSHOTS = ("snapshot", "zip")
+
+
+class Forked(NamedTuple):
+    """What a fork consists of."""
+
+    query_id: str
+    batch_id: int
+    files: int
+    linked: bool
+
+
+def last_commit(checkpoint: Path) -> int:
+    """The last batch that a query has committed; -1 before the first."""
+    try:
+        return max((int(p.name) for p in (checkpoint / "commits").iterdir() if p.name.isdigit()), default=-1)
+    except FileNotFoundError:
+        return -1
+
+
+def fork_checkpoint(parent: Path, child: Path) -> Forked:
+    """Make `child` a checkpoint that starts after the parent's last committed batch. The parent may be running."""
+    if child.exists() and any(child.iterdir()):
+        raise UsageError(f"a fork needs a new folder; {child} is not empty; choose another")
+    batch = last_commit(parent)
+    if batch < 0:
+        raise UsageError(f"{parent}: the query has not committed a batch yet; there is nothing to fork from")
+    wanted = [Path("offsets", str(batch)), Path("commits", str(batch))]
+    if (parent / "offsets" / str(batch - 1)).exists():
+        wanted.append(Path("offsets", str(batch - 1)))
+    if (parent / "state").is_dir():
+        wanted += _state_files(parent, batch + 1)
+    linked = True
+    count = 0
+    for relative in wanted:
+        for name in (relative, relative.with_name(f".{relative.name}.crc")):
+            if (parent / name).exists():
+                linked &= _place(parent / name, child / name)
+                count += 1
+    query_id = str(uuid.uuid4())
+    (child / "metadata").write_text(json.dumps({"id": query_id}))
+    return Forked(query_id, batch, count, linked)
+
+
+def _place(source: Path, target: Path) -> bool:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):
+        os.link(source, target)
+        return True
+    shutil.copy2(source, target)
+    return False
+
+
+def _state_files(checkpoint: Path, version: int) -> list[Path]:
+    """Rule 1 for every store below `state`."""
+    found: list[Path] = []
+    for folder, _, names in os.walk(checkpoint / "state"):
+        here = Path(folder).relative_to(checkpoint)
+        if "_metadata" in here.parts:
+            found += [here / name for name in names if not name.startswith(".")]
+            continue
+        versions = [(int(m[1]), m[2], name) for name in names if (m := _STATE_FILE.fullmatch(name))]
+        if versions:
+            found += _store_files(checkpoint, here, versions, version)
+    return found
+
+
+def _store_files(checkpoint: Path, store: Path, versions: list[tuple[int, str, str]], version: int) -> list[Path]:
+    snapshot = max((v for v, kind, _ in versions if kind in _SNAPSHOTS and v <= version), default=0)
+    found = []
+    for v, kind, name in versions:
+        if kind in _SNAPSHOTS and v == snapshot:
+            found.append(store / name)
+            if kind == "zip":
+                found += _table_files(checkpoint, store, name)
+        elif kind not in _SNAPSHOTS and snapshot < v <= version:
+            found.append(store / name)
+    return found
+
+
+def _table_files(checkpoint: Path, store: Path, name: str) -> list[Path]:
+    """The files that a RocksDB snapshot refers to, as its own list of contents says."""
+    try:
+        with zipfile.ZipFile(checkpoint / store / name) as snapshot:
+            text = snapshot.read("metadata").decode()
+    except (KeyError, zipfile.BadZipFile, OSError) as error:
+        raise CorruptLog(f"{checkpoint / store / name}: the snapshot cannot be read ({error})") from error
+    content = json.loads(text.partition("\n")[2])
+    tables = [store / "SSTs" / f["dfsSstName"] for f in content.get("sstFiles", [])]
+    return tables + [store / "logs" / f["dfsLogName"] for f in content.get("logFiles", [])]

@@ -1,0 +1,156 @@
+"""A fork goes on from the parent's last commit and comes to the same results, whatever state the query keeps."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+
+import holdfast
+from holdfast.model.errors import UsageError
+from holdfast.spark import read_stream
+from holdfast.spark.fork import fork_checkpoint, last_commit
+from tests.spark.conftest import fill
+
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
+PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+CHANGELOG = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
+
+FIRST = [(i * 0.2, f"k{i % 7}", i) for i in range(100)]
+SECOND = [(20 + i * 0.2, f"k{i % 5}", 1000 + i) for i in range(100)]
+
+
+def windows(frame: DataFrame) -> DataFrame:
+    counted = frame.groupBy(F.window("stime", "7 seconds"), "key").count()
+    return counted.select(F.col("window.end").alias("end"), "key", "count")
+
+
+def joined(frame: DataFrame) -> DataFrame:
+    left = frame.filter("value % 2 = 0").select(F.col("stime").alias("t1"), F.col("key").alias("k1"))
+    right = frame.filter("value % 2 = 1").select(F.col("stime").alias("t2"), F.col("key").alias("k2"))
+    near = F.expr("k1 = k2 and t2 >= t1 - interval 9 seconds and t2 <= t1 + interval 9 seconds")
+    return left.join(right, near, "leftOuter").select("t1", "k1", "t2")
+
+
+def deduplicated(frame: DataFrame) -> DataFrame:
+    return (
+        frame.withColumn("slot", F.window("stime", "11 seconds"))
+        .dropDuplicatesWithinWatermark(["key"])
+        .select("key", "value")
+    )
+
+
+def counted_in_python(frame: DataFrame) -> DataFrame:
+    def count(key: tuple[Any, ...], parts: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+        total = (state.get[0] if state.exists else 0) + sum(len(p) for p in parts)
+        state.update((total,))
+        yield pd.DataFrame({"key": [key[0]], "total": [total]})
+
+    return frame.groupBy("key").applyInPandasWithState(
+        count, "key string, total long", "total long", "append", GroupStateTimeout.NoTimeout
+    )
+
+
+def stateless(frame: DataFrame) -> DataFrame:
+    return frame.filter("value % 3 = 0").select("stime", "key", "value")
+
+
+QUERIES: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "windows": windows, "joined": joined, "deduplicated": deduplicated, "counted_in_python": counted_in_python,
+    "stateless": stateless,
+}  # fmt: skip
+
+
+def run(frame: DataFrame, checkpoint: Path) -> list[str]:
+    got: list[str] = []
+    query = frame.writeStream.foreachBatch(lambda b, _: got.extend(str(r) for r in b.collect()))
+    query.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
+    return sorted(got)
+
+
+@pytest.fixture(params=["rocksdb", "rocksdb-changelog", "hdfs"])
+def provider(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[str]:
+    spark.conf.set(PROVIDER, HDFS if request.param == "hdfs" else ROCKSDB)
+    spark.conf.set(CHANGELOG, str(request.param == "rocksdb-changelog").lower())
+    yield request.param
+    spark.conf.unset(PROVIDER)
+    spark.conf.unset(CHANGELOG)
+
+
+def check(spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path, name: str) -> None:
+    fill(store, "a", FIRST, end=False, until=20)
+    frame = QUERIES[name](read_stream(spark, "a", root=store.root, maxRowsPerBatch=30))
+    run(frame, tmp_path / "parent")
+    before = snapshot(tmp_path / "parent")
+    forked = fork_checkpoint(tmp_path / "parent", tmp_path / "fork")
+    assert forked.batch_id == last_commit(tmp_path / "parent")
+    assert forked.files < sum(1 for p in (tmp_path / "parent").rglob("*") if p.is_file())
+    fill(store, "a", SECOND)
+    by_fork = run(frame, tmp_path / "fork")
+    assert snapshot(tmp_path / "parent") == before, "the fork changed its parent's checkpoint"
+    by_parent = run(frame, tmp_path / "parent")
+    assert by_fork == by_parent
+    assert by_fork
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.slow
+def test_a_fork_of_windows_gives_what_its_parent_gives(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path, provider: str
+) -> None:
+    """S1, for each of Spark's state stores."""
+    check(spark, store, tmp_path, "windows")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in QUERIES if n != "windows"])
+def test_a_fork_gives_what_its_parent_gives(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path, name: str
+) -> None:
+    """S1, for each kind of query."""
+    check(spark, store, tmp_path, name)
+
+
+def test_a_fork_links_only_what_its_batch_needs_and_has_its_own_id(tmp_path: Path) -> None:
+    parent = tmp_path / "parent"
+    store = parent / "state" / "0" / "0"
+    for folder in (parent / "offsets", parent / "commits", store / "_metadata", parent / "state" / "0" / "_metadata"):
+        folder.mkdir(parents=True)
+    for n in range(14):
+        (parent / "offsets" / str(n)).write_text(f"offset {n}")
+        if n < 13:
+            (parent / "commits" / str(n)).write_text(f"commit {n}")
+        (store / f"{n + 1}.delta").write_text(f"delta {n + 1}")
+        (store / f".{n + 1}.delta.crc").write_text("crc")
+    (store / "10.snapshot").write_text("snapshot")
+    (store / "_metadata" / "schema").write_text("schema")
+    (parent / "metadata").write_text(json.dumps({"id": "parent"}))
+    (parent / "offsets" / ".13.tmp").write_text("torn")
+
+    forked = fork_checkpoint(parent, tmp_path / "fork")
+
+    names = {str(p.relative_to(tmp_path / "fork")) for p in (tmp_path / "fork").rglob("*") if p.is_file()}
+    assert names == {
+        "metadata", "offsets/12", "offsets/11", "commits/12", "state/0/0/_metadata/schema", "state/0/0/10.snapshot",
+        *(f"state/0/0/{n}.delta" for n in (11, 12, 13)), *(f"state/0/0/.{n}.delta.crc" for n in (11, 12, 13)),
+    }  # fmt: skip
+    assert json.loads((tmp_path / "fork" / "metadata").read_text()) == {"id": forked.query_id}
+    assert os.stat(tmp_path / "fork" / "offsets" / "12").st_nlink == 2
+    assert os.stat(parent / "metadata").st_nlink == 1
+
+
+def test_a_query_without_a_commit_cannot_be_forked(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has not committed a batch yet"):
+        fork_checkpoint(tmp_path / "none", tmp_path / "fork")
