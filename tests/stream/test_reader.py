@@ -76,7 +76,7 @@ def test_bytes_that_are_written_but_not_yet_durable_are_not_shown(tmp_path: Path
     reader = reader_of(tmp_path)
     for k in (1, 2, 3):
         send(writer, k)
-    assert seen == [0, len(flat([1])), len(flat([1, 2]))]
+    assert list(dict.fromkeys(seen)) == [0, len(flat([1])), len(flat([1, 2]))]
     writer.release(1)
     reader.close()
 

@@ -35,6 +35,19 @@ class Disk:
             raise storage_error("write", path, error) from error
         return total
 
+    def reserve(self, fd: int, path: Path, offset: int, length: int) -> bool:
+        """Fill a stretch with zeros, durably: to overwrite written blocks is twice as quick to sync as to grow a file.
+
+        False if there was no room for it: then the file is as before. A failed sync is a failed sync (L9).
+        """
+        try:
+            self.write(fd, path, offset, [bytes(length)])
+        except StorageError:
+            self.truncate(fd, path, offset)
+            return False
+        self.sync(fd, path)
+        return True
+
     def sync(self, fd: int, path: Path) -> None:
         """Return only when the file's bytes and length are on stable storage."""
         try:
@@ -121,6 +134,9 @@ class Disk:
 
 class VolatileDisk(Disk):
     """For tentative branches: they are thrown away after a failure, so waiting for the platter buys nothing."""
+
+    def reserve(self, fd: int, path: Path, offset: int, length: int) -> bool:
+        return False
 
     def sync(self, fd: int, path: Path) -> None:
         pass

@@ -53,6 +53,15 @@ SEGMENT_BYTES = 128 << 20
 _SEGMENT_FILE = re.compile(r"\d{16}-(\d{8})\.(?:seg|idx)")
 
 
+#: Zeroed ahead at a time, at most (at first as much as is there already, so that small streams stay small). It takes a
+#: disk about as long as two syncs, and spares several hundred small appends half of theirs.
+_RESERVE_BYTES = 1 << 20
+#: Units above this size gain less from reserved space than it costs to zero it.
+_RESERVE_UNIT_MAX = 128 << 10
+#: Beyond any file: there was no room to reserve, so do not try again in this segment.
+_NO_RESERVE = 1 << 62
+
+
 class Event(NamedTuple):
     """Tuples of one bucket and one partition, encoded."""
 
@@ -86,6 +95,7 @@ class LogWriter:
         self._extent = Extent()
         self._index = bytearray()
         self._indexed = 0
+        self._reserved = 0
         """Bytes of the index that belong to committed units."""
         self._broken = False
 
@@ -224,11 +234,20 @@ class LogWriter:
     def _write(self, start: int, parts: Sequence[bytes]) -> int:
         """Rule 1 and rule 2: write, sync, look whether we may still speak; only then the unit counts."""
         self._broken = True  # Until the caller has noted the end: whatever interrupts us, these bytes are given up.
+        self._reserve(start, sum(map(len, parts)))
         written = self.disk.write(self._fd, self._path, start, parts)
         self.disk.sync(self._fd, self._path)
         if not self._tenure.valid():
             raise self._tenure.fenced()
         return start + written
+
+    def _reserve(self, start: int, length: int) -> None:
+        """Small units go into space that was zeroed before (see `Disk.reserve`); large ones would pay for it twice."""
+        if start + length <= self._reserved or length > _RESERVE_UNIT_MAX:
+            return
+        begin, ahead = max(self._reserved, start), min(start, _RESERVE_BYTES)
+        room = self.disk.reserve(self._fd, self._path, begin, ahead)
+        self._reserved = begin + ahead if room else _NO_RESERVE
 
     def _note(self, now_us: int) -> None:
         # The unit is durable whether or not the note can be written: a lost note is merely old.
@@ -287,8 +306,8 @@ class LogWriter:
         after, extent, index, name = self.state.after(seq, commit), Extent(), bytearray(), path.name
         # One statement, as in `_append`.
         (self._fd, self._path, self._name, self._offset, self._base_seq, self._extent, self._index, self._indexed,
-         self._broken, self._begun_us, self.state
-         ) = fd, path, name, length, base, extent, index, 0, False, now_us, after  # fmt: skip
+         self._broken, self._begun_us, self._reserved, self.state
+         ) = fd, path, name, length, base, extent, index, 0, False, now_us, 0, after  # fmt: skip
         self._note(now_us)
 
     # -- epochs ------------------------------------------------------------------------------------------------------
@@ -381,6 +400,8 @@ class LogWriter:
                 self.disk.sync(fd, path)
             self._load(path, entry.base_seq, found)
             self._begin_segment(now_us, (*previous.segments[:-1], self._sealed_entry(now_us)))
+            with contextlib.suppress(StorageError):
+                self.disk.truncate(fd, path, found.end)
         finally:
             os.close(fd)
 
@@ -412,6 +433,7 @@ class LogWriter:
         try:
             if not self._broken and self.segments[-1].name == self._name and self._tenure.valid():
                 with contextlib.suppress(StorageError):
+                    self.disk.truncate(self._fd, self._path, self._offset)
                     index = np.frombuffer(bytes(self._index[: self._indexed]), ENTRY)
                     write_index(self._path, index, self._offset, self.disk)
                     m = self._tenure.manifest
