@@ -1,0 +1,205 @@
+"""What may be removed, and what may not (L8, D14; 003 §4.9)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+from holdfast.model.errors import StreamFull, UsageError
+from holdfast.stream.definition import Bound, Retention
+from holdfast.stream.head import read_head
+from holdfast.stream.store import Stream, StreamStore
+from tests.faults.units import QuietDisk
+
+SECOND = 1_000_000
+
+
+class Clock:
+    now = 1_000 * SECOND
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def stream_of(root: Path, retention: Retention | None = None, **options: object) -> Stream:
+    store = StreamStore(root, disk=QuietDisk(), clock=Clock())
+    return store.create("s", "n bigint, text string", bucket="1s", retention=retention,
+                        **{"segment_bytes": 4096, **options})  # fmt: skip
+
+
+def fill(stream: Stream, numbers: range) -> None:
+    with stream.producer(boundary_every="1h", stime="stime") as producer:
+        for n in numbers:
+            producer.send({"n": n, "text": "x" * 900, "stime": n * SECOND})
+        producer.advance((numbers[-1] + 1) * SECOND)
+        producer.close(end=False)
+
+
+def left(stream: Stream) -> list[int]:
+    with stream.subscribe() as subscriber:
+        return [n for batch in subscriber.poll() for n in batch.column("n").to_pylist()]
+
+
+def ack(stream: Stream, name: str, until: int) -> None:
+    with stream.subscribe(name=name, end=until) as subscriber:
+        for _ in subscriber.poll():
+            pass
+        subscriber.ack()
+
+
+def test_without_a_policy_nothing_is_ever_removed(tmp_path: Path) -> None:
+    stream = stream_of(tmp_path)
+    fill(stream, range(40))
+    Clock.now += 10**15
+    try:
+        assert stream.retain().segments == 0
+    finally:
+        Clock.now = 1_000 * SECOND
+    assert left(stream) == list(range(40))
+
+
+def test_by_size_the_oldest_go_until_the_rest_fits(tmp_path: Path) -> None:
+    stream = stream_of(tmp_path, Retention(size_bytes=20_000))
+    fill(stream, range(60))
+    removal = stream.retain()
+    files = sum(p.stat().st_size for p in stream.folder.glob("main/*.seg"))
+    assert files <= 20_000
+    assert left(stream) == list(range(removal.rows, 60))
+    assert read_head(stream.folder / "main").removed_until_us == (removal.rows - 1) * SECOND + 1
+    assert len(list(stream.folder.glob("main/*.idx"))) == len(list(stream.folder.glob("main/*.seg")))
+    fill(stream, range(60, 62))
+    assert left(stream) == list(range(removal.rows, 62))
+
+
+def test_by_age_what_was_sealed_long_ago_goes(tmp_path: Path) -> None:
+    stream = stream_of(tmp_path, Retention(age_us=100 * SECOND))
+    fill(stream, range(20))
+    assert stream.retain().segments == 0
+    stream._clock.now += 101 * SECOND  # type: ignore[attr-defined]
+    removal = stream.retain()
+    assert removal.segments > 1
+    rest = left(stream)
+    assert rest == list(range(20))[-len(rest) :]
+
+
+def test_by_acknowledgement_what_every_subscriber_has_done_with_goes(tmp_path: Path) -> None:
+    stream = stream_of(tmp_path, Retention(acknowledged=True))
+    fill(stream, range(40))
+    assert stream.retain().segments == 0, "nobody has acknowledged anything"
+    ack(stream, "fast", 40)
+    ack(stream, "slow", 20)
+    removal = stream.retain()
+    assert "slow" in removal.stopped_by
+    rest = left(stream)
+    assert 0 < rest[0] <= 20
+    assert rest == list(range(rest[0], 40))
+    assert stream.retain().segments == 0
+    stream.forget("slow")
+    assert stream.retain().segments > 0
+
+
+@pytest.mark.parametrize("policy", [Retention(age_us=1), Retention(size_bytes=1), Retention(acknowledged=True)])
+def test_no_policy_removes_what_a_subscriber_has_not_acknowledged(policy: Retention, tmp_path: Path) -> None:
+    """L8."""
+    stream = stream_of(tmp_path, policy)
+    fill(stream, range(40))
+    ack(stream, "slow", 13)
+    stream._clock.now += 10**12  # type: ignore[attr-defined]
+    stream.retain()
+    assert left(stream)[0] <= 13
+
+
+def test_a_tuple_at_time_zero_is_not_taken_for_one_that_was_acknowledged(tmp_path: Path) -> None:
+    """L8: zero is a time like any other."""
+    stream = stream_of(tmp_path, Retention(acknowledged=True))
+    fill(stream, range(-8, 1))
+    writer = stream.writer()
+    writer.roll(1)
+    writer.release(1)
+    assert [s.stime_max_us for s in stream.reader().segments][-2] == 0
+    ack(stream, "slow", 0)
+    stream.retain()
+    assert left(stream)[-1] == 0
+
+
+def test_an_acknowledgement_never_goes_back(tmp_path: Path) -> None:
+    stream = stream_of(tmp_path)
+    fill(stream, range(10))
+    ack(stream, "reader", 8)
+    ack(stream, "reader", 3)
+    assert stream.acks()["reader"].until_us == 8 * SECOND
+    with pytest.raises(UsageError):
+        ack(stream, "../reader", 3)
+
+
+def test_a_full_stream_blocks_until_its_subscribers_acknowledge(tmp_path: Path) -> None:
+    """D14: it pushes back and drops nothing."""
+    store = StreamStore(tmp_path, disk=QuietDisk())
+    stream = store.create("s", "n bigint, text string", bucket="10ms", bound=Bound(40_000))
+    fill_until = threading.Event()
+    done: list[int] = []
+
+    with stream.producer(full_timeout="20s") as producer, stream.subscribe(name="reader") as subscriber:
+
+        def work() -> None:
+            for n in range(100):
+                producer.send({"n": n, "text": "x" * 900})
+                done.append(n)
+                if len(done) == 20:
+                    fill_until.set()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        got: list[int] = []
+        assert fill_until.wait(20)
+        while thread.is_alive() or len(got) < 100:
+            for batch in subscriber.poll():
+                got += batch.column("n").to_pylist()
+            subscriber.ack()
+            assert producer.writer.size_bytes < 50_000
+        thread.join()
+    assert got == list(range(100))
+
+
+def test_a_stream_that_stays_full_says_so_and_writes_nothing(tmp_path: Path) -> None:
+    store = StreamStore(tmp_path, disk=QuietDisk())
+    stream = store.create("s", "n bigint, text string", bucket="10ms", bound=Bound(40_000))
+    with stream.producer(full_timeout="50ms", boundary_every="1h") as producer:
+        sent = 0
+        with pytest.raises(StreamFull, match="drop_oldest"):  # noqa: PT012
+            while True:
+                producer.send({"n": sent, "text": "x" * 900}, seq=sent)
+                sent += 1
+        assert producer.last_seq == sent - 1
+    assert left(stream) == list(range(sent))
+
+
+def test_units_as_large_as_the_bound_go_on_once_they_are_acknowledged(tmp_path: Path) -> None:
+    """The segment being written is never removed, so it must be sealed when nothing else is left to give."""
+    store = StreamStore(tmp_path, disk=QuietDisk())
+    stream = store.create("s", "n bigint, text string", bucket="1ms", bound=Bound(40_000))
+    with stream.producer(full_timeout="5s") as producer, stream.subscribe(name="reader") as subscriber:
+        for n in range(6):
+            producer.send({"n": n, "text": "x" * 25_000})
+            producer.advance(producer.boundary_us + 1_000)
+            assert [b.column("n").to_pylist() for b in subscriber.poll()] == [[n]]
+            subscriber.ack()
+
+
+def test_drop_oldest_keeps_the_newest_and_says_what_it_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = StreamStore(tmp_path, disk=QuietDisk())
+    stream = store.create("s", "n bigint, text string", bucket="10ms", bound=Bound(40_000, "drop_oldest"))
+    ack(stream, "slow", 0)
+    with caplog.at_level(logging.WARNING), stream.producer(full_timeout="1s", boundary_every="1h") as producer:
+        for n in range(100):
+            producer.send({"n": n, "text": "x" * 900})
+    rest = left(stream)
+    assert rest == list(range(100))[-len(rest) :]
+    assert len(rest) > 10
+    assert any("are dropped" in r.message for r in caplog.records)
+    assert read_head(stream.folder / "main").removed_rows == 100 - len(rest)

@@ -1,0 +1,241 @@
+"""The client proxy: any start, history into live without a gap or a repeat, main and branch as one (L6, D1–D4)."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from holdfast.model.errors import CorruptLog, UsageError
+from holdfast.model.tuples import TupleType
+from holdfast.stream.store import Stream, StreamStore
+from holdfast.stream.subscriber import Subscriber
+from tests.faults.units import QuietDisk
+
+SECOND = 1_000_000
+
+
+def filled(root: Path, buckets: int = 10, **options: object) -> Stream:
+    """One tuple per bucket of a second: n in bucket n."""
+    stream = StreamStore(root, disk=QuietDisk()).create("s", "n bigint", **{"bucket": "1s", **options})
+    send(stream, range(buckets))
+    return stream
+
+
+def send(stream: Stream, numbers: range, end: bool = False) -> None:
+    with stream.producer(stime="stime", boundary_every="1h") as producer:
+        for n in numbers:
+            producer.send({"n": n, "stime": n * SECOND})
+        if len(numbers):
+            producer.advance((numbers[-1] + 1) * SECOND)
+        producer.close(end=end)
+
+
+def polled(subscriber: Subscriber) -> list[object]:
+    """What a poll says: numbers, tentative ones as text, control tuples by name."""
+    said: list[object] = []
+    for batch in subscriber.poll():
+        for record in batch.to_pylist():
+            kind = TupleType(record["tuple_type"])
+            if kind == TupleType.INSERTION:
+                said.append(record["n"])
+            elif kind == TupleType.TENTATIVE:
+                said.append(f"~{record['n']}")
+            elif kind == TupleType.UNDO:
+                said.append(f"UNDO after {record['tuple_id']}")
+            else:
+                said.append(kind.name)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [*range(10)]),
+        ({"start": "beginning", "end": 4}, [0, 1, 2, 3]),
+        ({"start": "1970-01-01T00:00:07"}, [7, 8, 9]),
+        ({"start": 7.5}, [8, 9]),
+        ({"bucket": 8}, [8, 9]),
+        ({"start": "live"}, []),
+    ],
+)
+def test_a_subscription_starts_where_it_is_told(
+    options: dict[str, object], expected: list[int], tmp_path: Path
+) -> None:
+    stream = filled(tmp_path)
+    with stream.subscribe(**options) as subscriber:
+        assert polled(subscriber) == expected
+        send(stream, range(10, 12))
+        if "end" in options:
+            assert subscriber.finished
+        else:
+            assert polled(subscriber) == [10, 11]
+    with pytest.raises(UsageError, match="start must be"):
+        stream.subscribe(start="whenever")
+
+
+def test_from_history_to_live_there_is_no_gap_and_no_repeat(tmp_path: Path) -> None:
+    """L6: the subscriber crosses over while the producer goes on, rolls, closes and comes back."""
+    stream = filled(tmp_path, 200, segment_bytes=4096)
+    got: list[int] = []
+
+    def follow() -> None:
+        with stream.subscribe() as subscriber:
+            got.extend(row.values["n"] for row in subscriber.rows(timeout="30s"))
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    for start in range(200, 600, 50):
+        send(stream, range(start, start + 50), end=start == 550)
+    thread.join(30)
+    assert got == list(range(600))
+
+
+def test_the_portions_in_which_one_polls_do_not_change_what_comes(tmp_path: Path) -> None:
+    whole = filled(tmp_path / "a", 0)
+    with whole.subscribe() as subscriber:
+        portions = []
+        for start in range(0, 30, 3):
+            send(whole, range(start, start + 3))
+            portions += polled(subscriber)
+    assert portions == list(range(30))
+
+
+def test_whoever_stops_half_way_finds_the_rest_at_the_next_poll(tmp_path: Path) -> None:
+    """L6: leaving a loop is no reason for a gap."""
+    stream = filled(tmp_path)
+    with stream.subscribe() as subscriber:
+        first = next(subscriber.poll()).column("n").to_pylist()
+        second = next(iter(subscriber)).column("n").to_pylist()
+        assert first + second + polled(subscriber) == list(range(10))
+
+
+def test_an_acknowledgement_covers_only_what_was_delivered(tmp_path: Path) -> None:
+    """L8: acknowledging inside the loop must not give up what is still to come."""
+    stream = filled(tmp_path)
+    with stream.subscribe(name="reader") as subscriber:
+        for batch in subscriber.poll():
+            subscriber.ack()
+            known = stream.acks().get("reader")
+            assert known is None or known.until_us <= batch.column("n").to_pylist()[0] * SECOND
+        subscriber.ack()
+        assert stream.acks()["reader"].until_us == 10 * SECOND
+    with stream.subscribe() as nameless, pytest.raises(UsageError, match="name"):
+        nameless.ack()
+
+
+def test_what_cannot_be_read_is_reported_at_every_poll_and_never_passed_over(tmp_path: Path) -> None:
+    """L4, L6."""
+    stream = filled(tmp_path)
+    path = next(stream.folder.glob("main/*.seg"))
+    raw = path.read_bytes()
+    bodies = [i + 64 for i in range(0, len(raw), 64) if raw[i + 8 : i + 10] == b"\x01\x01"]
+    with stream.subscribe() as subscriber:
+        at = bodies[6] + 9
+        path.write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
+        said = []
+        for _ in range(3):
+            with pytest.raises(CorruptLog):
+                said += polled(subscriber)
+        assert subscriber.position_us < 10 * SECOND
+    path.write_bytes(raw)
+
+
+def test_boundaries_are_delivered_when_asked_for(tmp_path: Path) -> None:
+    stream = filled(tmp_path, 3)
+    with stream.subscribe(boundaries=True) as subscriber:
+        assert polled(subscriber) == [0, 1, 2, "BOUNDARY"]
+        assert polled(subscriber) == []
+
+
+def tentative(stream: Stream, numbers: range) -> None:
+    from holdfast.stream.pack import pack
+    from tests.stream.test_rows import stored_batch
+
+    writer = stream.branch_writer()
+    try:
+        for n in numbers:
+            events = pack(stored_batch(stream.definition, [n * SECOND], n=[n]), stream.definition)
+            writer.commit(events, now_us=1, boundary_us=(n + 1) * SECOND)
+    finally:
+        writer.release(1)
+
+
+def test_stable_tentative_undo_corrections_done(tmp_path: Path) -> None:
+    """Figure 4-6, through files: D1, D2, D3, D4."""
+    stream = filled(tmp_path, 3)
+    with stream.subscribe(tentative=True) as subscriber, stream.subscribe() as stable_only:
+        assert polled(subscriber) == [0, 1, 2]
+        stream.create_branch(3 * SECOND)
+        tentative(stream, range(3, 5))
+        assert polled(subscriber) == ["~3", "~4"]
+        assert not subscriber.finished
+        tentative(stream, range(5, 6))
+        assert polled(subscriber) == ["~5"]
+        send(stream, range(3, 6))
+        assert polled(subscriber) == ["UNDO after 3", 3, 4, 5, "REC_DONE"]
+        tentative(stream, range(6, 7))
+        assert polled(subscriber) == []
+        stream.drop_branch()
+        send(stream, range(6, 7))
+        assert polled(subscriber) == [6]
+        stream.create_branch(7 * SECOND)
+        tentative(stream, range(7, 8))
+        assert polled(subscriber) == ["~7"]
+        stream.drop_branch()
+        stream.create_branch(7 * SECOND)
+        tentative(stream, range(7, 9))
+        assert polled(subscriber) == ["UNDO after 7", "REC_DONE", "~7", "~8"]
+        stream.drop_branch()
+        send(stream, range(7, 9), end=True)
+        assert polled(subscriber) == ["UNDO after 7", 7, 8, "REC_DONE"]
+        assert subscriber.finished
+        assert polled(stable_only) == list(range(9))
+
+
+def test_buckets_without_tentative_tuples_are_not_undone(tmp_path: Path) -> None:
+    """D2: UNDO is absent if none were sent."""
+    stream = filled(tmp_path, 1)
+    with stream.subscribe(tentative=True) as subscriber:
+        assert polled(subscriber) == [0]
+        stream.create_branch(SECOND)
+        writer = stream.branch_writer()
+        writer.commit([], now_us=1, boundary_us=3 * SECOND)
+        writer.release(1)
+        assert polled(subscriber) == []
+        send(stream, range(1, 4))
+        assert polled(subscriber) == [1, 2, 3]
+
+
+def test_an_end_holds_for_the_branch_as_well(tmp_path: Path) -> None:
+    stream = filled(tmp_path, 2)
+    stream.create_branch(2 * SECOND)
+    tentative(stream, range(2, 9))
+    with stream.subscribe(tentative=True, end=4) as subscriber:
+        assert polled(subscriber) == [0, 1, "~2", "~3"]
+        send(stream, range(2, 6))
+        assert polled(subscriber) == ["UNDO after 2", 2, 3, "REC_DONE"]
+        assert subscriber.finished
+
+
+def test_a_branch_dropped_while_it_is_read_is_no_error(tmp_path: Path) -> None:
+    stream = filled(tmp_path, 1)
+    stream.create_branch(SECOND)
+    tentative(stream, range(1, 6))
+    with stream.subscribe(tentative=True) as subscriber:
+        view = subscriber._branch_view
+
+        def dropped() -> object:
+            seen = view()
+            stream.drop_branch()
+            return seen
+
+        subscriber._branch_view = dropped  # type: ignore[method-assign, assignment]
+        said = polled(subscriber)
+        subscriber._branch_view = view  # type: ignore[method-assign]
+        assert said[0] == 0
+        send(stream, range(1, 7))
+        after = polled(subscriber)
+        assert [s for s in after if isinstance(s, int)] == list(range(1, 7))
+        assert ("REC_DONE" in after) == any(isinstance(s, str) for s in said)
