@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,8 @@ def columns_of(rows: Sequence[Row], schema: pa.Schema, stream: str) -> list[pa.A
 
 def _array(field: pa.Field, values: list[Any], stream: str) -> pa.Array:
     try:
+        if pa.types.is_integer(field.type) or pa.types.is_temporal(field.type):
+            _refuse_fractions(values, field.type)
         array = pa.array(values, type=field.type)
     except (
         pa.ArrowInvalid,
@@ -57,6 +60,15 @@ def _array(field: pa.Field, values: list[Any], stream: str) -> pa.Array:
     return array
 
 
+def _refuse_fractions(values: list[Any], kind: pa.DataType) -> None:
+    """Arrow would cut 1.5 down to 1 without a word."""
+    if set(map(type, values)) <= {int, type(None)}:
+        return
+    for value in values:
+        if isinstance(value, float | np.floating | Decimal) and (pa.types.is_temporal(kind) or value % 1 != 0):
+            raise ValueError(f"got {value!r}")
+
+
 def table_batch(data: Any, schema: pa.Schema, stream: str) -> pa.RecordBatch:
     """One batch with exactly the columns of `schema`, from an Arrow table or batch or a pandas frame."""
     try:
@@ -70,7 +82,7 @@ def table_batch(data: Any, schema: pa.Schema, stream: str) -> pa.RecordBatch:
         raise SchemaError(f"stream {stream}: the frame cannot become Arrow: {error}") from None
     if not isinstance(data, pa.Table):
         raise SchemaError(f"stream {stream}: a batch must be Arrow or pandas; got {type(data).__name__}")
-    if set(data.column_names) != set(schema.names):
+    if sorted(data.column_names) != sorted(schema.names):
         raise SchemaError(
             f"stream {stream}: a batch must have the columns ({schema_text(schema)}); got ({schema_text(data.schema)})"
         )
@@ -90,6 +102,8 @@ def table_batch(data: Any, schema: pa.Schema, stream: str) -> pa.RecordBatch:
 
 #: Microseconds per unit of an integer column that serves as stime.
 UNITS_US = {"s": 1_000_000, "ms": 1_000, "us": 1}
+#: 0001-01-01 and the last microsecond of 9999: what lies outside could be stored but not shown to anybody.
+_STIME_US_MIN, _STIME_US_MAX = -62_135_596_800_000_000, 253_402_300_799_999_999
 
 
 def stimes_of(column: pa.Array, unit: str, stream: str) -> npt.NDArray[np.int64]:
@@ -99,7 +113,20 @@ def stimes_of(column: pa.Array, unit: str, stream: str) -> npt.NDArray[np.int64]
             f"stream {stream}: the column that gives stime must not be null; got {column.null_count} nulls"
         )
     if pa.types.is_timestamp(column.type):
-        return np.asarray(column.cast(STIME_TYPE, safe=False).cast(pa.int64()))
+        return _within(np.asarray(column.cast(STIME_TYPE, safe=False).cast(pa.int64())), 1, stream)
     if pa.types.is_integer(column.type):
-        return np.asarray(column.cast(pa.int64())) * UNITS_US[unit]
+        return _within(np.asarray(column.cast(pa.int64())), UNITS_US[unit], stream)
     raise SchemaError(f"stream {stream}: the column that gives stime must be timestamp or integer; got {column.type}")
+
+
+def _within(values: npt.NDArray[np.int64], unit_us: int, stream: str) -> npt.NDArray[np.int64]:
+    """Microseconds, refused outside the years that Python and Spark can show."""
+    if len(values):
+        low, high = int(values.min()) * unit_us, int(values.max()) * unit_us
+        if low < _STIME_US_MIN or high > _STIME_US_MAX:
+            wrong = low if low < _STIME_US_MIN else high
+            raise SchemaError(
+                f"stream {stream}: an stime must lie in the years 1 to 9999; got {wrong} microseconds since 1970; "
+                f"is the unit right (stime_unit)?"
+            )
+    return values * unit_us
