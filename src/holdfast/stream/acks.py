@@ -5,6 +5,7 @@ One small file per subscriber. Retention removes nothing that one of them has no
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import msgspec
@@ -49,5 +50,6 @@ def read_acks(stream_folder: Path) -> dict[str, Acknowledged]:
     found = {}
     for path in sorted(folder.iterdir()):
         if not path.name.startswith("."):
-            found[path.name] = unseal(path.read_bytes(), Acknowledged, str(path))
+            with contextlib.suppress(FileNotFoundError):  # Forgotten since we looked.
+                found[path.name] = unseal(path.read_bytes(), Acknowledged, str(path))
     return found

@@ -83,7 +83,8 @@ def _choose(
         length = segment.length or 0
         full = bound is not None and size + need > bound.bytes
         forced = full and bound is not None and bound.when_full == "drop_oldest"
-        acked = slowest is not None and (segment.stime_max_us or BEGINNING_US) < acks[slowest].until_us
+        newest = BEGINNING_US if segment.stime_max_us is None else segment.stime_max_us
+        acked = slowest is not None and newest < acks[slowest].until_us
         if slowest is not None and not acked and not forced:
             return going, f"subscriber {slowest} has acknowledged only to {instant_text(acks[slowest].until_us)}"
         old = policy.age_us is not None and now_us - segment.wall_us > policy.age_us
@@ -93,7 +94,7 @@ def _choose(
         if forced and not acked:
             log.warning(
                 "stream %s is full: %d tuples up to %s are dropped", definition.name, segment.rows,
-                instant_text(segment.stime_max_us or BEGINNING_US),
+                instant_text(newest),
             )  # fmt: skip
         going.append(segment)
         size -= length

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from holdfast.clock import monotonic_us, now_us, pause
-from holdfast.model.errors import CorruptLog, Removed, UsageError
+from holdfast.model.errors import CorruptLog, HoldfastError, Removed, UsageError
 from holdfast.model.schema import STIME_TYPE, reader_schema
 from holdfast.model.time import BEGINNING_US, duration_us, instant_us
 from holdfast.model.tuples import TupleType
@@ -63,7 +63,11 @@ class Subscriber:
         self._main.refresh()
         self._end_us = None if end is None else instant_us(end)
         self._core = Subscription(self._start_us(start, bucket))
-        self._main.check_present(self.position_us)
+        self._delivered_us = self._core.stable_until_us
+        self._under_way: Iterator[pa.RecordBatch] | None = None
+        self._trouble: HoldfastError | None = None
+        self._tentative_sent = False
+        self._main.check_present(self._core.stable_until_us)
         self._last_stable_id = 0
         self._last_stable_stime_us: int | None = None
 
@@ -84,7 +88,7 @@ class Subscriber:
     @property
     def position_us(self) -> int:
         """Everything stable before this stime was delivered."""
-        return self._core.stable_until_us
+        return self._delivered_us
 
     @property
     def finished(self) -> bool:
@@ -96,28 +100,47 @@ class Subscriber:
         return self._main.closed and self.position_us >= self._main.closed_until_us
 
     def poll(self) -> Iterator[pa.RecordBatch]:
-        """What is there now, without waiting."""
-        self._main.refresh()
-        until = self._main.closed_until_us
-        if self._end_us is not None:
-            until = min(until, self._end_us)
-        before = self.position_us
-        for step in self._core.advance(until, self._branch_view()):
+        """What is there now, without waiting. Whoever stops half-way finds the rest at the next call."""
+        if self._trouble is not None:
+            raise self._trouble  # What could not be read is not passed over.
+        if self._under_way is None:
+            self._main.refresh()
+            until = self._until(self._main.closed_until_us)
+            self._under_way = self._deliver(self._core.advance(until, self._branch_view()))
+        try:
+            for batch in self._under_way:  # noqa: UP028 - `yield from` would close it with us.
+                yield batch
+        except HoldfastError as error:
+            self._trouble = error
+            raise
+        self._under_way = None
+
+    def _until(self, until_us: int) -> int:
+        return until_us if self._end_us is None else min(until_us, self._end_us)
+
+    def _deliver(self, steps: list[Step]) -> Iterator[pa.RecordBatch]:
+        before = self._delivered_us
+        for step in steps:
             yield from self._take(step)
-        if self._boundaries and self.position_us > before:
-            yield self._control(TupleType.BOUNDARY, 0, self.position_us)
+            if isinstance(step, Range) and step.source == "main":
+                self._delivered_us = step.end_us
+        if self._boundaries and self._delivered_us > before:
+            yield self._control(TupleType.BOUNDARY, 0, self._delivered_us)
 
     def _branch_view(self) -> BranchView | None:
         root = self._branch.refresh() if self._branch is not None else None
         if self._branch is None or root is None or self._branch.log is None:
             return None
-        return BranchView(root.id, root.root_us, self._branch.log.closed_until_us)
+        return BranchView(root.id, root.root_us, self._until(self._branch.log.closed_until_us))
 
     def _take(self, step: Step) -> Iterator[pa.RecordBatch]:
         if step == "UNDO":
-            yield self._control(TupleType.UNDO, self._last_stable_id, self._last_stable_stime_us)
+            if self._tentative_sent:  # Buckets without tuples leave nothing to take back (D2).
+                yield self._control(TupleType.UNDO, self._last_stable_id, self._last_stable_stime_us)
         elif step == "REC_DONE":
-            yield self._control(TupleType.REC_DONE, 0, None)
+            if self._tentative_sent:
+                self._tentative_sent = False
+                yield self._control(TupleType.REC_DONE, 0, None)
         else:
             assert isinstance(step, Range)
             yield from self._tuples(step)
@@ -131,7 +154,9 @@ class Subscriber:
             for fields, batch in log.scan(step.start_us, step.end_us):
                 if stable:
                     self._last_stable_id = fields.first_tuple_id + batch.num_rows - 1
-                    self._last_stable_stime_us = fields.stime_max_us
+                    self._last_stable_stime_us = batch.column(0)[-1].value
+                else:
+                    self._tentative_sent = True
                 yield with_header(fields, batch, kind, self.schema)
         except (Removed, CorruptLog):
             # A branch may be dropped while it is read; what was delivered of it is taken back by the UNDO to come.
