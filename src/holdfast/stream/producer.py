@@ -61,6 +61,7 @@ class _Request(NamedTuple):
     boundary_us: int | None = None
     close: bool = False
     beat: bool = False
+    let_go: bool = False
 
 
 class _Ready(NamedTuple):
@@ -162,13 +163,11 @@ class Producer:
         """End the stream cleanly (`end=False` only lets go of it, so that a later producer can go on)."""
         if self._closed:
             return
+        self._closed = True
         self._ticker.stop()
-        try:
-            if end and not self.writer.state.closed:
-                self._group.submit(_Request(close=True))
-        finally:
-            self._closed = True
-            self.writer.release(self._clock())
+        end = end and not self.writer.state.closed
+        # Let go as part of a group: no other thread can be in the middle of a commit then.
+        self._group.submit(_Request(close=end, beat=not end, let_go=True))
 
     def __enter__(self) -> Producer:
         return self
@@ -185,6 +184,13 @@ class Producer:
     # -- committing a group (one thread at a time) -------------------------------------------------------------------
 
     def _commit(self, requests: Sequence[_Request]) -> list[Ack | BaseException]:
+        try:
+            return self._answer(requests)
+        finally:
+            if any(r.let_go for r in requests):
+                self.writer.release(self._clock())
+
+    def _answer(self, requests: Sequence[_Request]) -> list[Ack | BaseException]:
         now = self._clock()
         if all(r.beat for r in requests):
             self.writer.beat(now)
@@ -216,13 +222,12 @@ class Producer:
                 tokens[request.producer] = max(request.seq, tokens.get(request.producer, request.seq))
         events, high = self._events(ready, now)
         self._make_room(sum(len(e.body) for e in events))
+        boundary, stime_max = self._boundary(requests, now, high)
         state = self.writer.commit(
-            events,
-            now_us=now,
-            boundary_us=self._boundary(requests, now, high),
-            tokens=tokens,
-            closed=any(r.close for r in requests),
+            events, now_us=now, boundary_us=boundary, tokens=tokens, closed=any(r.close for r in requests)
         )
+        self._stime_max = stime_max
+        self.late_dropped += sum(one.dropped for one in ready.values())
         for i in range(len(requests)):
             if answers[i] is None:
                 one = ready.get(i)
@@ -285,7 +290,6 @@ class Producer:
                 f"declare that much more slack, or let late tuples be dropped (late='drop')"
             )
         dropped = int(late.sum())
-        self.late_dropped += dropped
         keep = pa.array(~late)
         return _Ready(batch.filter(keep), stimes[~late], dropped)
 
@@ -293,7 +297,7 @@ class Producer:
         """Events of all prepared batches, and the largest stime among them."""
         events: list[Event] = []
         high = self._stime_max
-        arrival = max(now, high)
+        arrival = max(now, high, self.boundary_us)  # A boundary may be ahead of a clock that was set back.
         for one in ready.values():
             batch = one.batch
             if not batch.num_rows:
@@ -308,27 +312,32 @@ class Producer:
             high = max(high, int(one.stimes.max()))
         return events, high
 
-    def _boundary(self, requests: Sequence[_Request], now: int, high: int) -> int | None:
-        self._stime_max = high
+    def _boundary(self, requests: Sequence[_Request], now: int, high: int) -> tuple[int, int]:
+        """The boundary to promise, and the largest stime from then on."""
         asked = max((r.boundary_us for r in requests if r.boundary_us is not None), default=BEGINNING_US)
         if self._stime is None:
             # Never behind what was handed out, also when the clock jumps back.
-            return max(asked, now, high)
+            return max(asked, now, high), high
         trailing = high - self._slack_us if high > BEGINNING_US else BEGINNING_US
         if self._idle == "advance":
             trailing = max(trailing, now - self._slack_us)
-        self._stime_max = max(high, asked)
-        return max(asked, trailing)
+        return max(asked, trailing), max(high, asked)
 
     def _make_room(self, size: int) -> None:
         bound = self.definition.bound
         if bound is None or not size or self.writer.size_bytes + size <= bound.bytes:
             return
         deadline = self._clock() + self._full_timeout_us
+        rolled = False
         while True:
             retain(self.writer.folder, self.definition, self._clock(), disk=self.writer.disk, need_bytes=size)
             if self.writer.size_bytes + size <= bound.bytes:
                 return
+            if not rolled:
+                # The segment being written is never removed; what is acknowledged in it can go once it is sealed.
+                self.writer.roll(self._clock())
+                rolled = True
+                continue
             if self._clock() >= deadline:
                 raise StreamFull(
                     f"stream {self.definition.name}: it may hold {bound.bytes} bytes and is full; nothing was written; "

@@ -171,9 +171,12 @@ class LogWriter:
                     f"{instant_text(state.boundary_us)} was promised; declare more slack or send it elsewhere"
                 )
         old = self.segment_age_us is not None and now_us - self._begun_us >= self.segment_age_us and self._extent.rows
-        if self._broken or old or self._offset >= self.segment_bytes:
-            self._roll(now_us)
-        return self._append(events, boundary, now_us, dict(tokens or {}), closed, pending)
+        try:
+            if self._broken or old or self._offset >= self.segment_bytes:
+                self._roll(now_us)
+            return self._append(events, boundary, now_us, dict(tokens or {}), closed, pending)
+        except OSError as error:
+            raise storage_error("write to", self.folder, error) from error
 
     def _check_open(self) -> None:
         if self._fd < 0:
@@ -255,6 +258,12 @@ class LogWriter:
             self._tail.note(self._base_seq, self._offset, self.state.commit_seq, self.state.boundary_us, now_us)
 
     # -- segments ----------------------------------------------------------------------------------------------------
+
+    def roll(self, now_us: int) -> None:
+        """Seal the segment if it holds tuples, so that retention can have it."""
+        self._check_open()
+        if self._extent.rows:
+            self._roll(now_us)
 
     def _roll(self, now_us: int) -> None:
         """Seal the segment at its last durable unit and go on in a new one."""
