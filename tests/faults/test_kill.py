@@ -45,7 +45,9 @@ class Child:
 
     def reports(self, timeout: float) -> list[tuple[int, int]]:
         """What came within `timeout`; as soon as something came."""
-        if select.select([self.out], [], [], timeout)[0]:
+        poll = select.poll()
+        poll.register(self.out)
+        if poll.poll(timeout * 1000):
             data = self._rest + os.read(self.out, 1 << 16)
             whole = len(data) // _PAIR.size * _PAIR.size
             self._rest = data[whole:]

@@ -53,10 +53,32 @@ def test_a_unit_is_one_write_and_one_sync(tmp_path: Path) -> None:
         def sync(self, fd: int, path: Path) -> None:
             self.calls.append("sync")
 
+        def reserve(self, fd: int, path: Path, offset: int, length: int) -> bool:
+            self.calls.append("reserve")
+            return True
+
     writer = open_log(tmp_path, disk=Counting(), segment_bytes=1 << 20)
     Counting.calls.clear()
+    for k in range(40):
+        send(writer, k)
+    writes = [call for call in Counting.calls if call != "reserve"]
+    assert writes == ["write", "sync"] * 40
+    assert len(Counting.calls) - len(writes) < 10, "space is reserved in growing steps, not for each unit"
+    writer.release(1)
+
+
+def test_space_that_cannot_be_reserved_does_not_fail_the_unit(tmp_path: Path) -> None:
+    class Tight(QuietDisk):
+        def write(self, fd: int, path: Path, offset: int, parts: Sequence[bytes]) -> int:
+            if len(parts) == 1 and not any(parts[0]):
+                super().write(fd, path, offset, [parts[0][: len(parts[0]) // 2]])
+                raise StorageError("no space left")
+            return super().write(fd, path, offset, parts)
+
+    writer = open_log(tmp_path, disk=Tight(), segment_bytes=1 << 20)
     send(writer, 1)
-    assert Counting.calls == ["write", "sync"]
+    send(writer, 2)
+    assert os.path.getsize(next(tmp_path.glob("*.seg"))) == writer.size_bytes
     writer.release(1)
 
 

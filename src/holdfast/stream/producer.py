@@ -197,29 +197,22 @@ class Producer:
             return [Ack(self.writer.state.commit_seq, 0)] * len(requests)
         answers: list[Ack | BaseException | None] = [None] * len(requests)
         ready: dict[int, _Ready] = {}
-        newest: dict[str, int] = {}
-        repeats: dict[int, int] = {}
-        for i, request in enumerate(requests):
-            if request.seq is not None:
-                if request.seq <= self.last_seq_of(request.producer):
-                    answers[i] = Ack(self.writer.state.commit_seq, 0, duplicate=True)
-                    continue
-                before = newest.get(request.producer)
-                if before is not None and request.seq <= (requests[before].seq or 0):
-                    repeats[i] = before
-                    continue
-                newest[request.producer] = i
-            if request.batch is not None:
-                self._prepare(i, request, ready, answers)
-        fresh = [i for i, r in enumerate(requests) if r.rows is not None and answers[i] is None and i not in repeats]
-        self._prepare_rows(fresh, requests, ready, answers)
-        for i, before in repeats.items():
-            answers[i] = answers[before]  # A repetition within the group shares the fate of what it repeats.
-        # A refused request must not use up its sequence number.
         tokens: dict[str, int] = {}
-        for request, answer in zip(requests, answers, strict=True):
-            if request.seq is not None and answer is None:
-                tokens[request.producer] = max(request.seq, tokens.get(request.producer, request.seq))
+        repeats: list[int] = []
+        rows: list[int] = []
+        for i, request in enumerate(requests):
+            if request.seq is None:
+                if request.rows is not None:
+                    rows.append(i)
+                elif request.batch is not None:
+                    self._prepare(i, request, ready, answers)
+            elif request.seq <= tokens.get(request.producer, self.last_seq_of(request.producer)):
+                repeats.append(i)
+            else:
+                self._prepare(i, request, ready, answers)
+                if answers[i] is None:  # A refused request does not use up its number.
+                    tokens[request.producer] = request.seq
+        self._prepare_rows(rows, requests, ready, answers)
         events, high = self._events(ready, now)
         self._make_room(sum(len(e.body) for e in events))
         boundary, stime_max = self._boundary(requests, now, high)
@@ -231,10 +224,10 @@ class Producer:
         for i in range(len(requests)):
             if answers[i] is None:
                 one = ready.get(i)
-                rows = one.batch.num_rows if one else len(requests[i].rows or ())
-                answers[i] = Ack(state.commit_seq, rows, dropped=one.dropped if one else 0)
-                if i in repeats:
-                    answers[i] = Ack(state.commit_seq, 0, duplicate=True)
+                count = one.batch.num_rows if one else len(requests[i].rows or ())
+                answers[i] = Ack(state.commit_seq, count, dropped=one.dropped if one else 0)
+        for i in repeats:
+            answers[i] = Ack(state.commit_seq, 0, duplicate=True)
         return answers  # type: ignore[return-value]
 
     def _prepare_rows(

@@ -295,6 +295,9 @@ class LogReader:
             os.close(self._manifest_fd)
         self._active, self._tail, self._manifest_fd, self._manifest = None, None, -1, None
 
+    def __del__(self) -> None:
+        self.close()
+
 
 def read_extent(files: dict[Path, int], path: Path, fields: Fields, stored: pa.Schema) -> pa.RecordBatch:
     """The tuples of the event that `fields` describe; `files` keeps what was opened."""

@@ -67,7 +67,9 @@ class TailWriter:
         os.pwrite(self.fd, raw, self._counter % 2 * _SLOT_BYTES)
 
     def close(self) -> None:
-        os.close(self.fd)
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
 
 class TailReader:

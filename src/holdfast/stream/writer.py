@@ -95,8 +95,9 @@ class LogWriter:
         self._extent = Extent()
         self._index = bytearray()
         self._indexed = 0
-        self._reserved = 0
         """Bytes of the index that belong to committed units."""
+        self._reserved = 0
+        """The segment is zeroed up to here, so that small units only overwrite."""
         self._broken = False
 
     @classmethod
@@ -452,13 +453,17 @@ class LogWriter:
         finally:
             self._close_files()
 
+    def __del__(self) -> None:
+        # A writer that was forgotten has not let go: the branch is salvaged, but its file numbers are not lost.
+        self._close_files()
+
     def _close_files(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-        self._tail.close()
-        if hasattr(self, "_tenure"):
-            self._tenure.close()
+        for part in ("_tail", "_tenure"):
+            if hasattr(self, part):
+                getattr(self, part).close()
 
 
 def _reopened(entry: SegmentEntry, epoch: int) -> SegmentEntry:
