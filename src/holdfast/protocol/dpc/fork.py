@@ -1,0 +1,124 @@
+"""The second query: when it is prepared, which buckets it gets and when, and when it ends (003 §4.6.2, §5.4).
+
+Rules:
+1. Prepared at the first suspicion, released when the first waiting bucket has waited the whole delay (§5.4.3). A
+   failure that heals before that leaves no trace.
+2. Later buckets follow the policy: at once, as late as allowed, or not at all. None waits longer than the delay.
+3. Buckets are given in order and never twice; one of which nothing arrived on any input is left out, and so is one
+   that a missing blocking input makes void.
+4. A bucket that main is about to deliver anyway waits for main, as long as the delay allows: so the branch ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from holdfast.protocol.dpc.effects import TentativeBucket
+from holdfast.protocol.dpc.plan import HANDOVER_BUCKETS, SETTLE_US, NodePlan, Policy
+from holdfast.protocol.dpc.states import ForkState, NodeState, check_step
+from holdfast.protocol.dpc.sunion import SUnion
+
+#: Later than any deadline.
+NEVER_US = 2**62
+
+
+class Fork:
+    """The life of at most one fork, and the branch it leaves."""
+
+    __slots__ = ("_blocking", "_plan", "done", "head", "id", "next", "overdue", "root", "state")
+
+    def __init__(self, plan: NodePlan, first_id: int) -> None:
+        self._plan = plan
+        self._blocking = frozenset(spec.stream for spec in plan.inputs if spec.blocking)
+        self.state = ForkState.NONE
+        self.id = first_id
+        self.root = 0
+        #: Next bucket to give to the running fork.
+        self.next = 0
+        #: The running fork has written its branch up to here.
+        self.done = 0
+        #: One past the last tentative bucket given out since main was last level; 0 if main is level.
+        self.head = 0
+        #: Whether the first delay of this failure has run out.
+        self.overdue = False
+
+    def move(self, after: ForkState) -> None:
+        """Take one step of the fork's table."""
+        check_step(self.state, after)
+        self.state = after
+
+    def prepare(self) -> int:
+        """A new fork is to be prepared; its id."""
+        self.move(ForkState.PREPARING)
+        self.id += 1
+        return self.id
+
+    def prepared(self, root: int) -> None:
+        """The host has started it at `root`."""
+        self.move(ForkState.READY)
+        self.root = self.next = self.done = root
+
+    def settle(self) -> None:
+        """Main is level with the branch: the failure is over as far as the output goes."""
+        self.head = 0
+        self.overdue = False
+
+    def outstanding(self, stable: int) -> bool:
+        """Whether tentative output at or after bucket `stable` went out and is not replaced by main yet."""
+        return self.head > stable
+
+    def due_us(self, bucket: int, stable: int, sunion: SUnion, node: NodeState, live: Collection[str]) -> int:
+        """When the bucket must be given to the fork."""
+        since = sunion.waiting_since(bucket)
+        if since is None:
+            return NEVER_US
+        latest = since + self._plan.delay_us
+        if not self.overdue:
+            return latest if bucket >= sunion.frontier else NEVER_US
+        stabilising = node == NodeState.STABILIZATION
+        policy = self._plan.during_stabilisation if stabilising else self._plan.during_failure
+        if policy is Policy.SUSPEND:
+            return NEVER_US
+        coming = bucket < sunion.frontier and bucket - stable < HANDOVER_BUCKETS
+        if policy is Policy.DELAY or coming:
+            return latest
+        return since if sunion.settled(bucket, live) else min(latest, since + SETTLE_US)
+
+    def plan_next(
+        self, stable: int, ordered: int, sunion: SUnion, node: NodeState, live: Collection[str], now_us: int
+    ) -> tuple[tuple[TentativeBucket, ...], int]:
+        """The buckets that are due now, and when to look again. Nothing is decided yet: see `take`."""
+        buckets: list[TentativeBucket] = []
+        #: What main is sure to publish shortly only brings the fork's state up to date.
+        quiet = stable if self.overdue else max(stable, ordered)
+        bucket = self.next if self.state in (ForkState.READY, ForkState.RUNNING) else quiet
+        due = NEVER_US
+        while bucket < sunion.top:
+            if bucket >= quiet:
+                due = self.due_us(bucket, stable, sunion, node, live)
+                if now_us < due < NEVER_US:
+                    break
+            if bucket < quiet or due < NEVER_US:
+                parts, worth = sunion.parts(bucket)
+                present = any(part.lane is not None for part in parts)
+                void = any(part.lane is None and part.stream in self._blocking for part in parts)
+                if present and not void:
+                    buckets.append(TentativeBucket(bucket, parts, bucket >= quiet, worth))
+            bucket += 1
+        else:
+            due = NEVER_US
+        if not buckets or not buckets[-1].emit:
+            return (), due
+        return tuple(buckets), due
+
+    def take(self, buckets: tuple[TentativeBucket, ...]) -> None:
+        """These buckets are given to the fork."""
+        if self.state == ForkState.READY:
+            self.move(ForkState.RUNNING)
+        self.overdue = True
+        self.next = buckets[-1].bucket + 1
+        self.head = max(self.head, self.next)
+
+    def end(self) -> None:
+        """The fork is stopped or has died. Its branch stays until main is level."""
+        self.move(ForkState.NONE)

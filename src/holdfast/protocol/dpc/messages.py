@@ -1,0 +1,64 @@
+"""What replicas say to each other. All of it may be lost or come twice; none of it carries tuples.
+
+Rules:
+1. A message is a frozen value; the sender's name comes with the envelope, never inside.
+2. Repeating a message changes nothing, so hosts may retry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.protocol.dpc.states import StreamState
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReport:
+    """How one output stream of the sender does."""
+
+    stream: str
+    state: StreamState
+    main_us: int
+    """Boundary of its main branch: corrections exist up to here."""
+    fresh: bool
+    """A tentative branch grows beside main."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepaliveRequest:
+    """Are you there, and in what state are your streams? (figure 4-10)"""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepaliveReply:
+    """Here, and so."""
+
+    reports: tuple[StreamReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AuthorisationRequest:
+    """May I stabilise while you stay available? Repeated while stabilising: it renews the promise (figure 4-12)."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuthorisationReply:
+    """Yes: I shall not stabilise as long as you keep renewing. Or no: ask again later."""
+
+    granted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AuthorisationDone:
+    """I no longer need your promise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """I have committed everything of this stream up to the boundary and shall never ask for it again (§4.9.3)."""
+
+    stream: str
+    upto_us: int
+
+
+Message = KeepaliveRequest | KeepaliveReply | AuthorisationRequest | AuthorisationReply | AuthorisationDone | Ack

@@ -1,0 +1,350 @@
+"""One replica of one node: the door through which everything goes (003 §4.2, figure 4-4).
+
+Rules:
+1. The stable query reads complete buckets only, in order, and never goes back. Whatever else happens, that is all that
+   reaches main; so stable output is right by construction.
+2. The state says what the output is worth: STABLE, UP_FAILURE (an input has no stable producer, or is late),
+   STABILIZATION (main is replacing what went out as tentative).
+3. A replica that starts, for the first time or again, answers nobody until it is level with its inputs (§4.8, D12).
+4. Decisions are made from everything known, at the end of `handle`; a signal only records a fact.
+5. One `handle`, one `Effects`. No clock: `now_us` never goes back.
+"""
+
+from __future__ import annotations
+
+from holdfast.model.errors import UsageError
+from holdfast.protocol.dpc.buffers import Buffer
+from holdfast.protocol.dpc.effects import (
+    Effects,
+    ExtendFork,
+    PrepareFork,
+    ReadStable,
+    Send,
+    SkipStable,
+    StopFork,
+    Subscribe,
+    TentativeBucket,
+    Unsubscribe,
+)
+from holdfast.protocol.dpc.fork import NEVER_US, Fork
+from holdfast.protocol.dpc.messages import (
+    Ack,
+    AuthorisationDone,
+    AuthorisationReply,
+    AuthorisationRequest,
+    KeepaliveReply,
+    KeepaliveRequest,
+    StreamReport,
+)
+from holdfast.protocol.dpc.monitor import Monitor
+from holdfast.protocol.dpc.output import output_state
+from holdfast.protocol.dpc.plan import FORK_LAG_MAX, HANDOVER_BUCKETS, NodePlan, Policy, Resume
+from holdfast.protocol.dpc.signals import (
+    Disconnected,
+    ForkFailed,
+    ForkPrepared,
+    ForkSignal,
+    InputAdvanced,
+    InputGap,
+    Received,
+    Signal,
+    StableCompleted,
+    Tick,
+)
+from holdfast.protocol.dpc.stagger import Stagger
+from holdfast.protocol.dpc.states import ForkState, NodeState, StreamState, check_step
+from holdfast.protocol.dpc.sunion import SUnion
+from holdfast.protocol.dpc.switch import Source
+from holdfast.protocol.dpc.upstream import Upstream
+
+#: Acknowledgements are sent on every so many keepalives: often enough to keep buffers short, seldom enough to cost
+#: little.
+_ACK_KEEPALIVES = 5
+_REQUEST = KeepaliveRequest()
+
+
+class NodeCore:
+    """The protocol of one replica. Build it at every start with what the host found on disk."""
+
+    def __init__(self, plan: NodePlan, resume: Resume, now_us: int) -> None:
+        self.plan = plan
+        self.state = NodeState.RECOVERING
+        self.stable = resume.next_bucket
+        self._ordered = resume.next_bucket
+        self.main_us = resume.boundary_us
+        streams = tuple(spec.stream for spec in plan.inputs)
+        self.sunion = SUnion(streams, plan.bucket_us, resume.next_bucket, now_us)
+        replicas = tuple(dict.fromkeys(r for spec in plan.inputs for r in spec.producers))
+        self.monitor = Monitor(replicas)
+        self.upstreams = {
+            spec.stream: Upstream(spec, self.monitor, plan.delay_us, plan.stall_us) for spec in plan.inputs
+        }
+        self.fork = Fork(plan, resume.fork)
+        self.stagger = Stagger(plan)
+        self.buffer = Buffer(plan.output, resume.kept_us)
+        self._blocking = frozenset(spec.stream for spec in plan.inputs if spec.blocking)
+        self._out_state = StreamState.FAILURE
+        self._report: StreamReport | None = None
+        self._keepalive_us = now_us
+        self._keepalives = 0
+        self._acked = -1
+        self._branch_left = False
+        self._wake_us = now_us
+        self._clear()
+
+    def _clear(self) -> None:
+        self._send: list[Send] = []
+        self._subscribe: list[Subscribe] = []
+        self._unsubscribe: list[Unsubscribe] = []
+        self._stop: StopFork | None = None
+        self._skip: SkipStable | None = None
+        self._review = False
+
+    # The door ---------------------------------------------------------------------------------------------------
+
+    def handle(self, signal: Signal, now_us: int) -> Effects:
+        """Take in one fact; everything that follows from it."""
+        self._clear()
+        if isinstance(signal, Received):
+            if self._message(signal, now_us):
+                return Effects(self.state, send=tuple(self._send), wake_us=self._wake_us)
+        elif isinstance(signal, InputAdvanced):
+            self._advanced(signal, now_us)
+        elif isinstance(signal, Tick):
+            pass
+        elif isinstance(signal, StableCompleted):
+            self._committed(signal)
+        elif isinstance(signal, Disconnected):
+            for upstream in self.upstreams.values():
+                upstream.lost(signal.replica)
+            self._review = True
+        elif isinstance(signal, InputGap):
+            self._gap(signal, now_us)
+        else:
+            self._fork_signal(signal)
+        if now_us >= self._keepalive_us:
+            self._keepalive(now_us)
+        return self._decide(now_us)
+
+    @property
+    def answers(self) -> bool:
+        """Whether others may be served: not before the first STABLE (D12)."""
+        return self.state != NodeState.RECOVERING
+
+    def snapshot(self) -> Resume:
+        """Where a replica restarted now would go on."""
+        return Resume(self.stable, self.main_us, self.buffer.kept_us, self.fork.id)
+
+    # Facts ------------------------------------------------------------------------------------------------------
+
+    def _message(self, signal: Received, now_us: int) -> bool:
+        """Take in a message. True if nothing can follow from it but what was just sent."""
+        sender, message = signal.sender, signal.message
+        if isinstance(message, KeepaliveReply):
+            self._review = self.monitor.answer(sender, message.reports)
+            return not self._review
+        if isinstance(message, Ack):
+            self.buffer.ack(sender, message.upto_us)
+            return False
+        if not self.answers:
+            return True
+        if isinstance(message, KeepaliveRequest):
+            if self._report is not None:
+                self._send.append(Send(sender, KeepaliveReply((self._report,))))
+            return True
+        if isinstance(message, AuthorisationRequest):
+            needs = self.fork.outstanding(self.stable) and self.sunion.frontier > self.stable
+            stabilising = self.state == NodeState.STABILIZATION
+            self._send.append(self.stagger.requested(sender, needs, stabilising, now_us))
+        elif isinstance(message, AuthorisationReply):
+            self.stagger.replied(sender, message.granted)
+        elif isinstance(message, AuthorisationDone):
+            self.stagger.released(sender)
+        return False
+
+    def _advanced(self, signal: InputAdvanced, now_us: int) -> None:
+        if signal.stream not in self.upstreams:
+            raise UsageError(
+                f"replica {self.plan.replica!r} must be told of its own inputs {sorted(self.upstreams)}; "
+                f"got stream {signal.stream!r}; check the subscription"
+            )
+        moved = self.sunion.advance(signal, now_us)
+        upstream = self.upstreams[signal.stream]
+        if moved:
+            upstream.progressed(Source(signal.replica, signal.lane), now_us)
+            if upstream.choice.row != 1:
+                self._review = True
+
+    def _committed(self, signal: StableCompleted) -> None:
+        if signal.upto > self.stable:
+            self.stable = signal.upto
+            self.sunion.prune(signal.upto)
+        self.main_us = max(self.main_us, signal.boundary_us)
+
+    def _gap(self, signal: InputGap, now_us: int) -> None:
+        window_us = self.plan.window_us
+        if window_us is None:
+            raise UsageError(
+                f"input {signal.stream!r} of {self.plan.replica!r} must be complete, since the query is not "
+                f"convergent-capable; got a gap before {signal.first_us} us; restore the stream or start the node anew"
+            )
+        size = self.plan.bucket_us
+        to = -(-signal.first_us // size)
+        if to <= self.stable:
+            return
+        self.sunion.skip(to, now_us)
+        self.sunion.prune(to)
+        self.stable = self._ordered = to
+        self._skip = SkipStable(to, to + -(-window_us // size))
+        self._review = True
+
+    def _fork_signal(self, signal: ForkSignal) -> None:
+        fork = self.fork
+        if signal.fork != fork.id or fork.state == ForkState.NONE:
+            return
+        if isinstance(signal, ForkFailed):
+            fork.end()
+        elif isinstance(signal, ForkPrepared):
+            if fork.state == ForkState.PREPARING:
+                fork.prepared(signal.root)
+        else:
+            fork.done = max(fork.done, signal.upto)
+
+    def _keepalive(self, now_us: int) -> None:
+        """Figure 4-10: ask everybody; who has not answered too often has failed."""
+        for replica in self.monitor.ask():
+            for upstream in self.upstreams.values():
+                upstream.lost(replica)
+        self._send.extend([Send(replica, _REQUEST) for replica in self.monitor.replicas])
+        self._keepalives += 1
+        if self._keepalives % _ACK_KEEPALIVES == 0 and self._acked != self.stable:
+            self._acked = self.stable
+            upto_us = self.stable * self.plan.bucket_us
+            for spec in self.plan.inputs:
+                self._send.extend([Send(replica, Ack(spec.stream, upto_us)) for replica in spec.producers])
+        self._keepalive_us = now_us + self.plan.keepalive_us
+        self._review = True
+
+    # Decisions --------------------------------------------------------------------------------------------------
+
+    def _decide(self, now_us: int) -> Effects:
+        if self._review:
+            self._review_upstreams(now_us)
+        fork, sunion = self.fork, self.sunion
+        if fork.head and fork.head <= self.stable:
+            self._hand_over()
+        failing = any(upstream.failing for upstream in self.upstreams.values())
+        suspicious = failing or now_us - sunion.frontier_us > self.plan.stall_us
+        buckets: tuple[TentativeBucket, ...] = ()
+        due_us = NEVER_US
+        if (suspicious or fork.state != ForkState.NONE) and self.answers:
+            live = [stream for stream, upstream in self.upstreams.items() if upstream.live]
+            buckets, due_us = fork.plan_next(self.stable, self._ordered, sunion, self.state, live, now_us)
+        late = bool(buckets) and not fork.overdue
+        self._next_state(failing or late, now_us)
+        prepare, extend = self._drive_fork(buckets, suspicious or late, now_us)
+        read = self._read_stable()
+        truncate = self.buffer.truncate(self.main_us)
+        publish = self._publish()
+        self._wake_us = min(self._keepalive_us, due_us)
+        return Effects(
+            self.state,
+            self._stop,
+            self._skip,
+            read,
+            prepare,
+            extend,
+            tuple(self._unsubscribe),
+            tuple(self._subscribe),
+            publish,
+            truncate,
+            tuple(self._send),
+            self._wake_us,
+        )
+
+    def _review_upstreams(self, now_us: int) -> None:
+        fresh_from = self.fork.next * self.plan.bucket_us if self.fork.state == ForkState.RUNNING else None
+        for stream, upstream in self.upstreams.items():
+            gone, new = upstream.review(self.sunion.inputs[stream].main_us, fresh_from, now_us)
+            self._unsubscribe += gone
+            self._subscribe += new
+
+    def _next_state(self, failing: bool, now_us: int) -> None:
+        stable, frontier = self.stable, self.sunion.frontier
+        outstanding = self.fork.outstanding(stable)
+        if self.state == NodeState.RECOVERING:
+            if not failing and stable == frontier and self._level():
+                self._move(NodeState.STABLE)
+            return
+        if not outstanding or (failing and frontier == stable):
+            self._send += self.stagger.done()
+            self._move(NodeState.UP_FAILURE if failing else NodeState.STABLE)
+            return
+        self._send += self.stagger.ask(now_us)
+        if self.state == NodeState.STABILIZATION or self.stagger.may(now_us):
+            self._move(NodeState.STABILIZATION)
+
+    def _level(self) -> bool:
+        size = self.plan.bucket_us
+        return all(u.near(self.sunion.inputs[s].main_us, size) for s, u in self.upstreams.items())
+
+    def _move(self, after: NodeState) -> None:
+        if after == self.state:
+            return
+        check_step(self.state, after)
+        self.state = after
+
+    def _drive_fork(
+        self, buckets: tuple[TentativeBucket, ...], suspicious: bool, now_us: int
+    ) -> tuple[PrepareFork | None, ExtendFork | None]:
+        fork, plan = self.fork, self.plan
+        relieved = self.state == NodeState.STABILIZATION and self.stagger.relieved(now_us)
+        behind = fork.outstanding(self.stable) and self.sunion.frontier - self.stable > HANDOVER_BUCKETS
+        wanted = (suspicious or behind) and not relieved and self.state != NodeState.RECOVERING
+        wanted = wanted and plan.during_failure is not Policy.SUSPEND
+        if fork.state == ForkState.NONE:
+            return (PrepareFork(fork.prepare()), None) if wanted else (None, None)
+        stale = fork.state == ForkState.READY and self.stable - fork.root > FORK_LAG_MAX
+        if relieved or stale or (not wanted and fork.state != ForkState.RUNNING):
+            self._branch_left = fork.state == ForkState.RUNNING
+            self._stop = StopFork(fork.id, drop_branch=not self._branch_left)
+            fork.end()
+            return None, None
+        if not buckets or fork.state == ForkState.PREPARING:
+            return None, None
+        fork.take(buckets)
+        return None, ExtendFork(fork.id, buckets)
+
+    def _hand_over(self) -> None:
+        """Main is level with the branch: the branch goes, and the fork with it."""
+        fork = self.fork
+        if fork.state != ForkState.NONE:
+            fork.end()
+            self._branch_left = True
+        if self._branch_left:
+            self._stop = StopFork(fork.id, drop_branch=True)
+            self._branch_left = False
+        fork.settle()
+
+    def _read_stable(self) -> ReadStable | None:
+        if self.fork.outstanding(self.stable) and self.state != NodeState.STABILIZATION:
+            return None
+        upto = self.sunion.frontier
+        limit_us = self.buffer.limit_us()
+        if limit_us is not None:
+            upto = min(upto, limit_us // self.plan.bucket_us)
+        if upto <= self._ordered:
+            return None
+        self._ordered = upto
+        return ReadStable(upto)
+
+    def _publish(self) -> StreamReport | None:
+        if not self.answers:
+            return None
+        states = {stream: upstream.best_state() for stream, upstream in self.upstreams.items()}
+        self._out_state = output_state(self.state, self._out_state, states, self._blocking)
+        fresh = self.fork.state == ForkState.RUNNING
+        report = StreamReport(self.plan.output.stream, self._out_state, self.main_us, fresh)
+        changed = self._report is None or report.state != self._report.state or report.fresh != self._report.fresh
+        self._report = report
+        return report if changed else None

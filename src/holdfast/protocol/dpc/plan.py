@@ -1,0 +1,165 @@
+"""What a deployment says about one replica or one client: frozen, checked, and built into a core.
+
+Rules:
+1. Durations are integer microseconds. `delay_us` is the X of 003 §4.1.1: the most that a failure may add to latency.
+2. The detection time (keepalive × missed) must be well below the delay, or a switch to a stable replica would come
+   after the first tentative tuple (003 §4.6.2: P1·P2 ≪ D).
+3. Every input names all replicas that produce it, every output all readers that must acknowledge it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from holdfast.model.errors import UsageError
+from holdfast.model.time import SECOND_US
+
+#: P2 of figure 4-10. Shorter finds failures sooner and costs messages; the seeds use 100 ms.
+KEEPALIVE_US = 100_000
+#: P1 of figure 4-10: unanswered requests after which a replica counts as failed. Fewer mistakes a lost message for a
+#: failure, more eats into the delay.
+MISSED_MAX = 3
+#: How long a tentative bucket waits for inputs that still deliver but promise nothing (§5.1.4 used the same 300 ms).
+SETTLE_US = 300_000
+#: A fork whose root lies further behind main than this is thrown away and prepared again: it would spend the delay on
+#: buckets that main already has.
+FORK_LAG_MAX = 20
+#: With so few buckets left to correct, new buckets wait for the stable query instead of becoming tentative: otherwise
+#: the fork would stay one bucket ahead for ever. Bounded by the delay, like every wait.
+HANDOVER_BUCKETS = 4
+
+
+class Policy(Enum):
+    """What to do with new buckets once the first delay has run out (003 §4.2, §5.4)."""
+
+    PROCESS = "process"
+    """As soon as the inputs that still work have delivered them. Best for chains and long failures."""
+    DELAY = "delay"
+    """Each one as late as the delay allows. Fewer tentative tuples in short failures of a single node."""
+    SUSPEND = "suspend"
+    """Not at all: consistency before availability."""
+
+
+class Stabilise(Enum):
+    """How news keep coming while main catches up."""
+
+    FORK = "fork"
+    """The replica's own fork goes on; nobody is asked."""
+    STAGGER = "stagger"
+    """A peer promises to stay behind, and the fork is given up (figure 4-12). Saves the second query."""
+
+
+class Full(Enum):
+    """What a bounded output buffer does when its readers do not acknowledge (§4.9.4)."""
+
+    BLOCK = "block"
+    """Stop producing; nothing is lost."""
+    KEEP_LAST = "keep_last"
+    """Drop the oldest, with notice; only for convergent-capable queries."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputPlan:
+    """One input stream of a node or client."""
+
+    stream: str
+    producers: tuple[str, ...]
+    blocking: bool = False
+    """Nothing can come out while this input is missing (a join's side), §4.1.3."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPlan:
+    """One output stream: which inputs reach it, who reads it, how much is kept."""
+
+    stream: str
+    inputs: tuple[str, ...]
+    readers: tuple[str, ...] = ()
+    capacity_us: int | None = None
+    """The most stime that may stay unacknowledged; None keeps everything."""
+    full: Full = Full.BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """One replica of one node. `NodeCore(plan, ...)` runs it."""
+
+    replica: str
+    inputs: tuple[InputPlan, ...]
+    output: OutputPlan
+    peers: tuple[str, ...] = ()
+    bucket_us: int = SECOND_US
+    delay_us: int = 3 * SECOND_US
+    keepalive_us: int = KEEPALIVE_US
+    during_failure: Policy = Policy.PROCESS
+    during_stabilisation: Policy = Policy.PROCESS
+    stabilise: Stabilise = Stabilise.FORK
+    window_us: int | None = None
+    """How much input the query's state depends on if it is convergent-capable (§4.1.3); None: perhaps all of it."""
+
+    @property
+    def stall_us(self) -> int:
+        """How long a boundary may stand still before its producer is doubted: one bucket more than a dead one takes."""
+        return MISSED_MAX * self.keepalive_us + self.bucket_us
+
+    def __post_init__(self) -> None:
+        if not self.inputs:
+            raise UsageError(f"node replica {self.replica!r} must have at least one input; got none; name its streams")
+        names = [spec.stream for spec in self.inputs]
+        if len(set(names)) != len(names):
+            raise UsageError(f"inputs of {self.replica!r} must differ; got {names}; read a stream once and split it")
+        check_times(self.replica, self.bucket_us, self.delay_us, self.keepalive_us)
+        if self.output.full is Full.KEEP_LAST and self.window_us is None:
+            raise UsageError(
+                f"output {self.output.stream!r} of {self.replica!r} must not drop tuples unless the query is "
+                "convergent-capable; got full='keep_last' without a window; give the window or use full='block'"
+            )
+        if self.peers and self.replica in self.peers:
+            raise UsageError(f"the peers of {self.replica!r} must be the other replicas; got itself; leave it out")
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Where a replica goes on after a start: what its host finds in the checkpoint and the log."""
+
+    next_bucket: int
+    """First bucket that the stable query has not committed."""
+    boundary_us: int
+    """Boundary of the output's main branch."""
+    kept_us: int
+    """Output from here on is still in the log."""
+    fork: int = 0
+    """Higher than any fork id used before, so that late words about an old fork are recognised."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPlan:
+    """A reader of one stream who wants news and corrections (the client proxy of §4.10.1)."""
+
+    client: str
+    input: InputPlan
+    bucket_us: int = SECOND_US
+    delay_us: int = 3 * SECOND_US
+    keepalive_us: int = KEEPALIVE_US
+    convergent: bool = False
+    """Whether a hole in the stable stream, told as such, is acceptable (§4.9.4)."""
+
+    @property
+    def stall_us(self) -> int:
+        """How long a boundary may stand still before its producer is doubted."""
+        return MISSED_MAX * self.keepalive_us + self.bucket_us
+
+    def __post_init__(self) -> None:
+        check_times(self.client, self.bucket_us, self.delay_us, self.keepalive_us)
+
+
+def check_times(owner: str, bucket_us: int, delay_us: int, keepalive_us: int) -> None:
+    """Refuse durations with which the promises could not be kept, and say what to change."""
+    if bucket_us <= 0 or keepalive_us <= 0:
+        raise UsageError(f"bucket and keepalive of {owner!r} must be positive; got {bucket_us} and {keepalive_us} us")
+    if keepalive_us * MISSED_MAX >= delay_us:
+        raise UsageError(
+            f"the delay of {owner!r} must exceed {MISSED_MAX} keepalives of {keepalive_us} us, or a failure could not "
+            f"be masked by switching replicas; got {delay_us} us; allow more delay or shorten the keepalive"
+        )

@@ -1,0 +1,91 @@
+"""The states of streams, nodes and forks, and every legal step between them.
+
+Rules:
+1. A node moves only along a row of `NODE_STEPS`, a fork only along a row of `FORK_STEPS`; anything else is our own
+   fault and stops the core with an assertion.
+2. A stream is in the state its reader may rely on: STABLE brings corrections and news, UP_FAILURE brings tentative
+   news, STABILIZATION brings corrections, FAILURE brings nothing (003 §4.5.3).
+3. The order of `StreamState` is the order of preference in table 4.3: the further left, the more useful.
+
+The intuition: 003 figure 4-4 has three states because a node there either goes on or goes back. Here the stable query
+never goes back, so the node's state only says what its *output* is worth; what the second query does stands in the
+fork's own table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class StreamState(IntEnum):
+    """What a reader can get from one producer of a stream (003 §4.5.3). Smaller is better."""
+
+    STABLE = 1
+    UP_FAILURE = 2
+    STABILIZATION = 3
+    FAILURE = 4
+
+
+class NodeState(IntEnum):
+    """What a replica says of itself (003 figure 4-4, plus the silence of §4.8)."""
+
+    RECOVERING = 1
+    STABLE = 2
+    UP_FAILURE = 3
+    STABILIZATION = 4
+
+
+class ForkState(IntEnum):
+    """The life of the second query, the one that writes the tentative branch."""
+
+    NONE = 1
+    PREPARING = 2
+    READY = 3
+    RUNNING = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One legal step: from where, why, to where."""
+
+    before: IntEnum
+    cause: str
+    after: IntEnum
+
+
+NODE_STEPS = (
+    Step(NodeState.RECOVERING, "caught up with every input", NodeState.STABLE),
+    Step(NodeState.STABLE, "an input has no stable producer", NodeState.UP_FAILURE),
+    Step(NodeState.UP_FAILURE, "healed before anything tentative went out", NodeState.STABLE),
+    Step(NodeState.UP_FAILURE, "a tentative bucket is now complete on every input", NodeState.STABILIZATION),
+    Step(NodeState.STABILIZATION, "main has caught up with the branch", NodeState.STABLE),
+    Step(NodeState.STABILIZATION, "an input failed again", NodeState.UP_FAILURE),
+)
+
+FORK_STEPS = (
+    Step(ForkState.NONE, "first suspicion", ForkState.PREPARING),
+    Step(ForkState.PREPARING, "the host started the query", ForkState.READY),
+    Step(ForkState.PREPARING, "suspicion over, or the host failed to start it", ForkState.NONE),
+    Step(ForkState.READY, "the delay ran out", ForkState.RUNNING),
+    Step(ForkState.READY, "suspicion over, or the query died", ForkState.NONE),
+    Step(ForkState.RUNNING, "main caught up, a peer took over, or the query died", ForkState.NONE),
+)
+
+_LEGAL = frozenset((step.before, step.after) for step in NODE_STEPS + FORK_STEPS)
+
+
+def check_step(before: IntEnum, after: IntEnum) -> None:
+    """Stop when a core is about to take a step that stands in no table."""
+    assert (before, after) in _LEGAL, f"no row leads from {before!r} to {after!r}; see states.py"
+
+
+def diagram(steps: tuple[Step, ...]) -> str:
+    """The steps as a Mermaid state diagram; the documentation's picture is drawn from here.
+
+    >>> print(diagram(NODE_STEPS[:1]))
+    stateDiagram-v2
+        RECOVERING --> STABLE: caught up with every input
+    """
+    lines = [f"    {s.before.name} --> {s.after.name}: {s.cause}" for s in steps]
+    return "\n".join(["stateDiagram-v2", *lines])

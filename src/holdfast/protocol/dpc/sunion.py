@@ -1,0 +1,161 @@
+"""SUnion: inputs cut into buckets, closed by boundaries, timed from the first arrival (003 §4.5.1, §4.6.2).
+
+Rules:
+1. A bucket is complete once the main boundary of every input has passed its end (inequality 4.1). Complete buckets are
+   read by the stable query, in order; `frontier` is the first that is not complete.
+2. A bucket's clock starts when anything of it arrives, on any input; that of the frontier bucket at the latest when the
+   frontier reached it. So a whole chain starts to wait at the same moment, and each node may wait the whole delay
+   (§5.4.3).
+3. For tentative use, main is better than the fresh lane, closed better than open, something better than nothing.
+4. Only what the stable query has not yet committed is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from holdfast.protocol.dpc.effects import Part
+from holdfast.protocol.dpc.signals import InputAdvanced, Lane
+from holdfast.protocol.dpc.worth import Expectation, combine
+
+
+class Intake:
+    """What has arrived of one input."""
+
+    __slots__ = ("closed", "expected", "fresh", "fresh_closed", "fresh_replica", "main_us", "open", "stream", "top")
+
+    def __init__(self, stream: str, first: int, main_us: int) -> None:
+        self.stream = stream
+        self.main_us = main_us
+        #: First bucket that the main boundary has not closed.
+        self.closed = first
+        #: Tuples per bucket on main, as told.
+        self.open: dict[int, int] = {}
+        #: Tentative copies: bucket → (replica, tuples, worth).
+        self.fresh: dict[int, tuple[str, int, float]] = {}
+        self.fresh_replica: str | None = None
+        self.fresh_closed = first
+        #: One past the last bucket of which anything arrived.
+        self.top = first
+        self.expected = Expectation()
+
+    def part(self, bucket: int) -> tuple[Part, float]:
+        """The best that this input has for the bucket, and its share of what was expected."""
+        tuples = self.open.get(bucket, 0)
+        if bucket < self.closed:
+            return Part(self.stream, Lane.MAIN, None, tuples, True), 1.0
+        if bucket in self.fresh:
+            replica, copied, worth = self.fresh[bucket]
+            closed = bucket < self.fresh_closed
+            if closed or copied >= tuples:
+                share = worth if closed else worth * self.expected.share(copied)
+                return Part(self.stream, Lane.FRESH, replica, copied, closed), share
+        elif bucket < self.fresh_closed and self.fresh_replica is not None:
+            return Part(self.stream, Lane.FRESH, self.fresh_replica, 0, True), 1.0
+        if tuples:
+            return Part(self.stream, Lane.MAIN, None, tuples, False), self.expected.share(tuples)
+        return Part(self.stream, None, None, 0, False), 0.0
+
+    def settled(self, bucket: int, live: bool) -> bool:
+        """Whether waiting longer for this bucket is idle: it is closed, was passed over, or nobody delivers it."""
+        if bucket < self.closed or bucket < self.fresh_closed:
+            return True
+        if live:
+            return False
+        return bucket + 1 < self.top or not (self.open.get(bucket) or bucket in self.fresh)
+
+
+class SUnion:
+    """All inputs of a node, bucket by bucket."""
+
+    __slots__ = ("_size", "first_us", "frontier", "frontier_us", "inputs", "top")
+
+    def __init__(self, streams: tuple[str, ...], bucket_us: int, first: int, now_us: int) -> None:
+        self._size = bucket_us
+        self.inputs = {stream: Intake(stream, first, first * bucket_us) for stream in streams}
+        self.frontier = first
+        self.frontier_us = now_us
+        self.first_us: dict[int, int] = {}
+        self.top = first
+
+    def advance(self, signal: InputAdvanced, now_us: int) -> bool:
+        """Take in arrivals and a boundary. True if the boundary of that lane moved."""
+        intake = self.inputs[signal.stream]
+        if signal.lane == Lane.MAIN:
+            return self._advance_main(intake, signal, now_us)
+        return self._advance_fresh(intake, signal, now_us)
+
+    def _advance_main(self, intake: Intake, signal: InputAdvanced, now_us: int) -> bool:
+        for arrival in signal.arrivals:
+            if arrival.bucket >= self.frontier or arrival.bucket >= intake.closed:
+                intake.open[arrival.bucket] = arrival.tuples
+                self._saw(intake, arrival.bucket, now_us)
+        if signal.boundary_us <= intake.main_us:
+            return False
+        intake.main_us = signal.boundary_us
+        upto = signal.boundary_us // self._size
+        for bucket in range(intake.closed, upto):
+            intake.expected.learn(intake.open.get(bucket, 0))
+            self._saw(intake, bucket, now_us)
+        if upto > intake.closed:
+            intake.closed = upto
+            frontier = min(other.closed for other in self.inputs.values())
+            if frontier > self.frontier:
+                self.frontier, self.frontier_us = frontier, now_us
+        return True
+
+    def _advance_fresh(self, intake: Intake, signal: InputAdvanced, now_us: int) -> bool:
+        if signal.replica != intake.fresh_replica:
+            intake.fresh_replica = signal.replica
+            intake.fresh_closed = self.frontier
+        for arrival in signal.arrivals:
+            if arrival.bucket >= intake.closed:
+                intake.fresh[arrival.bucket] = (signal.replica, arrival.tuples, arrival.worth)
+                self._saw(intake, arrival.bucket, now_us)
+        upto = signal.boundary_us // self._size
+        if upto <= intake.fresh_closed:
+            return False
+        intake.fresh_closed = upto
+        return True
+
+    def _saw(self, intake: Intake, bucket: int, now_us: int) -> None:
+        if bucket not in self.first_us:
+            self.first_us[bucket] = now_us
+        if bucket >= intake.top:
+            intake.top = bucket + 1
+            self.top = max(self.top, bucket + 1)
+
+    def waiting_since(self, bucket: int) -> int | None:
+        """When the bucket's clock started; None if nothing of it has arrived."""
+        since = self.first_us.get(bucket)
+        if bucket == self.frontier and since is not None:
+            return min(since, self.frontier_us)
+        return since
+
+    def parts(self, bucket: int) -> tuple[tuple[Part, ...], float]:
+        """What would go into a tentative bucket now, and what it is worth."""
+        found = [(intake, *intake.part(bucket)) for intake in self.inputs.values()]
+        worth = combine([(intake.expected.tuples, share) for intake, _, share in found])
+        return tuple(part for _, part, _ in found), worth
+
+    def settled(self, bucket: int, live: Collection[str]) -> bool:
+        """Whether every input has said all it is going to say soon about the bucket."""
+        return all(intake.settled(bucket, stream in live) for stream, intake in self.inputs.items())
+
+    def skip(self, to: int, now_us: int) -> None:
+        """Everything before `to` is gone on some input: go on there."""
+        for intake in self.inputs.values():
+            intake.closed = max(intake.closed, to)
+            intake.main_us = max(intake.main_us, to * self._size)
+        self.frontier = min(intake.closed for intake in self.inputs.values())
+        self.frontier_us = now_us
+        self.top = max(self.top, self.frontier)
+
+    def prune(self, below: int) -> None:
+        """The stable query has committed everything before `below`."""
+        for intake in self.inputs.values():
+            for known in (intake.open, intake.fresh):
+                for bucket in [b for b in known if b < below]:
+                    del known[bucket]
+        for bucket in [b for b in self.first_us if b < below]:
+            del self.first_us[bucket]

@@ -1,0 +1,160 @@
+"""One input stream: who produces it, in what state, and what to subscribe to (003 §4.6.1, §4.7.4).
+
+Rules:
+1. What a replica offers is derived from its last report and from what we hold ourselves:
+   - main: STABLE if it says so and we are near it; STABILIZATION if it has corrections we lack, whatever it says of
+     itself;
+   - fresh: UP_FAILURE if it grows a branch, or if it is STABLE and we are far behind.
+2. "Far behind" is more than the delay. The seeds' P3 (time spent in UP_FAILURE) asks the same question less directly:
+   would the replay of main bring news too late?
+3. A replica that claims STABLE while its boundary stands still is not believed until it moves: boundaries are the
+   heartbeat of a stream (§4.5.3). It then counts as UP_FAILURE, since tuples may still come without promise.
+4. A subscription that brings nothing although the replica has more is broken and renewed.
+"""
+
+from __future__ import annotations
+
+from holdfast.model.time import END_OF_TIME_US
+from holdfast.protocol.dpc.effects import Subscribe, Unsubscribe
+from holdfast.protocol.dpc.monitor import Monitor
+from holdfast.protocol.dpc.plan import InputPlan
+from holdfast.protocol.dpc.signals import Lane
+from holdfast.protocol.dpc.states import StreamState
+from holdfast.protocol.dpc.switch import Choice, Source, choose
+
+
+class Upstream:
+    """The producers of one input, and the subscriptions held with them."""
+
+    __slots__ = ("_monitor", "_stall_us", "_stalled", "choice", "far_us", "plan", "rows", "subscribed")
+
+    def __init__(self, plan: InputPlan, monitor: Monitor, far_us: int, stall_us: int) -> None:
+        self.plan = plan
+        self.far_us = far_us
+        self._monitor = monitor
+        self._stall_us = stall_us
+        self.choice = Choice(11, None, None)
+        #: Rows of table 4.3 taken by the last review.
+        self.rows: tuple[int, ...] = ()
+        #: What we read, and when it last brought a boundary.
+        self.subscribed: dict[Source, int] = {}
+        #: Replicas not believed, with the boundary at which they stood still.
+        self._stalled: dict[str, int] = {}
+
+    def progressed(self, source: Source, now_us: int) -> None:
+        """The lane's boundary moved."""
+        if source in self.subscribed:
+            self.subscribed[source] = now_us
+        if source.lane == Lane.MAIN and self._stalled:
+            self._stalled.pop(source.replica, None)
+
+    def lost(self, replica: str) -> None:
+        """The connection to the replica is gone, and the subscriptions with it."""
+        for lane in Lane:
+            self.subscribed.pop(Source(replica, lane), None)
+
+    def believed(self, replica: str) -> bool:
+        """Whether the replica is STABLE, as far as we can see."""
+        report = self._monitor.report(replica, self.plan.stream)
+        return report is not None and report.state == StreamState.STABLE and replica not in self._stalled
+
+    @property
+    def failing(self) -> bool:
+        """Whether no replica produces the stable stream (appendix A, line 07)."""
+        return not any(self.believed(replica) for replica in self.plan.producers)
+
+    @property
+    def live(self) -> bool:
+        """Whether closed buckets can be expected to come on Curr(s)."""
+        curr = self.choice.curr
+        return self.choice.row in (1, 3, 4) and curr is not None and curr.replica not in self._stalled
+
+    def near(self, main_us: int, slack_us: int) -> bool:
+        """Whether our main is level with that of some stable producer."""
+        for replica in self.plan.producers:
+            report = self._monitor.report(replica, self.plan.stream)
+            if report is not None and self.believed(replica) and main_us >= report.main_us - slack_us:
+                return True
+        return False
+
+    def best_state(self) -> StreamState:
+        """The best state of the stream over all its replicas, as appendix A uses it."""
+        best = StreamState.FAILURE
+        for replica in self.plan.producers:
+            report = self._monitor.report(replica, self.plan.stream)
+            if report is not None:
+                state = StreamState.UP_FAILURE if replica in self._stalled else report.state
+                best = min(best, state)
+        return best
+
+    def review(self, main_us: int, fresh_from_us: int | None, now_us: int) -> tuple[list[Unsubscribe], list[Subscribe]]:
+        """Look at all producers again; what to unsubscribe and subscribe now.
+
+        `fresh_from_us` is where tentative reading goes on, None if nothing was read tentatively yet.
+        """
+        self._find_stalled(main_us, now_us)
+        states = self._offers(main_us)
+        curr, bck = self.choice.curr, self.choice.bck
+        self.choice, self.rows = choose(curr, bck, states, self._advance_of)
+        wanted = [s for s in (self.choice.curr, self.choice.bck) if s is not None and s in states]
+        gone = [s for s in self.subscribed if s not in wanted]
+        for source in gone:
+            del self.subscribed[source]
+        stream = self.plan.stream
+        subscribe = []
+        for source in wanted:
+            if source not in self.subscribed:
+                self.subscribed[source] = now_us
+                start = main_us if source.lane == Lane.MAIN else self._fresh_start(source, main_us, fresh_from_us)
+                subscribe.append(Subscribe(stream, source.replica, source.lane, start))
+        return [Unsubscribe(stream, s.replica, s.lane) for s in gone], subscribe
+
+    def _fresh_start(self, source: Source, main_us: int, fresh_from_us: int | None) -> int:
+        """News older than the delay are not news: whoever has fallen far behind begins near the head."""
+        report = self._monitor.report(source.replica, self.plan.stream)
+        head = report.main_us - self.far_us if report is not None else main_us
+        return max(head, main_us if fresh_from_us is None else max(main_us, fresh_from_us))
+
+    def _advance_of(self, source: Source) -> int:
+        report = self._monitor.report(source.replica, self.plan.stream)
+        return report.main_us if report is not None else 0
+
+    def _offers(self, main_us: int) -> dict[Source, StreamState]:
+        """The state of every lane that flows, in the plan's order."""
+        offers: dict[Source, StreamState] = {}
+        for replica in self.plan.producers:
+            report = self._monitor.report(replica, self.plan.stream)
+            if report is None:
+                continue
+            main, fresh = Source(replica, Lane.MAIN), Source(replica, Lane.FRESH)
+            ahead = report.main_us > main_us
+            far = report.main_us - main_us > self.far_us
+            if report.state == StreamState.STABLE:
+                if replica in self._stalled:
+                    offers[main] = StreamState.UP_FAILURE
+                elif far:
+                    offers[main], offers[fresh] = StreamState.STABILIZATION, StreamState.UP_FAILURE
+                else:
+                    offers[main] = StreamState.STABLE
+                continue
+            if ahead or report.state == StreamState.STABILIZATION:
+                offers[main] = StreamState.STABILIZATION
+            if report.fresh or report.state == StreamState.UP_FAILURE:
+                offers[fresh] = StreamState.UP_FAILURE
+        return offers
+
+    def _find_stalled(self, main_us: int, now_us: int) -> None:
+        for replica, stood_us in list(self._stalled.items()):
+            report = self._monitor.report(replica, self.plan.stream)
+            if report is not None and report.main_us > stood_us:
+                del self._stalled[replica]
+        for source, progress_us in list(self.subscribed.items()):
+            if now_us - progress_us <= self._stall_us:
+                continue
+            report = self._monitor.report(source.replica, self.plan.stream)
+            if report is None or main_us >= END_OF_TIME_US:
+                continue
+            if source.lane == Lane.FRESH or report.main_us > main_us:
+                del self.subscribed[source]
+            elif report.state == StreamState.STABLE:
+                self._stalled[source.replica] = report.main_us
