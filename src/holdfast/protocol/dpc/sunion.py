@@ -3,9 +3,9 @@
 Rules:
 1. A bucket is complete once the main boundary of every input has passed its end (inequality 4.1). Complete buckets are
    read by the stable query, in order; `frontier` is the first that is not complete.
-2. A bucket's clock starts when anything of it arrives, on any input; that of the frontier bucket at the latest when the
-   frontier reached it. So a whole chain starts to wait at the same moment, and each node may wait the whole delay
-   (§5.4.3).
+2. A bucket's clock starts when anything of it arrives. What arrives on the fresh lane was held back upstream already, so
+   its clock has run since the frontier stopped: a whole chain waits at the same time, and each node may wait the whole
+   delay (§5.4.3).
 3. For tentative use, main is better than the fresh lane, closed better than open, something better than nothing.
 4. Only what the stable query has not yet committed is kept.
 """
@@ -111,7 +111,7 @@ class SUnion:
         for arrival in signal.arrivals:
             if arrival.bucket >= intake.closed:
                 intake.fresh[arrival.bucket] = (signal.replica, arrival.tuples, arrival.worth)
-                self._saw(intake, arrival.bucket, now_us)
+                self._saw(intake, arrival.bucket, self.frontier_us)
         upto = signal.boundary_us // self._size
         if upto <= intake.fresh_closed:
             return False
@@ -127,10 +127,7 @@ class SUnion:
 
     def waiting_since(self, bucket: int) -> int | None:
         """When the bucket's clock started; None if nothing of it has arrived."""
-        since = self.first_us.get(bucket)
-        if bucket == self.frontier and since is not None:
-            return min(since, self.frontier_us)
-        return since
+        return self.first_us.get(bucket)
 
     def parts(self, bucket: int) -> tuple[tuple[Part, ...], float]:
         """What would go into a tentative bucket now, and what it is worth."""

@@ -1,0 +1,194 @@
+"""Faults, and the plan of a schedule: drawn up front from the seed, so that leaving one fault out shifts nothing else.
+
+Rules:
+1. A plan is a profile, a setting and a list of faults. Everything random in a run comes from the seed and a name.
+2. Each seed enables a random subset of the kinds (swarm testing): rare combinations come up far sooner.
+3. A fault strikes at its time, or, if it names a state, when the watched replica is next in that state: so failures during
+   recovery and stabilisation are the rule, not the exception.
+4. All faults are healed at `HEAL_US`; what must hold then is liveness.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from holdfast.protocol.dpc.plan import Full, Policy, Stabilise
+
+KINDS = ("crash", "pause", "cut", "oneway", "partition", "slow", "lose", "repeat", "silent")
+SOURCES = ("s1", "s2", "s3")
+FIRST = ("n1a", "n1b")
+SECOND = ("n2a", "n2b")
+CLIENT = "client"
+REPLICAS = FIRST + SECOND
+LINKS = (
+    tuple((s, r) for s in SOURCES for r in FIRST)
+    + tuple((a, b) for a in FIRST for b in SECOND)
+    + tuple((r, CLIENT) for r in SECOND)
+    + (FIRST, SECOND)
+)
+
+BUCKET_US = 100_000
+#: Faults begin in this span and are all healed at its end.
+CALM_US = 1_000_000
+HEAL_US = 5_200_000
+#: A run may take so long after the healing before it counts as stuck.
+SETTLE_US = 8_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong."""
+
+    kind: str
+    targets: tuple[str, ...]
+    start_us: int
+    length_us: int
+    noticed: bool = False
+    """Whether the ends of a broken connection are told."""
+    watch: str = ""
+    when: str = ""
+    """If set, the fault waits from `start_us` until replica `watch` is in this state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How the diagram is deployed in this schedule."""
+
+    delay_us: int = 1_000_000
+    stabilise: Stabilise = Stabilise.FORK
+    during_failure: Policy = Policy.PROCESS
+    during_stabilisation: Policy = Policy.PROCESS
+    rows: int = 6
+    """The most tuples of one bucket of one source."""
+    capacity_us: int | None = None
+    full: Full = Full.BLOCK
+    window: int | None = None
+    blocking: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything about one schedule."""
+
+    seed: int
+    profile: str
+    setting: Setting
+    faults: tuple[Fault, ...]
+
+
+#: Profile → weight. All but the first make the precondition of one invariant hold on purpose.
+PROFILES = {"mixed": 70, "short": 6, "masked": 6, "static": 7, "rotating": 5, "overflow": 6}
+
+
+def draw(seed: int) -> Plan:
+    """The plan that belongs to a seed."""
+    rng = Random(f"{seed}/plan")
+    profile = rng.choices(tuple(PROFILES), tuple(PROFILES.values()))[0]
+    setting = _setting(rng, profile)
+    faults = _DRAW[profile](rng, setting)
+    return Plan(seed, profile, setting, tuple(faults))
+
+
+def _setting(rng: Random, profile: str) -> Setting:
+    stabilise = Stabilise.STAGGER if rng.random() < 0.45 else Stabilise.FORK
+    policies = (Policy.PROCESS, Policy.PROCESS, Policy.DELAY)
+    failure, stabilising = rng.choice(policies), rng.choice(policies)
+    delay_us = rng.choice((800_000, 1_000_000, 1_200_000))
+    if profile != "overflow":
+        return Setting(delay_us, stabilise, failure, stabilising, blocking=rng.random() < 0.08)
+    if rng.random() < 0.5:
+        return Setting(delay_us, stabilise, failure, stabilising, capacity_us=2_000_000)
+    return Setting(delay_us, stabilise, failure, stabilising, capacity_us=2_500_000, full=Full.KEEP_LAST, window=5)
+
+
+def _one(rng: Random, kind: str, start_us: int, length_us: int, hosts: tuple[str, ...] = ()) -> Fault:
+    """One fault of a kind, aimed at random or at `hosts`."""
+    noticed = rng.random() < 0.5
+    if kind in ("crash", "pause"):
+        target = rng.choice(hosts or (REPLICAS * 3 + SOURCES))
+        return Fault(kind, (target,), start_us, length_us, noticed)
+    if kind == "silent":
+        return Fault(kind, (rng.choice(SOURCES),), start_us, length_us, noticed)
+    if kind == "partition":
+        pool = list(hosts or (SOURCES + REPLICAS))
+        group = tuple(sorted(rng.sample(pool, rng.randint(1, min(3, len(pool))))))
+        return Fault(kind, group, start_us, length_us, noticed)
+    link = rng.choice([pair for pair in LINKS if not hosts or pair[0] in hosts or pair[1] in hosts])
+    if kind == "oneway" and rng.random() < 0.5:
+        link = (link[1], link[0])
+    return Fault(kind, link, start_us, length_us, noticed)
+
+
+def _mixed(rng: Random, setting: Setting) -> list[Fault]:
+    kinds = rng.sample(KINDS, rng.randint(3, 6))
+    faults: list[Fault] = []
+    for _ in range(rng.randint(3, 7)):
+        start = rng.randrange(CALM_US, HEAL_US - 1_000_000)
+        length = rng.choice((rng.randrange(50_000, 600_000), rng.randrange(600_000, 3_500_000)))
+        fault = _one(rng, rng.choice(kinds), start, length)
+        if rng.random() < 0.4:
+            faults += _on_state(rng, fault)
+        else:
+            faults.append(fault)
+    return faults
+
+
+def _on_state(rng: Random, fault: Fault) -> list[Fault]:
+    """Let the fault wait for a state of a replica that it hits; recovery needs a crash first."""
+    watch = next((t for t in fault.targets if t in REPLICAS), None) or rng.choice(FIRST)
+    when = rng.choice(("RECOVERING", "UP_FAILURE", "STABILIZATION", "STABILIZATION"))
+    kept = Fault(fault.kind, fault.targets, fault.start_us, fault.length_us, fault.noticed, watch, when)
+    if when != "RECOVERING":
+        return [kept]
+    start = max(CALM_US, fault.start_us - 200_000)
+    return [Fault("crash", (watch,), start, rng.randrange(100_000, 700_000), True), kept]
+
+
+def _short(rng: Random, setting: Setting) -> list[Fault]:
+    """Failures that each end well before the delay runs out, with time to recover in between."""
+    kinds = ("cut", "oneway", "silent", "pause", "partition")
+    longest = setting.delay_us - 600_000
+    step = (HEAL_US - CALM_US) // 3
+    return [_one(rng, rng.choice(kinds), CALM_US + i * step, rng.randrange(60_000, longest)) for i in range(3)]
+
+
+def _masked(rng: Random, setting: Setting) -> list[Fault]:
+    """Anything at all, but only to one replica of each node: the others form a stable tree throughout."""
+    victims = (rng.choice(FIRST), rng.choice(SECOND))
+    kinds = ("crash", "pause", "cut", "oneway", "partition", "slow", "lose", "repeat")
+    faults = []
+    for _ in range(rng.randint(3, 5)):
+        start = rng.randrange(CALM_US, HEAL_US - 1_000_000)
+        faults.append(_one(rng, rng.choice(kinds), start, rng.randrange(100_000, 3_000_000), victims))
+    return faults
+
+
+def _static(rng: Random, setting: Setting) -> list[Fault]:
+    """Several things break at once and stay broken until the end."""
+    kinds = ("crash", "cut", "cut", "partition", "silent")
+    return [_one(rng, rng.choice(kinds), CALM_US, HEAL_US) for _ in range(rng.randint(3, 5))]
+
+
+def _rotating(rng: Random, setting: Setting) -> list[Fault]:
+    """Some input is always cut off, but each one comes back in between (property 7)."""
+    turn = 700_000
+    order = rng.sample(SOURCES, 3)
+    count = (HEAL_US - CALM_US) // turn
+    return [Fault("partition", (order[i % 3],), CALM_US + i * turn, turn + 150_000) for i in range(count)]
+
+
+def _overflow(rng: Random, setting: Setting) -> list[Fault]:
+    """A failure that lasts longer than the buffers do, and some others."""
+    long = Fault("partition", (rng.choice(SOURCES + REPLICAS),), CALM_US, HEAL_US)
+    return [long, *(_one(rng, rng.choice(("cut", "pause")), CALM_US, 1_000_000) for _ in range(2))]
+
+
+_DRAW = {
+    "mixed": _mixed,
+    "short": _short,
+    "masked": _masked,
+    "static": _static,
+    "rotating": _rotating,
+    "overflow": _overflow,
+}

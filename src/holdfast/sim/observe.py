@@ -1,0 +1,99 @@
+"""What checkers see: facts about the run, told by the simulated hosts, never by the cores' own reasoning.
+
+Rules:
+1. An observer changes nothing and asks the cores nothing; the run is the same without it.
+2. A violation is a value with the label of the invariant; the first of each label is kept in full.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast.sim.faults import Fault
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """Something that must never happen did."""
+
+    label: str
+    time_us: int
+    text: str
+
+
+class Observer:
+    """Base of all checkers: every hook does nothing. A checker overrides the facts it cares about."""
+
+    label = ""
+
+    def __init__(self) -> None:
+        self.violations: list[Violation] = []
+        self.checked = 0
+
+    def fail(self, time_us: int, text: str) -> None:
+        """Record a violation."""
+        self.violations.append(Violation(self.label, time_us, text))
+
+    def on_fault(self, now_us: int, fault: Fault, begins: bool) -> None:
+        """A fault takes hold or is healed."""
+
+    def on_state(self, now_us: int, host: str, before: str, after: str) -> None:
+        """A replica's state changed; `before` is 'DOWN' at a start."""
+
+    def on_commit(self, now_us: int, host: str, bucket: int, inputs: list[Any], rows: Any, state: Any) -> None:
+        """A stable query committed one bucket."""
+
+    def on_message(self, now_us: int, sender: str, to: str, message: Any, sender_state: str) -> None:
+        """A control message was sent."""
+
+    def on_push(self, now_us: int, sender: str, to: str, push: Any, sender_state: str) -> None:
+        """Tuples were sent."""
+
+    def on_fork(self, now_us: int, host: str, what: str, detail: Any) -> None:
+        """A fork was prepared, extended, stopped."""
+
+    def on_truncate(self, now_us: int, host: str, upto_us: int, lost_us: int) -> None:
+        """Output was removed."""
+
+    def on_hole(self, now_us: int, host: str, first: int, upto: int) -> None:
+        """Buckets that will never be stable were declared as such."""
+
+    def on_deliver(self, now_us: int, kind: str, bucket: int, rows: Any) -> None:
+        """The client received one step."""
+
+    def on_produce(self, now_us: int, host: str, bucket: int, head: int, kept: int) -> None:
+        """A source took one bucket in from outside, or had no room for it (bucket == -1)."""
+
+    def finish(self, now_us: int) -> None:
+        """The run is over."""
+
+
+_HOOKS = ("fault", "state", "commit", "message", "push", "fork", "truncate", "hole", "deliver", "produce")
+
+
+class Observers:
+    """Hands each fact to the observers that override its hook."""
+
+    def __init__(self, observers: list[Observer]) -> None:
+        self.all = observers
+        for hook in _HOOKS:
+            name = f"on_{hook}"
+            takers = [getattr(o, name) for o in observers if getattr(type(o), name) is not getattr(Observer, name)]
+            setattr(self, hook, takers)
+
+    fault: list[Any]
+    state: list[Any]
+    commit: list[Any]
+    message: list[Any]
+    push: list[Any]
+    fork: list[Any]
+    truncate: list[Any]
+    hole: list[Any]
+    deliver: list[Any]
+    produce: list[Any]
+
+    def violations(self) -> list[Violation]:
+        """All violations, in the order of time."""
+        return sorted((v for o in self.all for v in o.violations), key=lambda v: (v.time_us, v.label))

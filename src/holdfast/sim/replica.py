@@ -1,0 +1,287 @@
+"""A simulated replica: a core, a stable query with its checkpoint, and at most one fork.
+
+Rules:
+1. The stable query takes what it was given in batches; how the batches are cut depends on load, what a bucket contains does
+   not. Output and checkpoint are committed together.
+2. A fork starts from the checkpoint of the last commit after a while, processes exactly the parts it is given, and writes
+   its own branch; nothing it does touches the checkpoint (S1).
+3. A crash loses mirrors, forks, branches and subscriptions; the next start finds output and checkpoint.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from holdfast.protocol.dpc.effects import Effects, ExtendFork, Part, SkipStable, Subscribe, TentativeBucket, Unsubscribe
+from holdfast.protocol.dpc.node import NodeCore
+from holdfast.protocol.dpc.plan import FORK_LAG_MAX, NodePlan, Resume
+from holdfast.protocol.dpc.signals import (
+    Disconnected,
+    ForkCompleted,
+    ForkPrepared,
+    InputAdvanced,
+    InputGap,
+    Lane,
+    Received,
+    StableCompleted,
+    Tick,
+)
+from holdfast.sim.hosts import Machine, Mirror, arrivals_of
+from holdfast.sim.query import Query, Rows, State
+from holdfast.sim.serving import MainLog, Push, Serving
+from holdfast.sim.world import World
+
+#: The most buckets of one micro-batch, and what it costs: a start, and each bucket.
+BATCH_MAX = 12
+BATCH_US = 15_000
+BUCKET_US = 4_000
+
+
+class Branch:
+    """A fork at work, and what it has written."""
+
+    __slots__ = ("busy", "closed", "id", "queue", "rows", "state")
+
+    def __init__(self, fork: int, root: int, state: State) -> None:
+        self.id = fork
+        self.state = state
+        self.queue: list[TentativeBucket] = []
+        self.busy = False
+        self.rows: dict[int, tuple[Rows, float]] = {}
+        self.closed = root
+
+
+class ReplicaHost(Machine):
+    """One replica of one node."""
+
+    def __init__(self, world: World, plan: NodePlan, query: Query, rng: Random) -> None:
+        super().__init__(world, plan.replica)
+        self.plan = plan
+        self.query = query
+        self.size = plan.bucket_us
+        self._rng = rng
+        self.log = MainLog()
+        #: The checkpoint: next bucket, state before it, and the bucket from which output is right again after a hole.
+        self.next = 0
+        self.query_state = query.empty
+        self._right_from = 0
+        self._last_fork = 0
+        self.serving = Serving(
+            world, plan.replica, plan.output.stream, self.size, self.log, self._branch_view, self._state_name
+        )
+        self.branch: Branch | None = None
+        self.state = "DOWN"
+        self.up = False
+        self.start()
+
+    def _state_name(self) -> str:
+        return self.state
+
+    def _branch_view(self) -> tuple[dict[int, tuple[Rows, float]], int]:
+        return (self.branch.rows, self.branch.closed) if self.branch is not None else ({}, 0)
+
+    # Life -------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start, for the first time or again, from what is on disk."""
+        super().start()
+        now = self.world.now_us
+        resume = Resume(self.next, self.log.next * self.size, self.log.kept * self.size, self._last_fork)
+        self.core = NodeCore(self.plan, resume, now)
+        self.mirrors = {spec.stream: Mirror(self.next) for spec in self.plan.inputs}
+        self._target = self.next
+        self._busy = False
+        self._skips = 0
+        self._reading: set[tuple[str, str, Lane]] = set()
+        self._timer_us = -1
+        self._told_state("RECOVERING")
+        self.world.at(now, self._begin, self.life)
+
+    def _begin(self, life: int) -> None:
+        if life == self.life and self.up and not self.paused:
+            self._do(Tick())
+
+    def crash(self) -> None:
+        """The process dies."""
+        super().crash()
+        self.branch = None
+        self.serving.clear()
+        self._told_state("DOWN")
+
+    def _told_state(self, after: str) -> None:
+        before, self.state = self.state, after
+        for hook in self.world.observers.state:
+            hook(self.world.now_us, self.name, before, after)
+
+    # What comes in ----------------------------------------------------------------------------------------------
+
+    def receive(self, sender: str, payload: Any) -> None:
+        """Tuples, messages, and the wishes of readers."""
+        if isinstance(payload, Push):
+            self._push(sender, payload)
+        elif isinstance(payload, Subscribe):
+            if self.core.answers:
+                self.serving.subscribe(sender, payload)
+        elif isinstance(payload, Unsubscribe):
+            self.serving.unsubscribe(sender, payload)
+        else:
+            self._do(Received(sender, payload))
+
+    def _push(self, sender: str, push: Push) -> None:
+        if (push.stream, sender, push.lane) not in self._reading:
+            return
+        mirror = self.mirrors[push.stream]
+        if push.gap > mirror.next:
+            self._do(InputGap(push.stream, push.gap * self.size))
+        closed = mirror.take(push)
+        self._do(InputAdvanced(push.stream, sender, push.lane, closed * self.size, arrivals_of(push)))
+
+    def disconnected(self, peer: str) -> None:
+        """Tell the core."""
+        self._do(Disconnected(peer))
+
+    def wake(self, life: int) -> None:
+        """Tell the core what time it is."""
+        if life == self.life and self.up and not self.paused and self.world.now_us >= self._timer_us:
+            self._do(Tick())
+
+    # What the core wants ----------------------------------------------------------------------------------------
+
+    def _do(self, signal: Any) -> None:
+        world = self.world
+        effects: Effects = self.core.handle(signal, world.now_us)
+        if effects.state.name != self.state:
+            self._told_state(effects.state.name)
+        if effects.stop_fork is not None:
+            self._fork_fact("stop", effects.stop_fork)
+            if effects.stop_fork.drop_branch or self.branch is None:
+                self.branch = None
+            else:
+                self.branch.queue.clear()
+        if effects.skip_stable is not None:
+            self._skip(effects.skip_stable)
+        if effects.read_stable is not None:
+            self._target = effects.read_stable.upto
+            self._read()
+        if effects.prepare_fork is not None:
+            self._last_fork = effects.prepare_fork.fork
+            self._fork_fact("prepare", effects.prepare_fork)
+            world.at(world.now_us + self._rng.randrange(50_000, 250_000), self._prepared, self._last_fork, self.life)
+        if effects.extend_fork is not None:
+            self._extend(effects.extend_fork)
+        for gone in effects.unsubscribe:
+            self._reading.discard((gone.stream, gone.replica, gone.lane))
+            world.send(self.name, gone.replica, gone)
+        for new in effects.subscribe:
+            self._reading.add((new.stream, new.replica, new.lane))
+            world.send(self.name, new.replica, new)
+        if effects.truncate is not None:
+            for hook in world.observers.truncate:
+                hook(world.now_us, self.name, effects.truncate.upto_us, effects.truncate.lost_us)
+            self.log.truncate(effects.truncate.upto_us // self.size)
+        for send in effects.send:
+            self.say(send.to, send.message, self.state)
+        if effects.wake_us != self._timer_us:
+            self._timer_us = effects.wake_us
+            world.at(self._timer_us, self.wake, self.life)
+
+    def _fork_fact(self, what: str, detail: Any) -> None:
+        for hook in self.world.observers.fork:
+            hook(self.world.now_us, self.name, what, detail)
+
+    # The stable query -------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        if self._busy or self.next >= self._target:
+            return
+        self._busy = True
+        count = min(self._target - self.next, BATCH_MAX)
+        cost = BATCH_US + count * BUCKET_US + self._rng.randrange(8_000)
+        self.world.at(self.world.now_us + cost, self._commit, count, self._skips, self.life)
+
+    def _commit(self, count: int, skips: int, life: int) -> None:
+        if life != self.life:
+            return
+        if self.paused:
+            self.world.at(self.world.now_us + 20_000, self._commit, count, skips, life)
+            return
+        self._busy = False
+        if skips != self._skips:
+            self._read()
+            return
+        now = self.world.now_us
+        for _ in range(count):
+            inputs = [mirror.have.get(self.next) for mirror in self.mirrors.values()]
+            self.query_state, rows = self.query.apply(self.query_state, self.next, [r or () for r in inputs])
+            if self.next >= self._right_from:
+                for hook in self.world.observers.commit:
+                    hook(now, self.name, self.next, inputs, rows, self.query_state)
+                self.log.skip(self.next)
+                self.log.append(rows)
+            self.next += 1
+        for mirror in self.mirrors.values():
+            mirror.forget(self.next - FORK_LAG_MAX - 2)
+        self._do(StableCompleted(self.next, self.log.next * self.size))
+        self.serving.flush()
+        self._read()
+
+    def _skip(self, order: SkipStable) -> None:
+        self._skips += 1
+        for hook in self.world.observers.hole:
+            hook(self.world.now_us, self.name, self.next, order.stable_from)
+        self.next = self._target = order.to
+        self.query_state = self.query.empty
+        self._right_from = order.stable_from
+
+    # The fork ---------------------------------------------------------------------------------------------------
+
+    def _prepared(self, fork: int, life: int) -> None:
+        if life != self.life or fork != self.core.fork.id:
+            return
+        if self.paused:
+            self.world.at(self.world.now_us + 20_000, self._prepared, fork, life)
+            return
+        self.branch = Branch(fork, self.next, self.query_state)
+        self._do(ForkPrepared(fork, self.next))
+
+    def _extend(self, order: ExtendFork) -> None:
+        self._fork_fact("extend", order)
+        if self.branch is not None and self.branch.id == order.fork:
+            self.branch.queue.extend(order.buckets)
+            self._run_fork()
+
+    def _run_fork(self) -> None:
+        branch = self.branch
+        if branch is None or branch.busy or not branch.queue:
+            return
+        branch.busy = True
+        count = min(len(branch.queue), BATCH_MAX)
+        cost = BATCH_US + count * BUCKET_US + self._rng.randrange(8_000)
+        self.world.at(self.world.now_us + cost, self._forked, branch, count, self.life)
+
+    def _forked(self, branch: Branch, count: int, life: int) -> None:
+        if life != self.life or branch is not self.branch:
+            return
+        if self.paused:
+            self.world.at(self.world.now_us + 20_000, self._forked, branch, count, life)
+            return
+        branch.busy = False
+        given, branch.queue = branch.queue[:count], branch.queue[count:]
+        for item in given:
+            inputs = [self._part(item.bucket, part) for part in item.parts]
+            branch.state, rows = self.query.apply(branch.state, item.bucket, inputs)
+            if item.emit:
+                branch.rows[item.bucket] = (rows, item.worth)
+            branch.closed = item.bucket + 1
+        if given:
+            self._do(ForkCompleted(branch.id, branch.closed))
+            self.serving.flush()
+        self._run_fork()
+
+    def _part(self, bucket: int, part: Part) -> Rows:
+        if part.lane is None:
+            return ()
+        mirror = self.mirrors[part.stream]
+        rows = (mirror.have if part.lane == Lane.MAIN else mirror.fresh).get(bucket, ())
+        return rows if part.closed else rows[: part.tuples]
