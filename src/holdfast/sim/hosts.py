@@ -200,6 +200,11 @@ class ClientHost(Machine):
         self._timer_us = 0
         world.at(world.now_us, self.wake, 0)
 
+    @property
+    def table_rows(self) -> set[int]:
+        """Rows of table 4.3 taken."""
+        return self.core.upstream.rows
+
     def receive(self, sender: str, payload: Any) -> None:
         """Tuples or an answer from the last node."""
         if isinstance(payload, Push):

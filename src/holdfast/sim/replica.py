@@ -71,6 +71,7 @@ class ReplicaHost(Machine):
             world, plan.replica, plan.output.stream, self.size, self.log, self._branch_view, self._state_name
         )
         self.branch: Branch | None = None
+        self._rows: set[int] = set()
         self.state = "DOWN"
         self.up = False
         self.start()
@@ -102,9 +103,15 @@ class ReplicaHost(Machine):
         if life == self.life and self.up and not self.paused:
             self._do(Tick())
 
+    @property
+    def table_rows(self) -> set[int]:
+        """Rows of table 4.3 taken in all lives."""
+        return self._rows.union(*(upstream.rows for upstream in self.core.upstreams.values()))
+
     def crash(self) -> None:
         """The process dies."""
         super().crash()
+        self._rows = self.table_rows
         self.branch = None
         self.serving.clear()
         self._told_state("DOWN")

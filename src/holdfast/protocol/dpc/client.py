@@ -82,7 +82,7 @@ class ClientCore:
 
     def _advanced(self, signal: InputAdvanced, deliver: list[Delivery], now_us: int) -> bool:
         upto = signal.boundary_us // self.plan.bucket_us
-        self.upstream.progressed(Source(signal.replica, signal.lane), now_us)
+        review = self.upstream.progressed(Source(signal.replica, signal.lane), now_us)
         if signal.lane == Lane.MAIN:
             self._main_us = max(self._main_us, signal.boundary_us)
             while self.sequence.next < upto:
@@ -92,7 +92,7 @@ class ClientCore:
             for arrival in signal.arrivals:
                 if arrival.bucket < upto:
                     deliver += self.sequence.tentative(arrival.bucket, going_on)
-        return self.upstream.choice.row != 1 or self.sequence.correcting
+        return review or self.sequence.correcting
 
     def _gap(self, signal: InputGap, deliver: list[Delivery]) -> None:
         if not self.plan.convergent:

@@ -34,16 +34,17 @@ class Monitor:
         return tuple(failed)
 
     def answer(self, replica: str, reports: tuple[StreamReport, ...]) -> bool:
-        """Take in an answer. True if anything about the replica changed."""
+        """Take in an answer. True if the replica came back or a stream changed state; mere progress is no news."""
         if replica not in self._missed:
             return False
         changed = self._missed[replica] > MISSED_MAX
         self._missed[replica] = 0
         for report in reports:
             key = (replica, report.stream)
-            if self._reports.get(key) != report:
-                self._reports[key] = report
+            known = self._reports.get(key)
+            if known is None or known.state != report.state or known.fresh != report.fresh:
                 changed = True
+            self._reports[key] = report
         return changed
 
     def alive(self, replica: str) -> bool:

@@ -84,7 +84,7 @@ class NodeCore:
         self.buffer = Buffer(plan.output, resume.kept_us)
         self._blocking = frozenset(spec.stream for spec in plan.inputs if spec.blocking)
         self._out_state = StreamState.FAILURE
-        self._report: StreamReport | None = None
+        self._published: tuple[StreamState, bool] | None = None
         self._keepalive_us = now_us
         self._keepalives = 0
         self._acked = -1
@@ -131,6 +131,11 @@ class NodeCore:
         """Whether others may be served: not before the first STABLE (D12)."""
         return self.state != NodeState.RECOVERING
 
+    def report(self) -> StreamReport:
+        """What the replica says of its output."""
+        fresh = self.fork.state == ForkState.RUNNING
+        return StreamReport(self.plan.output.stream, self._out_state, self.main_us, fresh)
+
     def snapshot(self) -> Resume:
         """Where a replica restarted now would go on."""
         return Resume(self.stable, self.main_us, self.buffer.kept_us, self.fork.id)
@@ -149,8 +154,7 @@ class NodeCore:
         if not self.answers:
             return True
         if isinstance(message, KeepaliveRequest):
-            if self._report is not None:
-                self._send.append(Send(sender, KeepaliveReply((self._report,))))
+            self._send.append(Send(sender, KeepaliveReply((self.report(),))))
             return True
         if isinstance(message, AuthorisationRequest):
             needs = self.fork.outstanding(self.stable) and self.sunion.frontier > self.stable
@@ -170,10 +174,8 @@ class NodeCore:
             )
         moved = self.sunion.advance(signal, now_us)
         upstream = self.upstreams[signal.stream]
-        if moved:
-            upstream.progressed(Source(signal.replica, signal.lane), now_us)
-            if upstream.choice.row != 1:
-                self._review = True
+        if moved and upstream.progressed(Source(signal.replica, signal.lane), now_us):
+            self._review = True
 
     def _committed(self, signal: StableCompleted) -> None:
         if signal.upto > self.stable:
@@ -228,6 +230,7 @@ class NodeCore:
     # Decisions --------------------------------------------------------------------------------------------------
 
     def _decide(self, now_us: int) -> Effects:
+        before = self.state
         if self._review:
             self._review_upstreams(now_us)
         fork, sunion = self.fork, self.sunion
@@ -245,7 +248,9 @@ class NodeCore:
         prepare, extend = self._drive_fork(buckets, suspicious or late, now_us)
         read = self._read_stable()
         truncate = self.buffer.truncate(self.main_us)
-        publish = self._publish()
+        publish = None
+        if self._review or self.state != before or extend or self._stop:
+            publish = self._publish()
         self._wake_us = min(self._keepalive_us, due_us)
         return Effects(
             self.state,
@@ -339,12 +344,13 @@ class NodeCore:
         return ReadStable(upto)
 
     def _publish(self) -> StreamReport | None:
+        """Appendix A; the report if it is news."""
         if not self.answers:
             return None
-        states = {stream: upstream.best_state() for stream, upstream in self.upstreams.items()}
+        states = {stream: upstream.best for stream, upstream in self.upstreams.items()}
         self._out_state = output_state(self.state, self._out_state, states, self._blocking)
-        fresh = self.fork.state == ForkState.RUNNING
-        report = StreamReport(self.plan.output.stream, self._out_state, self.main_us, fresh)
-        changed = self._report is None or report.state != self._report.state or report.fresh != self._report.fresh
-        self._report = report
-        return report if changed else None
+        report = self.report()
+        if (report.state, report.fresh) == self._published:
+            return None
+        self._published = (report.state, report.fresh)
+        return report

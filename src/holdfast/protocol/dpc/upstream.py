@@ -26,7 +26,8 @@ from holdfast.protocol.dpc.switch import Choice, Source, choose
 class Upstream:
     """The producers of one input, and the subscriptions held with them."""
 
-    __slots__ = ("_monitor", "_stall_us", "_stalled", "choice", "far_us", "plan", "rows", "subscribed")
+    __slots__ = ("_monitor", "_stall_us", "_stalled", "best", "choice", "failing", "far_us", "live", "plan", "rows",
+                 "subscribed")  # fmt: skip
 
     def __init__(self, plan: InputPlan, monitor: Monitor, far_us: int, stall_us: int) -> None:
         self.plan = plan
@@ -34,19 +35,28 @@ class Upstream:
         self._monitor = monitor
         self._stall_us = stall_us
         self.choice = Choice(11, None, None)
-        #: Rows of table 4.3 taken by the last review.
-        self.rows: tuple[int, ...] = ()
+        #: Rows of table 4.3 taken since the start; for people and tests.
+        self.rows: set[int] = set()
         #: What we read, and when it last brought a boundary.
         self.subscribed: dict[Source, int] = {}
         #: Replicas not believed, with the boundary at which they stood still.
         self._stalled: dict[str, int] = {}
+        #: Whether no replica produces the stable stream (appendix A, line 07). This and the next two are as of the last
+        #: review.
+        self.failing = True
+        #: Whether closed buckets can be expected to come on Curr(s).
+        self.live = False
+        #: The best state of the stream over all its replicas, as appendix A uses it.
+        self.best = StreamState.FAILURE
 
-    def progressed(self, source: Source, now_us: int) -> None:
-        """The lane's boundary moved."""
+    def progressed(self, source: Source, now_us: int) -> bool:
+        """The lane's boundary moved. True if that calls for a review."""
         if source in self.subscribed:
             self.subscribed[source] = now_us
         if source.lane == Lane.MAIN and self._stalled:
             self._stalled.pop(source.replica, None)
+            return True
+        return self.choice.row != 1
 
     def lost(self, replica: str) -> None:
         """The connection to the replica is gone, and the subscriptions with it."""
@@ -58,17 +68,6 @@ class Upstream:
         report = self._monitor.report(replica, self.plan.stream)
         return report is not None and report.state == StreamState.STABLE and replica not in self._stalled
 
-    @property
-    def failing(self) -> bool:
-        """Whether no replica produces the stable stream (appendix A, line 07)."""
-        return not any(self.believed(replica) for replica in self.plan.producers)
-
-    @property
-    def live(self) -> bool:
-        """Whether closed buckets can be expected to come on Curr(s)."""
-        curr = self.choice.curr
-        return self.choice.row in (1, 3, 4) and curr is not None and curr.replica not in self._stalled
-
     def near(self, main_us: int, slack_us: int) -> bool:
         """Whether our main is level with that of some stable producer."""
         for replica in self.plan.producers:
@@ -77,25 +76,18 @@ class Upstream:
                 return True
         return False
 
-    def best_state(self) -> StreamState:
-        """The best state of the stream over all its replicas, as appendix A uses it."""
-        best = StreamState.FAILURE
-        for replica in self.plan.producers:
-            report = self._monitor.report(replica, self.plan.stream)
-            if report is not None:
-                state = StreamState.UP_FAILURE if replica in self._stalled else report.state
-                best = min(best, state)
-        return best
-
     def review(self, main_us: int, fresh_from_us: int | None, now_us: int) -> tuple[list[Unsubscribe], list[Subscribe]]:
         """Look at all producers again; what to unsubscribe and subscribe now.
 
         `fresh_from_us` is where tentative reading goes on, None if nothing was read tentatively yet.
         """
+        if self._all_well(main_us, now_us):
+            return [], []
         self._find_stalled(main_us, now_us)
         states = self._offers(main_us)
         curr, bck = self.choice.curr, self.choice.bck
-        self.choice, self.rows = choose(curr, bck, states, self._advance_of)
+        self.choice, rows = choose(curr, bck, states, self._advance_of)
+        self.rows.update(rows)
         wanted = [s for s in (self.choice.curr, self.choice.bck) if s is not None and s in states]
         gone = [s for s in self.subscribed if s not in wanted]
         for source in gone:
@@ -107,7 +99,33 @@ class Upstream:
                 self.subscribed[source] = now_us
                 start = main_us if source.lane == Lane.MAIN else self._fresh_start(source, main_us, fresh_from_us)
                 subscribe.append(Subscribe(stream, source.replica, source.lane, start))
+        self._conclude()
         return [Unsubscribe(stream, s.replica, s.lane) for s in gone], subscribe
+
+    def _all_well(self, main_us: int, now_us: int) -> bool:
+        """Whether row 1 goes on: the usual case, decided without looking further."""
+        curr = self.choice.curr
+        if self.choice.row != 1 or self.failing or self._stalled or curr is None or len(self.subscribed) != 1:
+            return False
+        report = self._monitor.report(curr.replica, self.plan.stream)
+        return (
+            report is not None
+            and report.state == StreamState.STABLE
+            and report.main_us - main_us <= self.far_us
+            and now_us - self.subscribed.get(curr, -self._stall_us) <= self._stall_us
+        )
+
+    def _conclude(self) -> None:
+        replicas = self.plan.producers
+        self.failing = not any(self.believed(replica) for replica in replicas)
+        curr = self.choice.curr
+        self.live = self.choice.row in (1, 3, 4) and curr is not None and curr.replica not in self._stalled
+        best = StreamState.FAILURE
+        for replica in replicas:
+            report = self._monitor.report(replica, self.plan.stream)
+            if report is not None:
+                best = min(best, StreamState.UP_FAILURE if replica in self._stalled else report.state)
+        self.best = best
 
     def _fresh_start(self, source: Source, main_us: int, fresh_from_us: int | None) -> int:
         """News older than the delay are not news: whoever has fallen far behind begins near the head."""

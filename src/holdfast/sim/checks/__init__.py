@@ -1,0 +1,34 @@
+"""The checkers: one object per invariant of D1–D14. None of them calls a helper of the cores that it judges."""
+
+from __future__ import annotations
+
+from holdfast.sim.checks.buffers import D14
+from holdfast.sim.checks.client import D1, D2, D3, D4
+from holdfast.sim.checks.health import Health
+from holdfast.sim.checks.replicas import D8, D9, D10, D11, D12
+from holdfast.sim.checks.timing import D5, D6, D7, D13
+from holdfast.sim.diagram import Truth
+from holdfast.sim.faults import Plan
+from holdfast.sim.observe import Observer
+
+
+def all_checks(plan: Plan, truth: Truth) -> list[Observer]:
+    """Every checker, ready for one run. `Health` comes first: others ask it about the past."""
+    health = Health(plan)
+    return [
+        health,
+        D1(truth),
+        D2(),
+        D3(plan),
+        D4(plan, health),
+        D5(plan, health),
+        D6(plan, health),
+        D7(plan, health),
+        D8(truth),
+        D9(truth),
+        D10(),
+        D11(plan),
+        D12(),
+        D13(plan),
+        D14(plan),
+    ]

@@ -1,0 +1,147 @@
+"""D8–D12: what replicas compute, promise and say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.protocol.dpc.messages import AuthorisationDone, AuthorisationReply, KeepaliveReply
+from holdfast.protocol.dpc.plan import KEEPALIVE_US
+from holdfast.protocol.dpc.signals import Lane
+from holdfast.sim.diagram import Truth
+from holdfast.sim.faults import Plan
+from holdfast.sim.observe import Observer
+
+
+class D8(Observer):
+    """Nothing is stable unless every contributing input was stable and complete."""
+
+    label = "D8"
+
+    def __init__(self, truth: Truth) -> None:
+        super().__init__()
+        self._truth = truth
+
+    def on_commit(self, now_us: int, host: str, bucket: int, inputs: list[Any], rows: Any, state: Any) -> None:
+        """What went in must be what the sources, or the run without faults, put out."""
+        for index, given in enumerate(inputs):
+            wanted = self._truth.of(host).inputs[index][bucket]
+            if given != wanted:
+                text = "missing" if given is None else "incomplete or wrong"
+                self.fail(now_us, f"{host} made bucket {bucket} stable although input {index} was {text}")
+
+
+class D9(Observer):
+    """Replicas with equal stable input have equal stable output and state, bucket by bucket."""
+
+    label = "D9"
+
+    def __init__(self, truth: Truth) -> None:
+        super().__init__()
+        self._truth = truth
+        self._next: dict[str, int] = {}
+
+    def on_hole(self, now_us: int, host: str, first: int, upto: int) -> None:
+        """A declared hole may be jumped."""
+        self._next[host] = max(self._next.get(host, 0), upto)
+
+    def on_commit(self, now_us: int, host: str, bucket: int, inputs: list[Any], rows: Any, state: Any) -> None:
+        """Compare with the one node that never failed."""
+        expected = self._truth.of(host)
+        if rows != expected.upto(bucket + 1)[bucket] or state != expected.states[bucket + 1]:
+            self.fail(now_us, f"{host} computed another bucket {bucket} than a node without faults")
+        if bucket != self._next.get(host, 0):
+            self.fail(now_us, f"{host} committed bucket {bucket} where {self._next.get(host, 0)} was due")
+        self._next[host] = bucket + 1
+        self.checked += len(rows)
+
+
+class D10(Observer):
+    """Boundaries only grow, and no later tuple lies before one."""
+
+    label = "D10"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._promised: dict[str, int] = {}
+        self._sent: dict[tuple[str, int], Any] = {}
+        self._reported: dict[str, int] = {}
+
+    def on_push(self, now_us: int, sender: str, to: str, push: Any, sender_state: str) -> None:
+        """A bucket below the boundary may be sent again, but never changed."""
+        if push.lane != Lane.MAIN:
+            return
+        promised = self._promised.get(sender, 0)
+        for bucket, rows, _ in push.items:
+            key = (sender, bucket)
+            known = self._sent.get(key)
+            if known is not None:
+                if known != rows:
+                    self.fail(now_us, f"{sender} changed bucket {bucket} after it was promised")
+            elif bucket < promised and not push.gap and push.closed <= promised:
+                self.fail(now_us, f"{sender} sent tuples of bucket {bucket} after the boundary at {promised}")
+            if bucket < push.closed:
+                self._sent[key] = rows
+        self._promised[sender] = max(promised, push.closed)
+
+    def on_message(self, now_us: int, sender: str, to: str, message: Any, sender_state: str) -> None:
+        """The reported boundary only grows."""
+        if isinstance(message, KeepaliveReply):
+            boundary = message.reports[0].main_us
+            if boundary < self._reported.get(sender, boundary):
+                self.fail(now_us, f"{sender} reported boundary {boundary} after {self._reported[sender]}")
+            self._reported[sender] = boundary
+
+
+class D11(Observer):
+    """Who granted authorisation does not stabilise; who gives up its fork has such a grant."""
+
+    label = "D11"
+    #: A promise holds for so long after it was last given; part of what replicas agree on.
+    LEASE_US = 12 * KEEPALIVE_US
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        #: grantor → (holder, until)
+        self._promises: dict[str, tuple[str, int]] = {}
+        self._states: dict[str, str] = {}
+
+    def on_message(self, now_us: int, sender: str, to: str, message: Any, sender_state: str) -> None:
+        """Note promises, and releases as soon as they are sent: a late one only makes the check milder."""
+        if isinstance(message, AuthorisationReply) and message.granted:
+            self.checked += 1
+            if self._states.get(sender) == "STABILIZATION":
+                self.fail(now_us, f"{sender} granted authorisation while stabilising")
+            self._promises[sender] = (to, now_us + self.LEASE_US)
+        elif isinstance(message, AuthorisationDone) and self._promises.get(to, ("", 0))[0] == sender:
+            del self._promises[to]
+
+    def on_state(self, now_us: int, host: str, before: str, after: str) -> None:
+        """A promise binds its giver, unless it died."""
+        self._states[host] = after
+        if after == "DOWN":
+            self._promises.pop(host, None)
+        elif after == "STABILIZATION" and self._promises.get(host, ("", 0))[1] > now_us:
+            self.fail(now_us, f"{host} stabilises although it promised {self._promises[host][0]} not to")
+
+    def on_fork(self, now_us: int, host: str, what: str, detail: Any) -> None:
+        """A fork that is given up while main has not caught up needs somebody else to stay available."""
+        if what == "stop" and not detail.drop_branch:
+            self.checked += 1
+            if not any(holder == host and until > now_us for holder, until in self._promises.values()):
+                self.fail(now_us, f"{host} gave up its fork without a promise that a peer stays available")
+
+
+class D12(Observer):
+    """A replica that restarts says nothing before it is STABLE."""
+
+    label = "D12"
+
+    def on_message(self, now_us: int, sender: str, to: str, message: Any, sender_state: str) -> None:
+        """Answers are not allowed; its own questions and acknowledgements are."""
+        if sender_state in ("RECOVERING", "DOWN") and isinstance(message, KeepaliveReply | AuthorisationReply):
+            self.fail(now_us, f"{sender} answered {type(message).__name__} to {to} while {sender_state}")
+
+    def on_push(self, now_us: int, sender: str, to: str, push: Any, sender_state: str) -> None:
+        """Nor is data."""
+        if sender_state in ("RECOVERING", "DOWN"):
+            self.fail(now_us, f"{sender} sent tuples to {to} while {sender_state}")
