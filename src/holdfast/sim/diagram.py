@@ -27,7 +27,7 @@ class Truth:
         rng = Random(f"{plan.seed}/input")
         rows = plan.setting.rows
         self.sources: list[list[Rows]] = [
-            [tuple([rng.getrandbits(30) for _ in range(rng.randint(4, rows))]) for _ in range(BUCKETS)] for _ in SOURCES
+            [tuple([rng.getrandbits(30) for _ in range(rng.randint(rows - 2, rows))]) for _ in range(BUCKETS)] for _ in SOURCES
         ]
         query = Query(plan.setting.window)
         self.first = Expected(query, self.sources)

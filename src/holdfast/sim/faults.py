@@ -98,7 +98,7 @@ def _setting(rng: Random, profile: str) -> Setting:
     if profile != "overflow":
         return Setting(delay_us, stabilise, failure, stabilising, blocking=rng.random() < 0.08)
     if rng.random() < 0.5:
-        return Setting(delay_us, stabilise, failure, stabilising, capacity_us=2_000_000)
+        return Setting(delay_us, stabilise, failure, stabilising, rows=16, capacity_us=2_000_000)
     return Setting(delay_us, stabilise, failure, stabilising, capacity_us=2_500_000, full=Full.KEEP_LAST, window=5)
 
 

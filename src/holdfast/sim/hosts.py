@@ -86,7 +86,7 @@ class Mirror:
 
     def take(self, push: Push) -> int:
         """Store a push; the boundary that holds here now, as the first bucket that is not closed."""
-        if push.lane == Lane.FRESH:
+        if push.lane != Lane.MAIN:
             for bucket, rows, _ in push.items:
                 self.fresh[bucket] = rows
             return push.closed

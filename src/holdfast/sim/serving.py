@@ -2,7 +2,7 @@
 
 Rules:
 1. A subscription lives as long as its connection: after a break nothing is sent until the reader subscribes again.
-2. Main lane: contiguous buckets from the reader's position. Fresh lane: the newest of each bucket, main before branch.
+2. Main: contiguous buckets from the reader's position. Branch: what the fork has written. Head: main from a later position.
 3. A reader who asks for what is no longer there is told so, never silently served something later.
 """
 
@@ -129,7 +129,7 @@ class Serving:
             if self._world.links[(self._name, reader.name)].epoch != reader.epoch:
                 del self._readers[key]
                 continue
-            push = self._main(reader) if reader.lane == Lane.MAIN else self._fresh(reader)
+            push = self._main(reader) if reader.lane == Lane.MAIN else self._news(reader)
             if push is not None:
                 for hook in self._world.observers.push:
                     hook(self._world.now_us, self._name, reader.name, push, self.state_name())
@@ -152,16 +152,15 @@ class Serving:
         reader.sent = max(reader.sent, items[-1][0] + 1 if items else upto)
         return Push(self._stream, Lane.MAIN, tuple(items), upto, gap)
 
-    def _fresh(self, reader: _Reader) -> Push | None:
-        branch, closed = self._branch()
-        closed = max(closed, self.log.next)
+    def _news(self, reader: _Reader) -> Push | None:
+        items: list[Item] = []
+        if reader.lane == Lane.HEAD:
+            closed = self.log.next
+            items = [(b, self.log.rows[b], 1.0) for b in range(reader.next, closed) if b in self.log.rows]
+        else:
+            branch, closed = self._branch()
+            items = [(b, *branch[b]) for b in range(reader.next, closed) if b in branch]
         if closed <= reader.next:
             return None
-        items: list[Item] = []
-        for bucket in range(reader.next, closed):
-            if bucket in self.log.rows:
-                items.append((bucket, self.log.rows[bucket], 1.0))
-            elif bucket in branch:
-                items.append((bucket, *branch[bucket]))
         reader.next = closed
-        return Push(self._stream, Lane.FRESH, tuple(items), closed)
+        return Push(self._stream, reader.lane, tuple(items), closed)

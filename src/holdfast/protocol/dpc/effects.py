@@ -22,11 +22,13 @@ class Part:
 
     stream: str
     lane: Lane | None
-    """From main, from the fresh copy, or None: nothing is there."""
+    """From main, from a tentative copy, or None: nothing is there."""
     replica: str | None
+    """Whose copy, unless it is main: that is the same with everybody."""
     tuples: int
+    """How many to take, if the bucket is not closed."""
     closed: bool
-    """Whether a boundary (stable, or tentative on the fresh lane) says that this is all."""
+    """Whether a boundary, stable or tentative, says that this is all: then take whatever the bucket holds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,14 @@ from holdfast.protocol.dpc.messages import Message
 
 
 class Lane(IntEnum):
-    """The two ways to read a stream from a replica that produces it."""
+    """The ways to read a stream from a replica that produces it. All but MAIN are for tentative use only."""
 
     MAIN = 1
     """Stable buckets, in order, from where the reader's own copy of main ends."""
-    FRESH = 2
-    """The newest buckets, tentative or not, for tentative use only."""
+    BRANCH = 2
+    """Tentative buckets as the replica's fork writes them."""
+    HEAD = 3
+    """Stable buckets from near the end of main, ahead of their turn, for a reader who has fallen far behind."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,10 @@
 Rules:
 1. A bucket is complete once the main boundary of every input has passed its end (inequality 4.1). Complete buckets are
    read by the stable query, in order; `frontier` is the first that is not complete.
-2. A bucket's clock starts when anything of it arrives. What arrives on the fresh lane was held back upstream already, so
+2. A bucket's clock starts when anything of it arrives. What arrives tentatively was held back upstream already, so
    its clock has run since the frontier stopped: a whole chain waits at the same time, and each node may wait the whole
    delay (§5.4.3).
-3. For tentative use, main is better than the fresh lane, closed better than open, something better than nothing.
+3. For tentative use, main is better than a branch, closed better than open, something better than nothing.
 4. Only what the stable query has not yet committed is kept.
 """
 
@@ -22,7 +22,7 @@ from holdfast.protocol.dpc.worth import Expectation, combine
 class Intake:
     """What has arrived of one input."""
 
-    __slots__ = ("closed", "expected", "fresh", "fresh_closed", "fresh_replica", "main_us", "open", "stream", "top")
+    __slots__ = ("closed", "expected", "fresh", "fresh_closed", "fresh_source", "main_us", "open", "stream", "top")
 
     def __init__(self, stream: str, first: int, main_us: int) -> None:
         self.stream = stream
@@ -31,9 +31,9 @@ class Intake:
         self.closed = first
         #: Tuples per bucket on main, as told.
         self.open: dict[int, int] = {}
-        #: Tentative copies: bucket → (replica, tuples, worth).
-        self.fresh: dict[int, tuple[str, int, float]] = {}
-        self.fresh_replica: str | None = None
+        #: Tentative copies: bucket → (source, tuples, worth). A bucket that its fork left out is not there.
+        self.fresh: dict[int, tuple[tuple[str, Lane], int, float]] = {}
+        self.fresh_source: tuple[str, Lane] | None = None
         self.fresh_closed = first
         #: One past the last bucket of which anything arrived.
         self.top = first
@@ -45,13 +45,11 @@ class Intake:
         if bucket < self.closed:
             return Part(self.stream, Lane.MAIN, None, tuples, True), 1.0
         if bucket in self.fresh:
-            replica, copied, worth = self.fresh[bucket]
+            (replica, lane), copied, worth = self.fresh[bucket]
             closed = bucket < self.fresh_closed
             if closed or copied >= tuples:
                 share = worth if closed else worth * self.expected.share(copied)
-                return Part(self.stream, Lane.FRESH, replica, copied, closed), share
-        elif bucket < self.fresh_closed and self.fresh_replica is not None:
-            return Part(self.stream, Lane.FRESH, self.fresh_replica, 0, True), 1.0
+                return Part(self.stream, lane, replica, copied, closed), share
         if tuples:
             return Part(self.stream, Lane.MAIN, None, tuples, False), self.expected.share(tuples)
         return Part(self.stream, None, None, 0, False), 0.0
@@ -105,12 +103,13 @@ class SUnion:
         return True
 
     def _advance_fresh(self, intake: Intake, signal: InputAdvanced, now_us: int) -> bool:
-        if signal.replica != intake.fresh_replica:
-            intake.fresh_replica = signal.replica
+        source = (signal.replica, signal.lane)
+        if source != intake.fresh_source:
+            intake.fresh_source = source
             intake.fresh_closed = self.frontier
         for arrival in signal.arrivals:
             if arrival.bucket >= intake.closed:
-                intake.fresh[arrival.bucket] = (signal.replica, arrival.tuples, arrival.worth)
+                intake.fresh[arrival.bucket] = (source, arrival.tuples, arrival.worth)
                 self._saw(intake, arrival.bucket, self.frontier_us)
         upto = signal.boundary_us // self._size
         if upto <= intake.fresh_closed:

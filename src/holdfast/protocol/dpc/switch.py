@@ -3,8 +3,8 @@
 Rules:
 1. The table chooses among *sources*: one lane of one replica. A replica with a fork offers both lanes at once, so it
    can be Curr(s) with its branch and Bck(s) with its main; in the seeds that needs two replicas.
-2. A held source follows its replica: if the lane it was on dries up and the other one flows, it turns to that one. That
-   is what "the state of Curr(s) changes" means here, and it leads to row 8 as in the seeds.
+2. A held source follows its replica: if the lane it was on dries up and another one flows, it turns to that one. That is
+   what "the state of Curr(s) changes" means here, and it leads to row 8 as in the seeds.
 3. Curr(s) is never further right than Bck(s) in STABLE, UP_FAILURE, STABILIZATION, FAILURE; else they change places.
 4. Of several equally good sources the first in the plan's order is taken: same knowledge, same choice.
 
@@ -105,5 +105,5 @@ def _first(wanted: StreamState, curr: Source | None, bck: Source | None, states:
 def _follow(source: Source | None, states: States) -> Source | None:
     if source is None or _state(source, states) != StreamState.FAILURE:
         return source
-    other = Source(source.replica, Lane.FRESH if source.lane == Lane.MAIN else Lane.MAIN)
-    return other if _state(other, states) != StreamState.FAILURE else source
+    others = (Source(source.replica, lane) for lane in (Lane.BRANCH, Lane.HEAD, Lane.MAIN))
+    return next((other for other in others if _state(other, states) != StreamState.FAILURE), source)

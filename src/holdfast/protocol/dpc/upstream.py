@@ -2,14 +2,15 @@
 
 Rules:
 1. What a replica offers is derived from its last report and from what we hold ourselves:
-   - main: STABLE if it says so and we are near it; STABILIZATION if it has corrections we lack, whatever it says of
-     itself;
-   - fresh: UP_FAILURE if it grows a branch, or if it is STABLE and we are far behind.
+   - main: STABLE if it says so and we are near it; STABILIZATION if it has corrections we lack, whatever it says;
+   - branch: UP_FAILURE if it is failing or grows one beside main;
+   - head: UP_FAILURE if it is STABLE and we are far behind.
 2. "Far behind" is more than the delay. The seeds' P3 (time spent in UP_FAILURE) asks the same question less directly:
    would the replay of main bring news too late?
 3. A replica that claims STABLE while its boundary stands still is not believed until it moves: boundaries are the
    heartbeat of a stream (§4.5.3). It then counts as UP_FAILURE, since tuples may still come without promise.
-4. A subscription that brings nothing although the replica has more is broken and renewed.
+4. The same holds, for a while, if it has more but does not get it to us: the connection is broken in a way that nobody
+   noticed. The subscription is renewed, with another replica if there is a stable one.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Upstream:
         self.rows: set[int] = set()
         #: What we read, and when it last brought a boundary.
         self.subscribed: dict[Source, int] = {}
-        #: Replicas not believed, with the boundary at which they stood still.
-        self._stalled: dict[str, int] = {}
+        #: Replicas not believed: the boundary at which they stood still, and until when they are doubted at least.
+        self._stalled: dict[str, tuple[int, int]] = {}
         #: Whether no replica produces the stable stream (appendix A, line 07). This and the next two are as of the last
         #: review.
         self.failing = True
@@ -97,7 +98,7 @@ class Upstream:
         for source in wanted:
             if source not in self.subscribed:
                 self.subscribed[source] = now_us
-                start = main_us if source.lane == Lane.MAIN else self._fresh_start(source, main_us, fresh_from_us)
+                start = main_us if source.lane == Lane.MAIN else self._fresh_start(main_us, source, fresh_from_us)
                 subscribe.append(Subscribe(stream, source.replica, source.lane, start))
         self._conclude()
         return [Unsubscribe(stream, s.replica, s.lane) for s in gone], subscribe
@@ -127,11 +128,13 @@ class Upstream:
                 best = min(best, StreamState.UP_FAILURE if replica in self._stalled else report.state)
         self.best = best
 
-    def _fresh_start(self, source: Source, main_us: int, fresh_from_us: int | None) -> int:
+    def _fresh_start(self, main_us: int, source: Source, fresh_from_us: int | None) -> int:
         """News older than the delay are not news: whoever has fallen far behind begins near the head."""
+        start = main_us if fresh_from_us is None else max(main_us, fresh_from_us)
         report = self._monitor.report(source.replica, self.plan.stream)
-        head = report.main_us - self.far_us if report is not None else main_us
-        return max(head, main_us if fresh_from_us is None else max(main_us, fresh_from_us))
+        if source.lane == Lane.HEAD and report is not None:
+            return max(start, report.main_us - self.far_us)
+        return start
 
     def _advance_of(self, source: Source) -> int:
         report = self._monitor.report(source.replica, self.plan.stream)
@@ -144,27 +147,28 @@ class Upstream:
             report = self._monitor.report(replica, self.plan.stream)
             if report is None:
                 continue
-            main, fresh = Source(replica, Lane.MAIN), Source(replica, Lane.FRESH)
+            main = Source(replica, Lane.MAIN)
             ahead = report.main_us > main_us
             far = report.main_us - main_us > self.far_us
             if report.state == StreamState.STABLE:
                 if replica in self._stalled:
                     offers[main] = StreamState.UP_FAILURE
                 elif far:
-                    offers[main], offers[fresh] = StreamState.STABILIZATION, StreamState.UP_FAILURE
+                    offers[main] = StreamState.STABILIZATION
+                    offers[Source(replica, Lane.HEAD)] = StreamState.UP_FAILURE
                 else:
                     offers[main] = StreamState.STABLE
                 continue
             if ahead or report.state == StreamState.STABILIZATION:
                 offers[main] = StreamState.STABILIZATION
             if report.fresh or report.state == StreamState.UP_FAILURE:
-                offers[fresh] = StreamState.UP_FAILURE
+                offers[Source(replica, Lane.BRANCH)] = StreamState.UP_FAILURE
         return offers
 
     def _find_stalled(self, main_us: int, now_us: int) -> None:
-        for replica, stood_us in list(self._stalled.items()):
+        for replica, (stood_us, until_us) in list(self._stalled.items()):
             report = self._monitor.report(replica, self.plan.stream)
-            if report is not None and report.main_us > stood_us:
+            if report is not None and report.main_us > stood_us and now_us >= until_us:
                 del self._stalled[replica]
         for source, progress_us in list(self.subscribed.items()):
             if now_us - progress_us <= self._stall_us:
@@ -172,7 +176,9 @@ class Upstream:
             report = self._monitor.report(source.replica, self.plan.stream)
             if report is None or main_us >= END_OF_TIME_US:
                 continue
-            if source.lane == Lane.FRESH or report.main_us > main_us:
+            ahead = report.main_us > main_us
+            if source.lane != Lane.MAIN or ahead:
                 del self.subscribed[source]
-            elif report.state == StreamState.STABLE:
-                self._stalled[source.replica] = report.main_us
+            if source.lane == Lane.MAIN and report.state == StreamState.STABLE:
+                until_us = now_us + 2 * self._stall_us if ahead else now_us
+                self._stalled[source.replica] = (report.main_us, until_us)

@@ -8,7 +8,7 @@ from holdfast.protocol.dpc.messages import AuthorisationDone, AuthorisationReply
 from holdfast.protocol.dpc.plan import KEEPALIVE_US
 from holdfast.protocol.dpc.signals import Lane
 from holdfast.sim.diagram import Truth
-from holdfast.sim.faults import Plan
+from holdfast.sim.faults import BUCKET_US, Plan
 from holdfast.sim.observe import Observer
 
 
@@ -64,32 +64,29 @@ class D10(Observer):
         super().__init__()
         self._promised: dict[str, int] = {}
         self._sent: dict[tuple[str, int], Any] = {}
-        self._reported: dict[str, int] = {}
+
+    def on_commit(self, now_us: int, host: str, bucket: int, inputs: list[Any], rows: Any, state: Any) -> None:
+        """A new bucket lies at or after everything promised."""
+        self.checked += 1
+        if bucket < self._promised.get(host, 0):
+            self.fail(now_us, f"{host} wrote bucket {bucket} after promising everything before {self._promised[host]}")
 
     def on_push(self, now_us: int, sender: str, to: str, push: Any, sender_state: str) -> None:
         """A bucket below the boundary may be sent again, but never changed."""
         if push.lane != Lane.MAIN:
             return
-        promised = self._promised.get(sender, 0)
         for bucket, rows, _ in push.items:
-            key = (sender, bucket)
-            known = self._sent.get(key)
-            if known is not None:
-                if known != rows:
-                    self.fail(now_us, f"{sender} changed bucket {bucket} after it was promised")
-            elif bucket < promised and not push.gap and push.closed <= promised:
-                self.fail(now_us, f"{sender} sent tuples of bucket {bucket} after the boundary at {promised}")
-            if bucket < push.closed:
-                self._sent[key] = rows
-        self._promised[sender] = max(promised, push.closed)
+            if bucket < push.closed and self._sent.setdefault((sender, bucket), rows) != rows:
+                self.fail(now_us, f"{sender} changed bucket {bucket} after it was promised")
+        self._promised[sender] = max(self._promised.get(sender, 0), push.closed)
 
     def on_message(self, now_us: int, sender: str, to: str, message: Any, sender_state: str) -> None:
         """The reported boundary only grows."""
         if isinstance(message, KeepaliveReply):
-            boundary = message.reports[0].main_us
-            if boundary < self._reported.get(sender, boundary):
-                self.fail(now_us, f"{sender} reported boundary {boundary} after {self._reported[sender]}")
-            self._reported[sender] = boundary
+            boundary = message.reports[0].main_us // BUCKET_US
+            if boundary < self._promised.get(sender, 0):
+                self.fail(now_us, f"{sender} took its boundary back to {boundary} from {self._promised[sender]}")
+            self._promised[sender] = boundary
 
 
 class D11(Observer):
