@@ -78,13 +78,14 @@ class Plan:
 
 
 #: Profile → weight. All but the first make the precondition of one invariant hold on purpose.
-PROFILES = {"mixed": 70, "short": 6, "masked": 6, "static": 7, "rotating": 5, "overflow": 6}
+PROFILES = {"mixed": 64, "short": 6, "masked": 6, "static": 7, "rotating": 5, "relapse": 6, "overflow": 6}
 
 
-def draw(seed: int) -> Plan:
-    """The plan that belongs to a seed."""
+def draw(seed: int, profile: str = "") -> Plan:
+    """The plan that belongs to a seed; `profile` asks for a kind of plan instead of leaving it to chance."""
     rng = Random(f"{seed}/plan")
-    profile = rng.choices(tuple(PROFILES), tuple(PROFILES.values()))[0]
+    drawn = rng.choices(tuple(PROFILES), tuple(PROFILES.values()))[0]
+    profile = profile or drawn
     setting = _setting(rng, profile)
     faults = _DRAW[profile](rng, setting)
     return Plan(seed, profile, setting, tuple(faults))
@@ -155,7 +156,7 @@ def _short(rng: Random, setting: Setting) -> list[Fault]:
 
 def _masked(rng: Random, setting: Setting) -> list[Fault]:
     """Anything at all, but only to one replica of each node: the others form a stable tree throughout."""
-    victims = (rng.choice(FIRST), rng.choice(SECOND))
+    victims: tuple[str, ...] = (rng.choice(FIRST), rng.choice(SECOND))
     kinds = ("crash", "pause", "cut", "oneway", "partition", "slow", "lose", "repeat")
     faults = []
     for _ in range(rng.randint(3, 5)):
@@ -166,8 +167,24 @@ def _masked(rng: Random, setting: Setting) -> list[Fault]:
 
 def _static(rng: Random, setting: Setting) -> list[Fault]:
     """Several things break at once and stay broken until the end."""
-    kinds = ("crash", "cut", "cut", "partition", "silent")
-    return [_one(rng, rng.choice(kinds), CALM_US, HEAL_US) for _ in range(rng.randint(3, 5))]
+    if rng.random() < 0.5:
+        victims: tuple[str, ...] = (rng.choice(FIRST), rng.choice(SECOND))
+        kinds: tuple[str, ...] = ("crash", "cut", "partition")
+    else:
+        victims, kinds = (), ("crash", "cut", "cut", "partition", "silent")
+    return [_one(rng, rng.choice(kinds), CALM_US, HEAL_US, victims) for _ in range(rng.randint(3, 4))]
+
+
+def _relapse(rng: Random, setting: Setting) -> list[Fault]:
+    """One input comes back after a long failure, and another fails while the corrections are under way."""
+    first, second = rng.sample(SOURCES, 2)
+    watch = rng.choice(REPLICAS)
+    long = setting.delay_us + rng.randrange(300_000, 700_000)
+    return [
+        Fault("partition", (first,), CALM_US, long, rng.random() < 0.5),
+        Fault("partition", (second,), CALM_US, 3_000_000, False, watch, "STABILIZATION"),
+        _one(rng, "slow", CALM_US + rng.randrange(2_000_000), 500_000),
+    ]
 
 
 def _rotating(rng: Random, setting: Setting) -> list[Fault]:
@@ -190,5 +207,6 @@ _DRAW = {
     "masked": _masked,
     "static": _static,
     "rotating": _rotating,
+    "relapse": _relapse,
     "overflow": _overflow,
 }

@@ -48,6 +48,9 @@ class Observer:
     def on_message(self, now_us: int, sender: str, to: str, message: Any, sender_state: str) -> None:
         """A control message was sent."""
 
+    def on_heard(self, now_us: int, host: str, sender: str, message: Any) -> None:
+        """Something arrived at a host that runs."""
+
     def on_push(self, now_us: int, sender: str, to: str, push: Any, sender_state: str) -> None:
         """Tuples were sent."""
 
@@ -70,7 +73,7 @@ class Observer:
         """The run is over."""
 
 
-_HOOKS = ("fault", "state", "commit", "message", "push", "fork", "truncate", "hole", "deliver", "produce")
+_HOOKS = ("fault", "state", "commit", "message", "heard", "push", "fork", "truncate", "hole", "deliver", "produce")
 
 
 class Observers:
@@ -87,6 +90,7 @@ class Observers:
     state: list[Any]
     commit: list[Any]
     message: list[Any]
+    heard: list[Any]
     push: list[Any]
     fork: list[Any]
     truncate: list[Any]

@@ -86,11 +86,14 @@ def run_plan(plan: Plan, keep: bool = False) -> tuple[Outcome, list[str]]:
     build(world, plan, truth)
     injector.begin(world)
     settled = next(check for check in checks if isinstance(check, D3))
-    world.run(_LEAST_US)
-    while not settled.settled(world.now_us) and world.now_us < HEAL_US + SETTLE_US:
-        world.run(world.now_us + _STEP_US)
-    for check in checks:
-        check.finish(world.now_us)
+    try:
+        world.run(_LEAST_US)
+        while not settled.settled(world.now_us) and world.now_us < HEAL_US + SETTLE_US:
+            world.run(world.now_us + _STEP_US)
+        for check in checks:
+            check.finish(world.now_us)
+    except Exception as error:  # a core that stops is a finding like any other, and the seed must be reported
+        trace.violations.append(Violation("CORE", world.now_us, repr(error)))
     rows: set[int] = set().union(*(world.hosts[name].table_rows for name in (*REPLICAS, CLIENT)))
     produced = world.now_us // world.hosts[SOURCES[0]].size
     outcome = Outcome(

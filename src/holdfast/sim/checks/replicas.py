@@ -103,14 +103,17 @@ class D11(Observer):
         self._states: dict[str, str] = {}
 
     def on_message(self, now_us: int, sender: str, to: str, message: Any, sender_state: str) -> None:
-        """Note promises, and releases as soon as they are sent: a late one only makes the check milder."""
+        """Note promises as they are given."""
         if isinstance(message, AuthorisationReply) and message.granted:
             self.checked += 1
             if self._states.get(sender) == "STABILIZATION":
                 self.fail(now_us, f"{sender} granted authorisation while stabilising")
             self._promises[sender] = (to, now_us + self.LEASE_US)
-        elif isinstance(message, AuthorisationDone) and self._promises.get(to, ("", 0))[0] == sender:
-            del self._promises[to]
+
+    def on_heard(self, now_us: int, host: str, sender: str, message: Any) -> None:
+        """The holder releases its peer."""
+        if isinstance(message, AuthorisationDone) and self._promises.get(host, ("", 0))[0] == sender:
+            del self._promises[host]
 
     def on_state(self, now_us: int, host: str, before: str, after: str) -> None:
         """A promise binds its giver, unless it died."""

@@ -1,0 +1,209 @@
+"""Command line of the simulator: `python -m holdfast.sim --help` teaches it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+
+from holdfast.sim.faults import KINDS, PROFILES, Plan, draw
+from holdfast.sim.planted import BUGS, planted
+from holdfast.sim.run import Outcome, run_plan
+from holdfast.sim.shrink import active, shrink
+
+_STATES = ("RECOVERING", "STABLE", "UP_FAILURE", "STABILIZATION")
+
+_EPILOG = """
+what it does
+  Each schedule is a diagram of three sources, two chained nodes of two replicas each and a client, under virtual time.
+  Faults strike for the first seconds (crashes, pauses, cuts, one-way cuts, partitions, slow links, lost and repeated
+  messages, silent sources; many of them wait for a replica to be recovering or stabilising), then everything is healed.
+  Checkers D1 to D14 (INVARIANTS.md) judge every step; the world must settle in bounded time.
+
+examples
+  python -m holdfast.sim --seconds 60             as many schedules as a minute allows, on all cores
+  python -m holdfast.sim --schedules 200          a fixed number: repeatable, whatever the machine
+  python -m holdfast.sim --seed 4711              one schedule again, with its trace
+  python -m holdfast.sim --seed 4711 --shrink     the smallest fault plan that still fails
+  python -m holdfast.sim --plant undo-too-far     let a known bug loose: the checkers must find it
+
+reading the result
+  The last line is JSON. `violations` must be 0. `table_rows` lists the rows of table 4.3 that were taken, `pairs_missing`
+  the pairs of replica state and fault kind that were not hit. A violation prints its seed: replay it with --seed.
+
+planted bugs
+""" + "".join(f"  {name:22} {bug.label:4} {bug.text}\n" for name, bug in BUGS.items())
+
+
+@dataclass(slots=True)
+class Totals:
+    """What many schedules showed together."""
+
+    schedules: int = 0
+    virtual_seconds: float = 0.0
+    events: int = 0
+    tuples: int = 0
+    tuples_least: int = 2**60
+    checked: int = 0
+    tentative_buckets: int = 0
+    faults: dict[str, int] = field(default_factory=dict)
+    faults_least: int = 2**60
+    profiles: dict[str, int] = field(default_factory=dict)
+    pairs: set[tuple[str, str]] = field(default_factory=set)
+    rows: set[int] = field(default_factory=set)
+    failed: list[tuple[int, str, str]] = field(default_factory=list)
+
+    def add(self, outcome: Outcome, planned: int) -> None:
+        """One more schedule."""
+        self.schedules += 1
+        self.virtual_seconds += outcome.virtual_us / 1e6
+        self.events += outcome.events
+        self.tuples += outcome.tuples
+        self.tuples_least = min(self.tuples_least, outcome.tuples)
+        self.checked += outcome.checked
+        self.tentative_buckets += outcome.tentative
+        for kind, count in outcome.faults.items():
+            self.faults[kind] = self.faults.get(kind, 0) + count
+        self.faults_least = min(self.faults_least, planned)
+        self.profiles[outcome.profile] = self.profiles.get(outcome.profile, 0) + 1
+        self.pairs |= outcome.pairs
+        self.rows |= outcome.rows
+        self.failed += [(outcome.seed, violation.label, violation.text) for violation in outcome.violations[:1]]
+
+    def merge(self, other: Totals) -> None:
+        """What another process found."""
+        for name in ("schedules", "virtual_seconds", "events", "tuples", "checked", "tentative_buckets"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.tuples_least = min(self.tuples_least, other.tuples_least)
+        self.faults_least = min(self.faults_least, other.faults_least)
+        for mine, theirs in ((self.faults, other.faults), (self.profiles, other.profiles)):
+            for key, count in theirs.items():
+                mine[key] = mine.get(key, 0) + count
+        self.pairs |= other.pairs
+        self.rows |= other.rows
+        self.failed += other.failed
+
+    def report(self, seconds: float) -> dict[str, object]:
+        """The line that ends every run."""
+        missing = [f"{s}×{k}" for s in _STATES for k in KINDS if (s, k) not in self.pairs]
+        return {
+            "schedules": self.schedules,
+            "schedules_per_minute": round(self.schedules / seconds * 60),
+            "violations": len(self.failed),
+            "faults": dict(sorted(self.faults.items())),
+            "faults_per_schedule_least": self.faults_least,
+            "tuples": self.tuples,
+            "tuples_per_schedule_least": self.tuples_least,
+            "tuples_checked": self.checked,
+            "tentative_buckets": self.tentative_buckets,
+            "table_rows": sorted(self.rows),
+            "state_fault_pairs": len(_STATES) * len(KINDS) - len(missing),
+            "pairs_missing": missing,
+            "profiles": dict(sorted(self.profiles.items())),
+            "virtual_seconds": round(self.virtual_seconds),
+            "events": self.events,
+            "seconds": round(seconds, 1),
+        }
+
+
+def work(first: int, step: int, until: float, most: int, profile: str, plant: str) -> Totals:
+    """One process's share: every `step`-th seed from `first` on, until the time or the number is used up."""
+    totals = Totals()
+    with ExitStack() as stack:
+        if plant:
+            stack.enter_context(planted(plant))
+        seed = first
+        while totals.schedules < most and time.monotonic() < until:
+            plan = draw(seed, profile)
+            totals.add(run_plan(plan)[0], len(plan.faults))
+            seed += step
+    return totals
+
+
+def many(args: argparse.Namespace) -> Totals:
+    """As many schedules as asked for, on as many processes as allowed."""
+    n = args.processes
+    until = time.monotonic() + (args.seconds if args.schedules is None else 10**9)
+    most = 10**9 if args.schedules is None else -(-args.schedules // n)
+    shares = [(args.first + i, n, until, most, args.profile, args.plant) for i in range(n)]
+    totals = Totals()
+    if n == 1:
+        totals.merge(work(*shares[0]))
+        return totals
+    with multiprocessing.get_context("spawn").Pool(n) as pool:
+        for share in pool.starmap(work, shares, chunksize=1):
+            totals.merge(share)
+    return totals
+
+
+def replay(args: argparse.Namespace) -> int:
+    """One schedule again: its plan, its trace, its verdict."""
+    with ExitStack() as stack:
+        if args.plant:
+            stack.enter_context(planted(args.plant))
+        plan = draw(args.seed, args.profile)
+        outcome, lines = run_plan(plan, keep=True)
+        if args.shrink and outcome.violations:
+            plan = shrink(plan, outcome.violations[0].label)
+            outcome, lines = run_plan(plan, keep=True)
+    for line in lines:
+        print(line)
+    describe(plan)
+    for violation in outcome.violations[:20]:
+        print(f"VIOLATION {violation.label} at {violation.time_us / 1e6:.3f} s: {violation.text}")
+    verdict = {"seed": args.seed, "violations": len(outcome.violations), "faults": len(active(plan))}
+    print(json.dumps(verdict | {"tuples": outcome.tuples, "digest": outcome.digest}))
+    return 1 if outcome.violations else 0
+
+
+def describe(plan: Plan) -> None:
+    """The plan for people."""
+    print(f"seed {plan.seed}, profile {plan.profile}")
+    for key, value in asdict(plan.setting).items():
+        print(f"  {key} = {getattr(value, 'value', value)}")
+    for fault in active(plan):
+        wait = f", when {fault.watch} is {fault.when}" if fault.when else ""
+        where = " ".join(fault.targets)
+        print(f"  {fault.start_us / 1e6:.3f} s: {fault.kind} {where} for {fault.length_us / 1e6:.3f} s{wait}")
+
+
+def arguments() -> argparse.ArgumentParser:
+    """What can be asked for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m holdfast.sim",
+        description="Simulate whole diagrams under faults and check that what must always hold does hold.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long to go on (default 60)")
+    parser.add_argument("--schedules", type=int, help="run so many schedules instead")
+    parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="default: one per core")
+    parser.add_argument("--seed", type=int, help="replay this one schedule and show its trace")
+    parser.add_argument("--shrink", action="store_true", help="with --seed: look for the smallest plan that fails")
+    parser.add_argument("--profile", choices=tuple(PROFILES), default="", help="only this kind of schedule")
+    parser.add_argument("--plant", choices=tuple(BUGS), default="", help="let a planted bug loose")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run it."""
+    args = arguments().parse_args(argv)
+    if args.seed is not None:
+        return replay(args)
+    began = time.monotonic()
+    totals = many(args)
+    for seed, label, text in sorted(totals.failed)[:20]:
+        print(f"VIOLATION {label}, seed {seed}: {text}")
+        print(f"  replay: python -m holdfast.sim --seed {seed} --shrink" + (f" --plant {args.plant}" if args.plant else ""))
+    print(json.dumps(totals.report(time.monotonic() - began), ensure_ascii=False))
+    return 1 if totals.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

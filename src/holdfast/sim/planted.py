@@ -1,0 +1,176 @@
+"""Planted bugs: at least one per invariant, to prove that its checker sees.
+
+Rules:
+1. A bug is planted from outside, by replacing one method while a context is open; the cores know nothing of it.
+2. Each one is a mistake that somebody could make, not an explosion.
+3. `python -m holdfast.sim --plant NAME` lets one loose; `tests/sim/test_planted.py` demands that each is caught.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from holdfast.protocol.dpc import buffers, fork, node, sequence, stagger, sunion, switch, upstream
+from holdfast.protocol.dpc.states import StreamState
+from holdfast.sim import replica
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """One mistake: which invariant it breaks, where, and in which kind of schedule it shows soonest."""
+
+    label: str
+    text: str
+    owner: Any
+    name: str
+    make: Callable[[Any], Any]
+    """From the right method to the wrong one."""
+    profile: str = "mixed"
+
+
+def _resends_last(right: Any) -> Any:
+    def caught_up(self: Any) -> Any:
+        done = right(self)
+        if done:
+            self.next -= 1
+        return done
+
+    return caught_up
+
+
+def _undo_too_far(right: Any) -> Any:
+    def stable(self: Any, bucket: int) -> Any:
+        steps = right(self, bucket)
+        return (replace(steps[0], bucket=bucket - 1), *steps[1:]) if len(steps) > 1 else steps
+
+    return stable
+
+
+def _undo_always(right: Any) -> Any:
+    def stable(self: Any, bucket: int) -> Any:
+        self._low = bucket if self._low is None else self._low
+        return right(self, bucket)
+
+    return stable
+
+
+def _releases_at_once(right: Any) -> Any:
+    def due_us(self: Any, bucket: int, stable: int, union: Any, state: Any, live: Any) -> int:
+        since = union.waiting_since(bucket)
+        return int(fork.NEVER_US if since is None else since)
+
+    return due_us
+
+
+def _never_prefers_stable(right: Any) -> Any:
+    def first(wanted: StreamState, curr: Any, bck: Any, states: Any) -> Any:
+        return None if wanted == StreamState.STABLE and curr is not None else right(wanted, curr, bck, states)
+
+    return first
+
+
+def _largest_frontier(right: Any) -> Any:
+    def advance(self: Any, intake: Any, signal: Any, now_us: int) -> Any:
+        moved = right(self, intake, signal, now_us)
+        self.frontier = max(other.closed for other in self.inputs.values())
+        return moved
+
+    return advance
+
+
+def _fork_shares_state(right: Any) -> Any:
+    def forked(self: Any, branch: Any, count: int, life: int) -> None:
+        right(self, branch, count, life)
+        if life == self.life and branch is self.branch:
+            self.query_state = branch.state
+
+    return forked
+
+
+def _promises_too_much(right: Any) -> Any:
+    def report(self: Any) -> Any:
+        known = right(self)
+        return replace(known, main_us=known.main_us + self.plan.bucket_us)
+
+    return report
+
+
+def _waits_for_all_to_heal(right: Any) -> Any:
+    def read_stable(self: Any) -> Any:
+        return None if any(u.failing for u in self.upstreams.values()) else right(self)
+
+    return read_stable
+
+
+def _first_reader_decides(right: Any) -> Any:
+    def truncate(self: Any, head_us: int) -> Any:
+        kept = self._acked
+        self._acked = dict.fromkeys(kept, max(kept.values()))
+        try:
+            return right(self, head_us)
+        finally:
+            self._acked = kept
+
+    return truncate
+
+
+def _drops_silently(right: Any) -> Any:
+    def truncate(self: Any, head_us: int) -> Any:
+        order = right(self, head_us)
+        return None if order is None else replace(order, lost_us=0)
+
+    return truncate
+
+
+def _constant(value: Any) -> Callable[[Any], Any]:
+    return lambda right: lambda *args: value
+
+
+BUGS = {
+    "resends-last": Bug("D1", "after corrections the last stable bucket is sent again", sequence.Sequence, "caught_up",
+                        _resends_last),
+    "undo-too-far": Bug("D2", "UNDO names the bucket before the last stable one", sequence.Sequence, "stable",
+                        _undo_too_far),
+    "undo-always": Bug("D2", "UNDO is sent though nothing tentative was", sequence.Sequence, "stable", _undo_always),
+    "no-rec-done": Bug("D3", "corrections are never closed", sequence.Sequence, "caught_up", _constant(())),
+    "never-renews": Bug("D3", "a subscription that brings nothing is never renewed", upstream.Upstream, "_find_stalled",
+                        _constant(None)),
+    "no-forced-rec-done": Bug("D4", "a failure during recovery does not close the corrections", sequence.Sequence,
+                              "tentative", lambda right: lambda self, bucket, going_on: right(self, bucket, True), "relapse"),
+    "never-releases": Bug("D5", "the fork never gets a bucket", fork.Fork, "due_us", _constant(fork.NEVER_US)),
+    "releases-at-once": Bug("D6", "the fork does not wait out the delay", fork.Fork, "due_us", _releases_at_once,
+                            "short"),
+    "never-prefers-stable": Bug("D7", "a reader stays with its replica though a stable one is there", switch, "_first",
+                                _never_prefers_stable, "static"),
+    "largest-frontier": Bug("D8", "a bucket counts as complete when one input has it", sunion.SUnion, "_advance_main",
+                            _largest_frontier),
+    "fork-shares-state": Bug("D9", "the fork writes into the checkpoint of the stable query", replica.ReplicaHost,
+                             "_forked", _fork_shares_state),
+    "promises-too-much": Bug("D10", "the reported boundary is one bucket ahead", node.NodeCore, "report",
+                             _promises_too_much),
+    "forgets-promises": Bug("D11", "a replica that granted authorisation stabilises all the same", stagger.Stagger,
+                            "promised", _constant(False)),
+    "answers-early": Bug("D12", "a restarted replica answers before it is STABLE", node.NodeCore, "answers",
+                         lambda right: property(lambda self: True)),
+    "waits-for-all": Bug("D13", "main stands still until every input is healed", node.NodeCore, "_read_stable",
+                         _waits_for_all_to_heal, "rotating"),
+    "first-reader-decides": Bug("D14", "output goes when one reader has it", buffers.Buffer, "truncate",
+                                _first_reader_decides),
+    "drops-silently": Bug("D14", "a full buffer drops without saying so", buffers.Buffer, "truncate", _drops_silently,
+                          "overflow"),
+}  # fmt: skip
+
+
+@contextmanager
+def planted(name: str) -> Iterator[Bug]:
+    """Let one bug loose while the context is open."""
+    bug = BUGS[name]
+    right = bug.owner.__dict__[bug.name]
+    setattr(bug.owner, bug.name, bug.make(right))
+    try:
+        yield bug
+    finally:
+        setattr(bug.owner, bug.name, right)
