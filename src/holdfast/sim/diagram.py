@@ -79,6 +79,7 @@ def build(world: World, plan: Plan, truth: Truth) -> ClientHost:
                 window_us=window_us,
             ),
             query,
+            setting.bucket_cost_us,
             Random(f"{plan.seed}/{replica}"),
         )
 

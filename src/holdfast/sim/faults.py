@@ -33,7 +33,7 @@ BUCKET_US = 100_000
 CALM_US = 1_000_000
 HEAL_US = 5_200_000
 #: A run may take so long after the healing before it counts as stuck.
-SETTLE_US = 8_000_000
+SETTLE_US = 14_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,8 @@ class Setting:
     full: Full = Full.BLOCK
     window: int | None = None
     blocking: bool = False
+    bucket_cost_us: int = 4_000
+    """What a bucket costs a query: with 50,000 a replica that fell behind catches up at half the speed of time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +98,12 @@ def _setting(rng: Random, profile: str) -> Setting:
     policies = (Policy.PROCESS, Policy.PROCESS, Policy.DELAY)
     failure, stabilising = rng.choice(policies), rng.choice(policies)
     delay_us = rng.choice((800_000, 1_000_000, 1_200_000))
+    cost_us = rng.choices((4_000, 20_000, 45_000), (60, 25, 15))[0]
+    if profile == "relapse":
+        cost_us = 20_000
     if profile != "overflow":
-        return Setting(delay_us, stabilise, failure, stabilising, blocking=rng.random() < 0.08)
+        blocking = rng.random() < 0.08
+        return Setting(delay_us, stabilise, failure, stabilising, blocking=blocking, bucket_cost_us=cost_us)
     if rng.random() < 0.5:
         return Setting(delay_us, stabilise, failure, stabilising, rows=16, capacity_us=2_000_000)
     return Setting(delay_us, stabilise, failure, stabilising, capacity_us=2_500_000, full=Full.KEEP_LAST, window=5)

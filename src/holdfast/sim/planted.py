@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.protocol.dpc import buffers, fork, node, sequence, stagger, sunion, switch, upstream
-from holdfast.protocol.dpc.states import StreamState
 from holdfast.sim import replica
 
 
@@ -65,11 +64,11 @@ def _releases_at_once(right: Any) -> Any:
     return due_us
 
 
-def _never_prefers_stable(right: Any) -> Any:
-    def first(wanted: StreamState, curr: Any, bck: Any, states: Any) -> Any:
-        return None if wanted == StreamState.STABLE and curr is not None else right(wanted, curr, bck, states)
+def _never_switches(right: Any) -> Any:
+    def choose(curr: Any, bck: Any, states: Any, advance: Any) -> Any:
+        return right(curr, bck, states, advance) if curr is None else (switch.Choice(1, curr, None), (1,))
 
-    return first
+    return choose
 
 
 def _largest_frontier(right: Any) -> Any:
@@ -143,8 +142,7 @@ BUGS = {
     "never-releases": Bug("D5", "the fork never gets a bucket", fork.Fork, "due_us", _constant(fork.NEVER_US)),
     "releases-at-once": Bug("D6", "the fork does not wait out the delay", fork.Fork, "due_us", _releases_at_once,
                             "short"),
-    "never-prefers-stable": Bug("D7", "a reader stays with its replica though a stable one is there", switch, "_first",
-                                _never_prefers_stable, "static"),
+    "never-switches": Bug("D7", "a reader stays with its first replica", upstream, "choose", _never_switches, "static"),
     "largest-frontier": Bug("D8", "a bucket counts as complete when one input has it", sunion.SUnion, "_advance_main",
                             _largest_frontier),
     "fork-shares-state": Bug("D9", "the fork writes into the checkpoint of the stable query", replica.ReplicaHost,

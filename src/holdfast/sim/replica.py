@@ -32,10 +32,9 @@ from holdfast.sim.query import Query, Rows, State
 from holdfast.sim.serving import MainLog, Push, Serving
 from holdfast.sim.world import World
 
-#: The most buckets of one micro-batch, and what it costs: a start, and each bucket.
+#: The most buckets of one micro-batch, and what its start costs.
 BATCH_MAX = 12
 BATCH_US = 15_000
-BUCKET_US = 4_000
 
 
 class Branch:
@@ -55,11 +54,12 @@ class Branch:
 class ReplicaHost(Machine):
     """One replica of one node."""
 
-    def __init__(self, world: World, plan: NodePlan, query: Query, rng: Random) -> None:
+    def __init__(self, world: World, plan: NodePlan, query: Query, bucket_cost_us: int, rng: Random) -> None:
         super().__init__(world, plan.replica)
         self.plan = plan
         self.query = query
         self.size = plan.bucket_us
+        self._cost_us = bucket_cost_us
         self._rng = rng
         self.log = MainLog()
         #: The checkpoint: next bucket, state before it, and the bucket from which output is right again after a hole.
@@ -204,7 +204,7 @@ class ReplicaHost(Machine):
             return
         self._busy = True
         count = min(self._target - self.next, BATCH_MAX)
-        cost = BATCH_US + count * BUCKET_US + self._rng.randrange(8_000)
+        cost = BATCH_US + count * self._cost_us + self._rng.randrange(8_000)
         self.world.at(self.world.now_us + cost, self._commit, count, self._skips, self.life)
 
     def _commit(self, count: int, skips: int, life: int) -> None:
@@ -264,7 +264,7 @@ class ReplicaHost(Machine):
             return
         branch.busy = True
         count = min(len(branch.queue), BATCH_MAX)
-        cost = BATCH_US + count * BUCKET_US + self._rng.randrange(8_000)
+        cost = BATCH_US + count * self._cost_us + self._rng.randrange(8_000)
         self.world.at(self.world.now_us + cost, self._forked, branch, count, self.life)
 
     def _forked(self, branch: Branch, count: int, life: int) -> None:

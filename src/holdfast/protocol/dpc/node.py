@@ -158,8 +158,9 @@ class NodeCore:
             return True
         if isinstance(message, AuthorisationRequest):
             needs = self.fork.outstanding(self.stable) and self.sunion.frontier > self.stable
-            stabilising = self.state == NodeState.STABILIZATION
-            self._send.append(self.stagger.requested(sender, needs, stabilising, now_us))
+            forked = self.fork.state in (ForkState.READY, ForkState.RUNNING)
+            available = self.state == NodeState.STABLE or (self.state == NodeState.UP_FAILURE and forked)
+            self._send.append(self.stagger.requested(sender, needs, available, now_us))
         elif isinstance(message, AuthorisationReply):
             self.stagger.replied(sender, message.granted)
         elif isinstance(message, AuthorisationDone):

@@ -6,11 +6,11 @@ from typing import Any
 
 from holdfast.sim.checks.health import Health
 from holdfast.sim.diagram import Truth
-from holdfast.sim.faults import BUCKET_US, CLIENT, HEAL_US, REPLICAS, Plan
+from holdfast.sim.faults import BUCKET_US, CLIENT, HEAL_US, REPLICAS, SECOND, Plan
 from holdfast.sim.observe import Observer
 
 #: Stable output lags behind the sources by so many buckets in normal operation, at most.
-LAG_BUCKETS = 4
+LAG_BUCKETS = 6
 
 
 class D1(Observer):
@@ -132,18 +132,28 @@ class D4(Observer):
     """No tentative tuple after REC_DONE unless something failed; corrections that stop are closed first."""
 
     label = "D4"
-    #: Corrections that pause longer have been stopped by another failure.
-    PAUSE_US = 1_500_000
+    #: If for so long no replica of the last node was able to correct anything, corrections have stopped.
+    PAUSE_US = 1_000_000
 
     def __init__(self, plan: Plan, health: Health) -> None:
         super().__init__()
         self._health = health
         self._done_us: int | None = None
         self._correcting = False
-        self._stable_us = 0
+        self._able: set[str] = set()
+        self._able_us = 0
         self._undone = 0
         self._tentative = 0
         self._forced = False
+
+    def on_state(self, now_us: int, host: str, before: str, after: str) -> None:
+        """Who could bring corrections."""
+        if host in SECOND:
+            if after in ("STABLE", "STABILIZATION"):
+                self._able.add(host)
+            elif host in self._able:
+                self._able.discard(host)
+                self._able_us = now_us
 
     def on_deliver(self, now_us: int, kind: str, bucket: int, rows: Any) -> None:
         """Follow the corrections."""
@@ -152,17 +162,15 @@ class D4(Observer):
         self._forced = False
         if kind == "TENTATIVE":
             self._tentative += 1
-            if self._correcting and now_us - self._stable_us > self.PAUSE_US:
+            if self._correcting and not self._able and now_us - self._able_us > self.PAUSE_US:
                 self.fail(now_us, f"tentative bucket {bucket} while corrections have stopped; no REC_DONE was sent")
             if self._done_us is not None and not self._health.failure_near(self._done_us - BUCKET_US, now_us):
                 self.fail(now_us, f"tentative bucket {bucket} after REC_DONE although nothing failed")
         elif kind == "UNDO":
             if bucket < self._undone:
                 self.fail(now_us, f"UNDO before bucket {bucket} reaches back before an earlier one at {self._undone}")
-            self._correcting, self._undone, self._stable_us, self._tentative = True, bucket, now_us, 0
-        elif kind == "INSERTION":
-            self._stable_us = now_us
-        else:
+            self._correcting, self._undone, self._tentative = True, bucket, 0
+        elif kind == "REC_DONE":
             if not self._correcting:
                 self.fail(now_us, "REC_DONE without corrections before it")
             self._correcting, self._done_us = False, now_us

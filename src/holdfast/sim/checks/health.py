@@ -3,14 +3,15 @@
 Rules:
 1. A host is ill while crashed, until it says STABLE again; while paused; while a source is silent. A link is ill while cut,
    slow, losing or repeating.
-2. After an illness ends, `GUARD_US` pass before anything is expected: noticing, subscribing again, replaying, taking turns.
+2. After an illness ends, a guard passes before anything is expected: noticing, subscribing again, taking turns, and
+   replaying what was missed, which takes longer the more a bucket costs.
 3. A path is well if all on it is. A stable tree needs a well path from every source through the same replicas
    (003 §4.11); a single well path makes a tentative tree.
 """
 
 from __future__ import annotations
 
-from holdfast.sim.faults import CLIENT, FIRST, LINKS, REPLICAS, SECOND, SOURCES, Fault, Plan
+from holdfast.sim.faults import BUCKET_US, CALM_US, CLIENT, FIRST, HEAL_US, LINKS, SECOND, SOURCES, Fault, Plan
 from holdfast.sim.observe import Observer
 
 GUARD_US = 1_500_000
@@ -24,6 +25,8 @@ class Health(Observer):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
+        cost_us = plan.setting.bucket_cost_us
+        self.guard_us = GUARD_US + (HEAL_US - CALM_US) * cost_us // (BUCKET_US - cost_us)
         self._open: dict[tuple[Fault, str], int] = {}
         self.ill: dict[str, list[Interval]] = {}
         self.faults: list[Interval] = []
@@ -67,7 +70,7 @@ class Health(Observer):
     def path(self, source: str, first: str, second: str) -> list[Interval]:
         """When the path from a source to the client was ill, guard included."""
         names = (source, first, second, f"{source}-{first}", f"{first}-{second}", f"{second}-{CLIENT}")
-        return [(begin, end + GUARD_US) for name in names for begin, end in self.intervals(name)]
+        return [(begin, end + self.guard_us) for name in names for begin, end in self.intervals(name)]
 
     def trees(self) -> dict[tuple[str, str], list[Interval]]:
         """Per choice of replicas, when it did not form a stable tree."""
@@ -80,12 +83,10 @@ class Health(Observer):
     def failure_near(self, begin_us: int, end_us: int) -> bool:
         """Whether any fault was at work, or just over, between two times."""
         running = any(since <= end_us for (_, _), since in self._open.items())
-        return running or any(b <= end_us and e + 2 * GUARD_US >= begin_us for b, e in self.faults)
+        return running or any(b <= end_us and e + 2 * self.guard_us >= begin_us for b, e in self.faults)
 
 
 def well(intervals: list[Interval], begin_us: int, end_us: int) -> bool:
     """Whether no illness touches the span."""
     return all(end <= begin_us or begin >= end_us for begin, end in intervals)
 
-
-__all__ = ["GUARD_US", "REPLICAS", "Health", "well"]

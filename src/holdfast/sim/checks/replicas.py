@@ -101,6 +101,7 @@ class D11(Observer):
         #: grantor → (holder, until)
         self._promises: dict[str, tuple[str, int]] = {}
         self._states: dict[str, str] = {}
+        self._forked: set[str] = set()
 
     def on_message(self, now_us: int, sender: str, to: str, message: Any, sender_state: str) -> None:
         """Note promises as they are given."""
@@ -108,6 +109,8 @@ class D11(Observer):
             self.checked += 1
             if self._states.get(sender) == "STABILIZATION":
                 self.fail(now_us, f"{sender} granted authorisation while stabilising")
+            if self._states.get(sender) == "UP_FAILURE" and sender not in self._forked:
+                self.fail(now_us, f"{sender} granted authorisation although it cannot process anything new")
             self._promises[sender] = (to, now_us + self.LEASE_US)
 
     def on_heard(self, now_us: int, host: str, sender: str, message: Any) -> None:
@@ -120,11 +123,16 @@ class D11(Observer):
         self._states[host] = after
         if after == "DOWN":
             self._promises.pop(host, None)
+            self._forked.discard(host)
         elif after == "STABILIZATION" and self._promises.get(host, ("", 0))[1] > now_us:
             self.fail(now_us, f"{host} stabilises although it promised {self._promises[host][0]} not to")
 
     def on_fork(self, now_us: int, host: str, what: str, detail: Any) -> None:
         """A fork that is given up while main has not caught up needs somebody else to stay available."""
+        if what == "stop":
+            self._forked.discard(host)
+        else:
+            self._forked.add(host)
         if what == "stop" and not detail.drop_branch:
             self.checked += 1
             if not any(holder == host and until > now_us for holder, until in self._promises.values()):
