@@ -15,13 +15,12 @@ from holdfast.model.errors import UsageError
 from holdfast.protocol.dpc.effects import Send, Subscribe, Unsubscribe
 from holdfast.protocol.dpc.messages import Ack, KeepaliveReply, KeepaliveRequest
 from holdfast.protocol.dpc.monitor import Monitor
-from holdfast.protocol.dpc.plan import ClientPlan
+from holdfast.protocol.dpc.plan import ACK_BUCKETS, ACK_KEEPALIVES, ClientPlan
 from holdfast.protocol.dpc.sequence import Delivery, Sequence
 from holdfast.protocol.dpc.signals import Disconnected, InputAdvanced, InputGap, Lane, Received, Tick
 from holdfast.protocol.dpc.switch import Source
 from holdfast.protocol.dpc.upstream import Upstream
 
-_ACK_KEEPALIVES = 5
 _REQUEST = KeepaliveRequest()
 _CORRECTING_ROWS = frozenset((1, 3, 6))
 
@@ -50,7 +49,7 @@ class ClientCore:
         self._main_us = first * plan.bucket_us
         self._keepalive_us = now_us
         self._keepalives = 0
-        self._acked = -1
+        self._acked = 0
 
     def handle(self, signal: ClientSignal, now_us: int) -> ClientEffects:
         """Take in one fact; everything that follows from it."""
@@ -108,7 +107,8 @@ class ClientCore:
             self.upstream.lost(replica)
         send.extend([Send(replica, _REQUEST) for replica in self.monitor.replicas])
         self._keepalives += 1
-        if self._keepalives % _ACK_KEEPALIVES == 0 and self._acked != self.sequence.next:
+        unacked = self.sequence.next - self._acked
+        if unacked >= ACK_BUCKETS or (unacked > 0 and self._keepalives % ACK_KEEPALIVES == 0):
             self._acked = self.sequence.next
             ack = Ack(self.plan.input.stream, self.sequence.next * self.plan.bucket_us)
             send.extend([Send(replica, ack) for replica in self.monitor.replicas])

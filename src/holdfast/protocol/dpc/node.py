@@ -38,7 +38,15 @@ from holdfast.protocol.dpc.messages import (
 )
 from holdfast.protocol.dpc.monitor import Monitor
 from holdfast.protocol.dpc.output import output_state
-from holdfast.protocol.dpc.plan import FORK_LAG_MAX, HANDOVER_BUCKETS, NodePlan, Policy, Resume
+from holdfast.protocol.dpc.plan import (
+    ACK_BUCKETS,
+    ACK_KEEPALIVES,
+    FORK_LAG_MAX,
+    HANDOVER_BUCKETS,
+    NodePlan,
+    Policy,
+    Resume,
+)
 from holdfast.protocol.dpc.signals import (
     Disconnected,
     ForkFailed,
@@ -57,9 +65,6 @@ from holdfast.protocol.dpc.sunion import SUnion
 from holdfast.protocol.dpc.switch import Source
 from holdfast.protocol.dpc.upstream import Upstream
 
-#: Acknowledgements are sent on every so many keepalives: often enough to keep buffers short, seldom enough to cost
-#: little.
-_ACK_KEEPALIVES = 5
 _REQUEST = KeepaliveRequest()
 
 
@@ -87,7 +92,7 @@ class NodeCore:
         self._published: tuple[StreamState, bool] | None = None
         self._keepalive_us = now_us
         self._keepalives = 0
-        self._acked = -1
+        self._acked = 0
         self._branch_left = False
         self._wake_us = now_us
         self._clear()
@@ -157,10 +162,9 @@ class NodeCore:
             self._send.append(Send(sender, KeepaliveReply((self.report(),))))
             return True
         if isinstance(message, AuthorisationRequest):
-            needs = self.fork.outstanding(self.stable) and self.sunion.frontier > self.stable
             forked = self.fork.state in (ForkState.READY, ForkState.RUNNING)
             available = self.state == NodeState.STABLE or (self.state == NodeState.UP_FAILURE and forked)
-            self._send.append(self.stagger.requested(sender, needs, available, now_us))
+            self._send.append(self.stagger.requested(sender, available, now_us))
         elif isinstance(message, AuthorisationReply):
             self.stagger.replied(sender, message.granted)
         elif isinstance(message, AuthorisationDone):
@@ -220,7 +224,8 @@ class NodeCore:
                 upstream.lost(replica)
         self._send.extend([Send(replica, _REQUEST) for replica in self.monitor.replicas])
         self._keepalives += 1
-        if self._keepalives % _ACK_KEEPALIVES == 0 and self._acked != self.stable:
+        unacked = self.stable - self._acked
+        if unacked >= ACK_BUCKETS or (unacked > 0 and self._keepalives % ACK_KEEPALIVES == 0):
             self._acked = self.stable
             upto_us = self.stable * self.plan.bucket_us
             for spec in self.plan.inputs:

@@ -28,6 +28,10 @@ FORK_LAG_MAX = 20
 #: With so few buckets left to correct, new buckets wait for the stable query instead of becoming tentative: otherwise
 #: the fork would stay one bucket ahead for ever. Bounded by the delay, like every wait.
 HANDOVER_BUCKETS = 4
+#: Acknowledgements go out on every fifth keepalive, and at once if so many buckets wait for one: seldom in quiet times,
+#: often while catching up, when producers may be out of room.
+ACK_KEEPALIVES = 5
+ACK_BUCKETS = 8
 
 
 class Policy(Enum):

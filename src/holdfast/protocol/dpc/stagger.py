@@ -76,9 +76,9 @@ class Stagger:
         self._asked_us = now_us
         return (Send(peer, AuthorisationRequest()),)
 
-    def requested(self, peer: str, needs: bool, available: bool, now_us: int) -> Send:
-        """A peer asks us."""
-        grant = available and not (needs and self._plan.replica < peer)
+    def requested(self, peer: str, available: bool, now_us: int) -> Send:
+        """A peer asks us. Whoever is asking as well, and has the smaller name, goes first."""
+        grant = available and not (self._asked_us is not None and self._plan.replica < peer)
         if self.promised(now_us) and self._holder != peer:
             grant = False
         if grant:

@@ -4,7 +4,7 @@ Rules:
 1. A host is ill while crashed, until it says STABLE again; while paused; while a source is silent. A link is ill while cut,
    slow, losing or repeating.
 2. After an illness ends, a guard passes before anything is expected: noticing, subscribing again, taking turns, and
-   replaying what was missed, which takes longer the more a bucket costs.
+   replaying what was missed, which takes longer the more a bucket costs and the less room the buffers have.
 3. A path is well if all on it is. A stable tree needs a well path from every source through the same replicas
    (003 §4.11); a single well path makes a tentative tree.
 """
@@ -27,6 +27,8 @@ class Health(Observer):
         super().__init__()
         cost_us = plan.setting.bucket_cost_us
         self.guard_us = GUARD_US + (HEAL_US - CALM_US) * cost_us // (BUCKET_US - cost_us)
+        if plan.setting.capacity_us is not None:
+            self.guard_us += 2 * GUARD_US
         self._open: dict[tuple[Fault, str], int] = {}
         self.ill: dict[str, list[Interval]] = {}
         self.faults: list[Interval] = []
