@@ -33,8 +33,9 @@ examples
   python -m holdfast.sim --plant undo-too-far     let a known bug loose: the checkers must find it
 
 reading the result
-  The last line is JSON. `violations` must be 0. `table_rows` lists the rows of table 4.3 that were taken, `pairs_missing`
-  the pairs of replica state and fault kind that were not hit. A violation prints its seed: replay it with --seed.
+  The last line is JSON. `violations` must be 0. `table_rows` lists the rows of table 4.3 that were taken,
+  `pairs_missing` the pairs of replica state and fault kind that were not hit. A violation prints its seed: replay it
+  with --seed.
 
 planted bugs
 """ + "".join(f"  {name:22} {bug.label:4} {bug.text}\n" for name, bug in BUGS.items())
@@ -200,7 +201,8 @@ def main(argv: list[str] | None = None) -> int:
     totals = many(args)
     for seed, label, text in sorted(totals.failed)[:20]:
         print(f"VIOLATION {label}, seed {seed}: {text}")
-        print(f"  replay: python -m holdfast.sim --seed {seed} --shrink" + (f" --plant {args.plant}" if args.plant else ""))
+        plant = f" --plant {args.plant}" if args.plant else ""
+        print(f"  replay: python -m holdfast.sim --seed {seed} --shrink{plant}")
     print(json.dumps(totals.report(time.monotonic() - began), ensure_ascii=False))
     return 1 if totals.failed else 0
 

@@ -25,10 +25,12 @@ class Truth:
 
     def __init__(self, plan: Plan) -> None:
         rng = Random(f"{plan.seed}/input")
-        rows = plan.setting.rows
-        self.sources: list[list[Rows]] = [
-            [tuple([rng.getrandbits(30) for _ in range(rng.randint(rows - 2, rows))]) for _ in range(BUCKETS)] for _ in SOURCES
-        ]
+        most = plan.setting.rows
+
+        def bucket() -> Rows:
+            return tuple([rng.getrandbits(30) for _ in range(rng.randint(most - 2, most))])
+
+        self.sources: list[list[Rows]] = [[bucket() for _ in range(BUCKETS)] for _ in SOURCES]
         query = Query(plan.setting.window)
         self.first = Expected(query, self.sources)
         self.second = Expected(query, [_Lazy(self.first)])
@@ -46,9 +48,6 @@ class _Lazy:
 
     def __getitem__(self, bucket: int) -> Rows:
         return self._expected.upto(bucket + 1)[bucket]
-
-    def __len__(self) -> int:
-        return BUCKETS
 
 
 def build(world: World, plan: Plan, truth: Truth) -> ClientHost:

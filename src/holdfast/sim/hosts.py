@@ -2,7 +2,8 @@
 
 Rules:
 1. A host does what its core says and tells it what happened; it decides nothing about DPC.
-2. On disk: a source's log; a replica's output and its checkpoint, committed together. Everything else dies with the process.
+2. On disk: a source's log; a replica's output and its checkpoint, committed together. Everything else dies with the
+   process.
 3. A source goes on logging while its proxy is down (003 §4.1.2); only the sending stops.
 """
 
@@ -236,10 +237,10 @@ class ClientHost(Machine):
             rows = self.mirror.have.get(step.bucket) if kind == "INSERTION" else self.mirror.fresh.get(step.bucket)
             for hook in self.world.observers.deliver:
                 hook(now, kind, step.bucket, rows)
-        for order in effects.unsubscribe:
-            self.world.send(self.name, order.replica, order)
-        for order in effects.subscribe:
-            self.world.send(self.name, order.replica, order)
+        for gone in effects.unsubscribe:
+            self.world.send(self.name, gone.replica, gone)
+        for new in effects.subscribe:
+            self.world.send(self.name, new.replica, new)
         for send in effects.send:
             self.say(send.to, send.message, "CLIENT")
         if effects.deliver:

@@ -56,6 +56,10 @@ def _undo_always(right: Any) -> Any:
     return stable
 
 
+def _corrections_always_go_on(right: Any) -> Any:
+    return lambda self, bucket, going_on: right(self, bucket, True)
+
+
 def _releases_at_once(right: Any) -> Any:
     def due_us(self: Any, bucket: int, stable: int, union: Any, state: Any, live: Any) -> int:
         since = union.waiting_since(bucket)
@@ -138,7 +142,7 @@ BUGS = {
     "never-renews": Bug("D3", "a subscription that brings nothing is never renewed", upstream.Upstream, "_find_stalled",
                         _constant(None)),
     "no-forced-rec-done": Bug("D4", "a failure during recovery does not close the corrections", sequence.Sequence,
-                              "tentative", lambda right: lambda self, bucket, going_on: right(self, bucket, True), "relapse"),
+                              "tentative", _corrections_always_go_on, "relapse"),
     "never-releases": Bug("D5", "the fork never gets a bucket", fork.Fork, "due_us", _constant(fork.NEVER_US)),
     "releases-at-once": Bug("D6", "the fork does not wait out the delay", fork.Fork, "due_us", _releases_at_once,
                             "short"),

@@ -1,8 +1,8 @@
 """The query that simulated nodes run: small, deterministic, and with state that shows every mistake.
 
 Rules:
-1. Each output tuple depends on its input tuple and on the state before its bucket, so a lost, doubled or misplaced bucket
-   changes everything after it.
+1. Each output tuple depends on its input tuple and on the state before its bucket, so a lost, doubled or misplaced
+   bucket changes everything after it.
 2. Without a window the state depends on all input ever; with a window of w buckets only on the last w, so the query is
    convergent-capable (003 §4.1.3).
 """
@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 Rows = tuple[int, ...]
 State = tuple[int, ...]
@@ -40,10 +41,17 @@ class Query:
         return ((seed * 1_000_003 + sum(merged) + bucket) & _MASK,), out
 
 
+class Buckets(Protocol):
+    """Rows by bucket number."""
+
+    def __getitem__(self, bucket: int, /) -> Rows:
+        """The rows of one bucket."""
+
+
 class Expected:
     """What a single node without failures would have computed: the oracle (003 definition 7)."""
 
-    def __init__(self, query: Query, inputs: Sequence[Sequence[Rows]]) -> None:
+    def __init__(self, query: Query, inputs: Sequence[Buckets]) -> None:
         self.query = query
         self.inputs = inputs
         self.rows: list[Rows] = []

@@ -1,10 +1,10 @@
 """A simulated replica: a core, a stable query with its checkpoint, and at most one fork.
 
 Rules:
-1. The stable query takes what it was given in batches; how the batches are cut depends on load, what a bucket contains does
-   not. Output and checkpoint are committed together.
-2. A fork starts from the checkpoint of the last commit after a while, processes exactly the parts it is given, and writes
-   its own branch; nothing it does touches the checkpoint (S1).
+1. The stable query takes what it was given in batches; how the batches are cut depends on load, what a bucket contains
+   does not. Output and checkpoint are committed together.
+2. A fork starts from the checkpoint of the last commit after a while, processes exactly the parts it is given, and
+   writes its own branch; nothing it does touches the checkpoint (S1).
 3. A crash loses mirrors, forks, branches and subscriptions; the next start finds output and checkpoint.
 """
 

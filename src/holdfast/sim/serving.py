@@ -2,7 +2,8 @@
 
 Rules:
 1. A subscription lives as long as its connection: after a break nothing is sent until the reader subscribes again.
-2. Main: contiguous buckets from the reader's position. Branch: what the fork has written. Head: main from a later position.
+2. Main: contiguous buckets from the reader's position. Branch: what the fork has written. Head: main from a later
+   position.
 3. A reader who asks for what is no longer there is told so, never silently served something later.
 """
 

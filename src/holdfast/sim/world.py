@@ -2,8 +2,8 @@
 
 Rules:
 1. Time is a heap of (time, sequence): nothing happens twice at the same place in it, so a run is repeatable.
-2. The network carries connections, not packets (003 §4.1.2 assumes TCP): messages on a link arrive in order; a break loses
-   whatever is in flight and everything later, until the receiver subscribes again.
+2. The network carries connections, not packets (003 §4.1.2 assumes TCP): messages on a link arrive in order; a break
+   loses whatever is in flight and everything later, until the receiver subscribes again.
 3. A paused host loses nothing: messages and timers wait. A crashed one loses everything but its disk.
 4. Cuts nest: a link works when no fault holds it.
 """

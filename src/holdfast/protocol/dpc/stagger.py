@@ -1,9 +1,9 @@
 """Who stabilises first: the talk between replicas of one node (003 §4.7.3, figure 4-12).
 
 Rules:
-1. Before stabilising, a replica asks one peer. The peer says yes unless it is stabilising itself, or needs to and has the
-   smaller name. A yes is a promise not to stabilise (D11). Beyond the seeds, the peer must be able to keep news coming:
-   STABLE, or with a fork at hand; one that has just given up its fork is not.
+1. Before stabilising, a replica asks one peer. The peer says yes unless it is stabilising itself, or needs to and has
+   the smaller name. A yes is a promise not to stabilise (D11). Beyond the seeds, the peer must be able to keep news
+   coming: STABLE, or with a fork at hand; one that has just given up its fork is not.
 2. A promise is a lease: it lasts `LEASE_US` from the last request and the holder keeps renewing. The holder trusts it
    only half as long, so it gives up first whatever the network does. The seeds leave open what ends a promise.
 3. Refused: ask the next peer after a while. Nobody answers: there is no one to take turns with, so the replica

@@ -3,8 +3,8 @@
 Rules:
 1. The table chooses among *sources*: one lane of one replica. A replica with a fork offers both lanes at once, so it
    can be Curr(s) with its branch and Bck(s) with its main; in the seeds that needs two replicas.
-2. A held source follows its replica: if the lane it was on dries up and another one flows, it turns to that one. That is
-   what "the state of Curr(s) changes" means here, and it leads to row 8 as in the seeds.
+2. A held source follows its replica: if the lane it was on dries up and another one flows, it turns to that one. That
+   is what "the state of Curr(s) changes" means here, and it leads to row 8 as in the seeds.
 3. Curr(s) is never further right than Bck(s) in STABLE, UP_FAILURE, STABILIZATION, FAILURE; else they change places.
 4. Of several equally good sources the first in the plan's order is taken: same knowledge, same choice.
 

@@ -17,7 +17,7 @@ class D14(Observer):
     def __init__(self, plan: Plan) -> None:
         super().__init__()
         self._setting = plan.setting
-        self._readers = {s: FIRST for s in SOURCES} | {n: SECOND for n in FIRST} | {n: (CLIENT,) for n in SECOND}
+        self._readers = dict.fromkeys(SOURCES, FIRST) | dict.fromkeys(FIRST, SECOND) | dict.fromkeys(SECOND, (CLIENT,))
         #: How far each reader has durably come, and each writer.
         self._at: dict[str, int] = {}
         self._kept: dict[str, int] = {}

@@ -1,8 +1,8 @@
 """Which hosts and links were well, and when: the ground on which timing is judged.
 
 Rules:
-1. A host is ill while crashed, until it says STABLE again; while paused; while a source is silent. A link is ill while cut,
-   slow, losing or repeating.
+1. A host is ill while crashed, until it says STABLE again; while paused; while a source is silent. A link is ill while
+   cut, slow, losing or repeating.
 2. After an illness ends, a guard passes before anything is expected: noticing, subscribing again, taking turns, and
    replaying what was missed, which takes longer the more a bucket costs and the less room the buffers have.
 3. A path is well if all on it is. A stable tree needs a well path from every source through the same replicas
@@ -26,7 +26,9 @@ class Health(Observer):
     def __init__(self, plan: Plan) -> None:
         super().__init__()
         cost_us = plan.setting.bucket_cost_us
-        self.guard_us = GUARD_US + (HEAL_US - CALM_US) * cost_us // (BUCKET_US - cost_us)
+        #: How long catching up takes per missed time.
+        self._replay = cost_us / (BUCKET_US - cost_us)
+        self.guard_us = GUARD_US + round((HEAL_US - CALM_US) * self._replay)
         if plan.setting.capacity_us is not None:
             self.guard_us += 2 * GUARD_US
         self._open: dict[tuple[Fault, str], int] = {}
@@ -72,7 +74,11 @@ class Health(Observer):
     def path(self, source: str, first: str, second: str) -> list[Interval]:
         """When the path from a source to the client was ill, guard included."""
         names = (source, first, second, f"{source}-{first}", f"{first}-{second}", f"{second}-{CLIENT}")
-        return [(begin, end + self.guard_us) for name in names for begin, end in self.intervals(name)]
+        return [
+            (begin, end + self.guard_us + round(max(0, end - begin - HEAL_US + CALM_US) * self._replay))
+            for name in names
+            for begin, end in self.intervals(name)
+        ]
 
     def trees(self) -> dict[tuple[str, str], list[Interval]]:
         """Per choice of replicas, when it did not form a stable tree."""

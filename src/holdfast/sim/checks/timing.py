@@ -10,8 +10,8 @@ from holdfast.sim.faults import BUCKET_US, CALM_US, CLIENT, FIRST, HEAL_US, SECO
 from holdfast.sim.observe import Observer
 from holdfast.sim.replica import BATCH_MAX, BATCH_US
 
-#: proc(t): the most that a bucket takes from its end to the client when nothing fails, apart from what the queries cost.
-#: `tests/sim` measures it anew.
+#: proc(t): the most that a bucket takes from its end to the client when nothing fails, apart from what the queries
+#: cost. `tests/sim` measures it anew.
 PROC_US = 150_000
 #: SUnions on the longest path.
 DEPTH = 2
@@ -93,7 +93,7 @@ class D6(Observer):
         for time_us, bucket in self._tentative:
             for (first, second), ill in trees:
                 if well(ill, time_us - self._plan.setting.delay_us, time_us):
-                    self.fail(time_us, f"tentative bucket {bucket} although {first} and {second} were stable throughout")
+                    self.fail(time_us, f"tentative bucket {bucket} although {first} and {second} were stable all along")
                     return
         self.checked += len(self._tentative)
 
