@@ -3,7 +3,7 @@
 Rules:
 1. What a replica offers is derived from its last report and from what we hold ourselves:
    - main: STABLE if it says so and we are near it; STABILIZATION if it has corrections we lack, whatever it says;
-   - branch: UP_FAILURE if it is failing or grows one beside main;
+   - branch: UP_FAILURE if it grows one, or is failing and may soon grow one while nobody else does;
    - head: UP_FAILURE if it is STABLE and we are far behind.
 2. "Far behind" is more than the delay. The seeds' P3 (time spent in UP_FAILURE) asks the same question less directly:
    would the replay of main bring news too late?
@@ -143,8 +143,9 @@ class Upstream:
     def _offers(self, main_us: int) -> dict[Source, StreamState]:
         """The state of every lane that flows, in the plan's order."""
         offers: dict[Source, StreamState] = {}
-        for replica in self.plan.producers:
-            report = self._monitor.report(replica, self.plan.stream)
+        known = [(replica, self._monitor.report(replica, self.plan.stream)) for replica in self.plan.producers]
+        grows = any(report is not None and report.fresh for _, report in known)
+        for replica, report in known:
             if report is None:
                 continue
             main = Source(replica, Lane.MAIN)
@@ -161,7 +162,7 @@ class Upstream:
                 continue
             if ahead or report.state == StreamState.STABILIZATION:
                 offers[main] = StreamState.STABILIZATION
-            if report.fresh or report.state == StreamState.UP_FAILURE:
+            if report.fresh or (report.state == StreamState.UP_FAILURE and not grows):
                 offers[Source(replica, Lane.BRANCH)] = StreamState.UP_FAILURE
         return offers
 

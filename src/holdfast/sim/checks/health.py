@@ -26,8 +26,8 @@ class Health(Observer):
     def __init__(self, plan: Plan) -> None:
         super().__init__()
         cost_us = plan.setting.bucket_cost_us
-        #: How long catching up takes per missed time.
-        self._replay = cost_us / (BUCKET_US - cost_us)
+        #: How long catching up takes per missed time; the second node begins a little later than the first.
+        self._replay = 1.5 * cost_us / (BUCKET_US - cost_us)
         self.guard_us = GUARD_US + round((HEAL_US - CALM_US) * self._replay)
         if plan.setting.capacity_us is not None:
             self.guard_us += 2 * GUARD_US

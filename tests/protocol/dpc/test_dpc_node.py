@@ -1,0 +1,324 @@
+"""Transcripts of one replica: what it decides, when."""
+
+from __future__ import annotations
+
+import pytest
+
+from dpc_scene import BUCKET, SECOND, Scene, extends, fail_x, one_stream, plan, run_to, sent, two_inputs
+from holdfast.model.errors import UsageError
+from holdfast.protocol.dpc.effects import ReadStable, SkipStable
+from holdfast.protocol.dpc.messages import (
+    Ack,
+    AuthorisationDone,
+    AuthorisationReply,
+    AuthorisationRequest,
+    KeepaliveReply,
+    KeepaliveRequest,
+)
+from holdfast.protocol.dpc.plan import InputPlan, Policy, Resume, Stabilise
+from holdfast.protocol.dpc.signals import Disconnected, ForkFailed, InputAdvanced, InputGap, Lane
+from holdfast.protocol.dpc.states import ForkState, NodeState, StreamState
+
+S, U, Z = StreamState.STABLE, StreamState.UP_FAILURE, StreamState.STABILIZATION
+
+
+def test_complete_buckets_are_read_in_order_and_nothing_else():
+    scene = two_inputs()
+    assert scene.main("x", 12).read_stable is None
+    assert scene.main("y", 11).read_stable == ReadStable(11)
+
+
+def test_a_replica_answers_nobody_before_it_is_level_with_its_inputs():
+    scene = Scene(plan({"x": ("x",)}), Resume(5, 5 * BUCKET, 0))
+    assert not scene.hear("reader", KeepaliveRequest()).send
+    assert not sent(scene.hear("b", AuthorisationRequest()), AuthorisationReply)
+    scene.says("x", "x", S, 50)
+    scene.main("x", 20)
+    scene.commit()
+    assert scene.state == NodeState.RECOVERING
+    scene.main("x", 50)
+    scene.commit()
+    assert scene.state == NodeState.STABLE
+    assert sent(scene.hear("reader", KeepaliveRequest()), KeepaliveReply)
+
+
+def test_a_failure_shorter_than_the_delay_leaves_no_trace():
+    scene = two_inputs()
+    seen = fail_x(scene, 18)
+    assert scene.state == NodeState.UP_FAILURE
+    assert scene.core.fork.state == ForkState.READY
+    scene.says("x", "x", S, 18)
+    healed = scene.main("x", 18)
+    seen.append(healed)
+    assert extends(seen) == []
+    assert scene.state == NodeState.STABLE
+    assert healed.read_stable == ReadStable(18)
+    assert scene.core.fork.state == ForkState.NONE
+
+
+def test_the_fork_is_prepared_at_the_first_suspicion_and_released_when_the_delay_runs_out():
+    scene = two_inputs()
+    seen = fail_x(scene, 25)
+    prepared = [e for e in seen if e.prepare_fork is not None]
+    assert len(prepared) == 1
+    first = extends(seen)[0]
+    assert first.buckets[0].bucket == 10
+    released = next(e for e in scene.log if e.extend_fork is not None)
+    index = scene.log.index(released)
+    assert scene.log[index - 1].wake_us >= 1_100_000 + SECOND or index > 0
+    assert scene.core.fork.state == ForkState.RUNNING
+
+
+def test_the_first_bucket_waits_the_whole_delay_and_later_ones_do_not_wait():
+    scene = two_inputs()
+    times = []
+    scene.said.pop("x")
+    for bucket in range(11, 31):
+        for effects in scene.until(bucket * BUCKET):
+            if effects.extend_fork:
+                times += [(b.bucket, scene.now) for b in effects.extend_fork.buckets]
+        effects = scene.main("y", bucket)
+        if effects.extend_fork:
+            times += [(b.bucket, scene.now) for b in effects.extend_fork.buckets]
+        if scene.core.fork.state == ForkState.PREPARING:
+            scene.prepared()
+    came = dict(times)
+    assert came[10] == pytest.approx(1_100_000 + SECOND, abs=BUCKET)
+    assert came[25] == 2_600_000
+    assert sorted(came) == list(range(10, 30))
+
+
+def test_with_the_policy_delay_every_bucket_waits():
+    scene = two_inputs(during_failure=Policy.DELAY)
+    seen = fail_x(scene, 30)
+    assert extends(seen)[-1].buckets[-1].bucket == pytest.approx(19, abs=1)
+
+
+def test_with_the_policy_suspend_nothing_tentative_ever_comes():
+    scene = two_inputs(during_failure=Policy.SUSPEND)
+    seen = fail_x(scene, 60)
+    assert extends(seen) == []
+    assert all(e.prepare_fork is None for e in seen)
+
+
+def test_a_tentative_bucket_says_which_inputs_it_lacks_and_what_it_is_worth():
+    scene = two_inputs()
+    bucket = extends(fail_x(scene, 25))[0].buckets[0]
+    assert {part.stream: part.lane for part in bucket.parts} == {"x": None, "y": Lane.MAIN}
+    assert bucket.worth == pytest.approx(0.5)
+
+
+def test_a_bucket_is_not_released_without_its_blocking_input():
+    specs = (InputPlan("x", ("x",), blocking=True), InputPlan("y", ("y",)))
+    scene = two_inputs(specs=specs)
+    assert extends(fail_x(scene, 40)) == []
+    assert scene.core.report().state == StreamState.FAILURE
+
+
+def test_main_goes_on_beside_the_fork_and_takes_over_when_level():
+    scene = two_inputs()
+    fail_x(scene, 30)
+    scene.forked()
+    scene.says("x", "x", S, 30)
+    healed = scene.main("x", 30)
+    assert scene.state == NodeState.STABILIZATION
+    assert healed.read_stable == ReadStable(30)
+    done = scene.commit()
+    assert scene.state == NodeState.STABLE
+    assert done.stop_fork is not None
+    assert done.stop_fork.drop_branch
+
+
+def test_news_keep_coming_while_main_catches_up():
+    scene = two_inputs()
+    fail_x(scene, 30)
+    scene.says("x", "x", S, 30)
+    scene.main("x", 30)
+    scene.until(3_100_000)
+    scene.says("x", "x", S, 31)
+    scene.main("x", 31)
+    given = scene.main("y", 31).extend_fork
+    assert [b.bucket for b in given.buckets] == [30]
+    assert given.buckets[0].worth == 1.0
+
+
+def test_a_failure_during_stabilisation_leads_back_and_needs_no_new_delay():
+    scene = two_inputs()
+    fail_x(scene, 30)
+    scene.says("x", "x", S, 20)
+    scene.main("x", 20)
+    assert scene.state == NodeState.STABILIZATION
+    scene.said.pop("x")
+    scene.commit()
+    scene.until(3_500_000)
+    assert scene.state == NodeState.UP_FAILURE
+    assert scene.main("y", 35).extend_fork is not None
+
+
+def test_a_fork_that_dies_is_prepared_again():
+    scene = two_inputs()
+    fail_x(scene, 25)
+    old = scene.core.fork.id
+    again = scene.tell(ForkFailed(old))
+    assert again.prepare_fork.fork == old + 1
+    assert scene.tell(ForkFailed(old)).prepare_fork is None
+
+
+def test_an_input_that_sends_tuples_but_no_boundary_is_not_believed_and_its_tuples_count():
+    scene = two_inputs()
+    for bucket in range(11, 25):
+        scene.until(bucket * BUCKET)
+        scene.said["y"] = scene.said["y"].__class__("y", S, bucket * BUCKET, False)
+        scene.main("y", bucket)
+        arrived = scene.core.sunion.inputs["x"]
+        assert arrived.closed == 10
+        scene.tell(InputAdvanced("x", "x", Lane.MAIN, 10 * BUCKET, (arrival(bucket - 1),)))
+        if scene.core.fork.state == ForkState.PREPARING:
+            scene.prepared()
+    assert scene.state == NodeState.UP_FAILURE
+    first = next(e.extend_fork for e in scene.log if e.extend_fork).buckets[0]
+    part = next(p for p in first.parts if p.stream == "x")
+    assert (part.lane, part.closed, part.tuples) == (Lane.MAIN, False, 7)
+
+
+def arrival(bucket: int):
+    from holdfast.protocol.dpc.signals import Arrival
+
+    return Arrival(bucket, 7)
+
+
+# Choosing producers -----------------------------------------------------------------------------------------------
+
+
+def test_a_dead_producer_is_replaced_by_a_stable_one_from_the_next_bucket_on():
+    scene = one_stream()
+    scene.dies("p")
+    seen = scene.until(1_500_000)
+    orders = [order for e in seen for order in e.subscribe]
+    assert [(o.replica, o.lane, o.from_us) for o in orders] == [("q", Lane.MAIN, 10 * BUCKET)]
+    assert scene.state == NodeState.STABLE
+
+
+def test_with_all_producers_failing_the_branch_is_read_and_corrections_from_whoever_has_them():
+    scene = one_stream()
+    scene.says("p", "s", U, 10, fresh=True)
+    effects = scene.says("q", "s", U, 10)
+    lanes = [(o.replica, o.lane) for e in (*scene.log[-3:], effects) for o in e.subscribe]
+    assert ("p", Lane.BRANCH) in lanes
+    corrected = scene.says("q", "s", Z, 12)
+    assert ("q", Lane.MAIN) in [(o.replica, o.lane) for o in corrected.subscribe]
+
+
+def test_a_replica_far_behind_reads_the_head_for_news_and_main_for_corrections():
+    scene = one_stream()
+    scene.dies("p")
+    scene.dies("q")
+    scene.until(4_000_000)
+    effects = scene.says("q", "s", S, 40)
+    orders = {o.lane: o.from_us for o in effects.subscribe}
+    assert orders == {Lane.MAIN: 10 * BUCKET, Lane.HEAD: 30 * BUCKET}
+
+
+def test_a_broken_connection_is_subscribed_again():
+    scene = one_stream()
+    effects = scene.tell(Disconnected("p"))
+    assert [(o.replica, o.lane) for o in effects.subscribe] == [("p", Lane.MAIN)]
+
+
+def test_an_unknown_stream_is_refused_and_changes_nothing():
+    scene = one_stream()
+    with pytest.raises(UsageError, match="own inputs"):
+        scene.tell(InputAdvanced("other", "p", Lane.MAIN, 0))
+
+
+# Taking turns -----------------------------------------------------------------------------------------------------
+
+
+def healed_in_turns() -> Scene:
+    scene = two_inputs(stabilise=Stabilise.STAGGER)
+    fail_x(scene, 30)
+    scene.says("x", "x", S, 30)
+    scene.main("x", 30)
+    return scene
+
+
+def test_without_authorisation_a_replica_stays_in_up_failure_and_main_waits():
+    scene = healed_in_turns()
+    assert scene.state == NodeState.UP_FAILURE
+    assert sent(scene.log, AuthorisationRequest)[0][0] == "b"
+    assert all(e.read_stable is None for e in scene.log[-3:])
+
+
+def test_with_authorisation_it_stabilises_and_gives_up_its_fork():
+    scene = healed_in_turns()
+    granted = scene.hear("b", AuthorisationReply(True))
+    assert scene.state == NodeState.STABILIZATION
+    assert granted.read_stable == ReadStable(30)
+    assert granted.stop_fork is not None
+    done = scene.commit()
+    assert scene.state == NodeState.STABLE
+    assert sent(done, AuthorisationDone) == [("b", AuthorisationDone())]
+
+
+def test_a_replica_that_granted_authorisation_does_not_stabilise():
+    scene = two_inputs(stabilise=Stabilise.STAGGER, peers=("A",))
+    fail_x(scene, 30)
+    assert sent(scene.hear("A", AuthorisationRequest()), AuthorisationReply) == [("A", AuthorisationReply(True))]
+    scene.says("x", "x", S, 30)
+    scene.main("x", 30)
+    assert scene.state == NodeState.UP_FAILURE
+    scene.hear("A", AuthorisationDone())
+    scene.until(scene.now + BUCKET)
+    assert sent(scene.log[-4:], AuthorisationRequest)
+
+
+def test_without_a_peer_that_answers_it_stabilises_beside_its_own_fork():
+    scene = healed_in_turns()
+    scene.until(4_000_000)
+    assert scene.state == NodeState.STABILIZATION
+    assert scene.core.fork.state == ForkState.RUNNING
+
+
+# Buffers ----------------------------------------------------------------------------------------------------------
+
+
+def test_committed_buckets_are_acknowledged_to_all_replicas_of_the_producer():
+    scene = one_stream()
+    acked = sent(scene.log, Ack)
+    assert {to for to, _ in acked} == {"p", "q"}
+    assert max(message.upto_us for _, message in acked) <= scene.core.stable * BUCKET
+
+
+def test_output_goes_when_its_readers_have_it():
+    scene = one_stream()
+    effects = scene.hear("reader", Ack("out", 7 * BUCKET))
+    assert (effects.truncate.upto_us, effects.truncate.lost_us) == (7 * BUCKET, 0)
+
+
+def test_a_full_output_stops_the_stable_query():
+    from holdfast.protocol.dpc.plan import OutputPlan
+
+    scene = Scene(plan({"x": ("x",)}, output=OutputPlan("out", ("x",), ("reader",), capacity_us=5 * BUCKET)))
+    run_to(scene, 4)
+    assert scene.main("x", 9).read_stable == ReadStable(5)
+    scene.commit()
+    assert scene.hear("reader", Ack("out", 3 * BUCKET)).read_stable is None
+    assert scene.until(scene.now + BUCKET)[0].read_stable == ReadStable(8)
+
+
+def test_a_gap_is_skipped_by_a_convergent_query_and_refused_by_any_other():
+    scene = one_stream(window_us=3 * BUCKET)
+    effects = scene.tell(InputGap("s", 15 * BUCKET))
+    assert effects.skip_stable == SkipStable(15, 18)
+    assert scene.main("s", 20, "p").read_stable == ReadStable(20)
+    with pytest.raises(UsageError, match="convergent-capable"):
+        one_stream().tell(InputGap("s", 15 * BUCKET))
+
+
+def test_a_snapshot_says_where_a_restarted_replica_goes_on():
+    scene = two_inputs()
+    resume = scene.core.snapshot()
+    assert resume.next_bucket == 10
+    again = Scene(scene.plan, resume)
+    orders = [o for o in again.says("x", "x", S, 10).subscribe]
+    assert orders[0].from_us == 10 * BUCKET

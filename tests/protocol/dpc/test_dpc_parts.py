@@ -1,0 +1,266 @@
+"""The smaller parts: monitor, SUnion, output states, authorisation, buffers, worth, plans, tables."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import holdfast.protocol.dpc as package
+from dpc_scene import BUCKET, plan
+from holdfast.model.errors import UsageError
+from holdfast.protocol.dpc.buffers import Buffer
+from holdfast.protocol.dpc.effects import Send
+from holdfast.protocol.dpc.messages import AuthorisationReply, StreamReport
+from holdfast.protocol.dpc.monitor import Monitor
+from holdfast.protocol.dpc.output import output_state
+from holdfast.protocol.dpc.plan import Full, InputPlan, NodePlan, OutputPlan, Policy, Stabilise
+from holdfast.protocol.dpc.signals import Arrival, InputAdvanced, Lane
+from holdfast.protocol.dpc.stagger import LEASE_KEEPALIVES, Stagger
+from holdfast.protocol.dpc.states import FORK_STEPS, NODE_STEPS, NodeState, StreamState, check_step, diagram
+from holdfast.protocol.dpc.sunion import SUnion
+from holdfast.protocol.dpc.worth import Expectation, combine
+
+S, U, Z, F = StreamState.STABLE, StreamState.UP_FAILURE, StreamState.STABILIZATION, StreamState.FAILURE
+KEEPALIVE = 100_000
+
+
+def test_the_protocol_imports_only_the_model_and_parts_of_the_library_without_clock_or_io():
+    allowed = {"__future__", "collections", "dataclasses", "enum", "typing"}
+    for path in Path(package.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            for name in names:
+                ours = name.startswith(("holdfast.model", "holdfast.protocol.dpc"))
+                assert ours or name.split(".")[0] in allowed, f"{path.name} imports {name}"
+                assert name.split(".")[0] in sys.stdlib_module_names or ours
+
+
+def test_a_step_that_stands_in_no_table_stops_the_core():
+    check_step(NodeState.STABLE, NodeState.UP_FAILURE)
+    with pytest.raises(AssertionError, match="no row"):
+        check_step(NodeState.STABLE, NodeState.STABILIZATION)
+
+
+def test_the_diagram_is_drawn_from_the_table():
+    assert diagram(NODE_STEPS).count("-->") == len(NODE_STEPS)
+    assert "READY --> RUNNING: the delay ran out" in diagram(FORK_STEPS)
+
+
+def test_three_missed_answers_are_a_failure_and_one_answer_heals_it():
+    monitor = Monitor(("p",))
+    report = StreamReport("s", S, 0, False)
+    assert monitor.answer("p", (report,))
+    assert [monitor.ask() for _ in range(3)] == [(), (), ()]
+    assert monitor.report("p", "s") == report
+    assert monitor.ask() == ("p",)
+    assert monitor.report("p", "s") is None
+    assert monitor.answer("p", (report,))
+    assert monitor.alive("p")
+
+
+def test_a_stranger_s_answer_changes_nothing():
+    monitor = Monitor(("p",))
+    assert not monitor.answer("stranger", (StreamReport("s", S, 0, False),))
+
+
+# SUnion ---------------------------------------------------------------------------------------------------------
+
+
+def advance(union: SUnion, stream: str, upto: int, now: int, lane: Lane = Lane.MAIN, tuples: int = 4) -> None:
+    first = union.inputs[stream].closed
+    arrivals = tuple(Arrival(b, tuples) for b in range(first, upto))
+    union.advance(InputAdvanced(stream, "r", lane, upto * BUCKET, arrivals), now)
+
+
+@given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(0, 40)), max_size=40))
+def test_the_frontier_is_the_smallest_boundary(moves):
+    """Inequality 4.1: only what lies below every boundary is complete."""
+    union = SUnion(("x", "y", "z"), BUCKET, 0, 0)
+    highest = dict.fromkeys("xyz", 0)
+    for now, (stream, upto) in enumerate(moves):
+        advance(union, stream, upto, now)
+        highest[stream] = max(highest[stream], upto)
+        assert union.frontier == min(highest.values())
+
+
+def test_a_boundary_inside_a_bucket_does_not_close_it():
+    union = SUnion(("x",), BUCKET, 0, 0)
+    union.advance(InputAdvanced("x", "r", Lane.MAIN, BUCKET * 2 - 1, (Arrival(0, 1), Arrival(1, 1))), 5)
+    assert union.frontier == 1
+
+
+def test_the_clock_of_a_bucket_starts_with_its_first_tuple_on_any_input():
+    union = SUnion(("x", "y"), BUCKET, 0, 0)
+    union.advance(InputAdvanced("x", "r", Lane.MAIN, 0, (Arrival(0, 1),)), 70)
+    advance(union, "y", 1, 90)
+    assert union.waiting_since(0) == 70
+
+
+def test_tentative_arrivals_have_waited_since_the_frontier_stopped():
+    union = SUnion(("x",), BUCKET, 0, 0)
+    advance(union, "x", 1, 50)
+    advance(union, "x", 2, 900, Lane.BRANCH)
+    assert union.waiting_since(1) == 50
+
+
+def test_main_is_better_than_a_branch_and_something_better_than_nothing():
+    union = SUnion(("x", "y", "z"), BUCKET, 0, 0)
+    advance(union, "x", 1, 1)
+    union.advance(InputAdvanced("y", "r", Lane.BRANCH, BUCKET, (Arrival(0, 9, 0.5),)), 1)
+    parts, worth = union.parts(0)
+    assert [(part.lane, part.closed) for part in parts] == [(Lane.MAIN, True), (Lane.BRANCH, True), (None, False)]
+    assert 0 < worth < 1
+
+
+def test_an_unknown_lane_position_leaves_other_inputs_alone():
+    union = SUnion(("x", "y"), BUCKET, 0, 0)
+    advance(union, "x", 5, 1)
+    union.prune(3)
+    assert union.frontier == 0
+    assert sorted(union.first_us) == [3, 4]
+
+
+# Output states --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("node", "before", "inputs", "blocking", "after"),
+    [
+        (NodeState.STABLE, S, {"x": S, "y": S}, (), S),
+        (NodeState.UP_FAILURE, S, {"x": F, "y": S}, (), U),
+        (NodeState.UP_FAILURE, S, {"x": U, "y": S}, ("x",), U),
+        (NodeState.UP_FAILURE, S, {"x": F, "y": S}, ("x",), F),
+        (NodeState.UP_FAILURE, S, {"x": Z, "y": S}, ("x",), F),
+        (NodeState.UP_FAILURE, S, {"x": F, "y": Z}, (), F),
+        (NodeState.STABILIZATION, U, {"x": S, "y": S}, (), Z),
+        (NodeState.STABILIZATION, S, {"x": S, "y": S}, (), U),
+        (NodeState.UP_FAILURE, U, {"x": S, "y": S}, (), U),
+    ],
+)
+def test_figure_a_1(node, before, inputs, blocking, after):
+    assert output_state(node, before, inputs, frozenset(blocking)) == after
+
+
+# Authorisation --------------------------------------------------------------------------------------------------
+
+
+def stagger(replica: str, peer: str) -> Stagger:
+    what = plan({"x": ("x",)})
+    return Stagger(NodePlan(replica, what.inputs, what.output, (peer,), BUCKET, 1_000_000, stabilise=Stabilise.STAGGER))
+
+
+def test_of_two_that_want_to_stabilise_the_smaller_name_goes_first():
+    a, b = stagger("a", "b"), stagger("b", "a")
+    assert a.ask(0)
+    assert b.ask(0)
+    assert a.requested("b", True, 1) == Send("b", AuthorisationReply(False))
+    assert b.requested("a", True, 1) == Send("a", AuthorisationReply(True))
+    a.replied("b", True)
+    b.replied("a", False)
+    assert a.may(2)
+    assert not b.may(2)
+
+
+def test_a_promise_binds_until_it_is_released_or_lapses():
+    b = stagger("b", "a")
+    b.requested("a", True, 0)
+    assert b.promised(LEASE_KEEPALIVES * KEEPALIVE - 1)
+    assert not b.promised(LEASE_KEEPALIVES * KEEPALIVE)
+    b.requested("a", True, 0)
+    b.released("a")
+    assert not b.promised(1)
+
+
+def test_the_holder_stops_trusting_a_promise_before_the_giver_does():
+    a, b = stagger("a", "b"), stagger("b", "a")
+    a.ask(0)
+    b.requested("a", True, 5_000)
+    a.replied("b", True)
+    lapsed = next(t for t in range(0, 5_000_000, 10_000) if not a.relieved(t))
+    assert b.promised(lapsed + 100_000)
+
+
+def test_whom_nobody_answers_goes_alone():
+    a = stagger("a", "b")
+    for round_ in range(4):
+        assert a.ask(round_ * 2 * KEEPALIVE)
+    assert a.may(9 * KEEPALIVE)
+    assert not a.relieved(9 * KEEPALIVE)
+
+
+def test_one_who_cannot_keep_news_coming_grants_nothing():
+    assert stagger("b", "a").requested("a", False, 0) == Send("a", AuthorisationReply(False))
+
+
+# Buffers --------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.sampled_from(["r1", "r2", "stranger"]), st.integers(0, 1000)), max_size=30))
+def test_only_what_every_reader_acknowledged_goes(acks):
+    buffer = Buffer(OutputPlan("o", ("x",), ("r1", "r2")), 0)
+    said = {"r1": 0, "r2": 0}
+    for reader, upto in acks:
+        buffer.ack(reader, upto)
+        if reader in said:
+            said[reader] = max(said[reader], upto)
+        buffer.truncate(2000)
+        assert buffer.kept_us <= min(said.values())
+
+
+def test_a_full_buffer_blocks_by_default():
+    buffer = Buffer(OutputPlan("o", ("x",), ("r",), capacity_us=500), 100)
+    assert buffer.limit_us() == 600
+    assert buffer.truncate(600) is None
+
+
+def test_a_convergent_buffer_keeps_the_last_and_says_what_was_lost():
+    buffer = Buffer(OutputPlan("o", ("x",), ("r",), capacity_us=500, full=Full.KEEP_LAST), 0)
+    buffer.ack("r", 200)
+    order = buffer.truncate(1000)
+    assert (order.upto_us, order.lost_us) == (500, 300)
+    assert buffer.limit_us() is None
+
+
+# Worth ----------------------------------------------------------------------------------------------------------
+
+
+def test_worth_is_the_share_of_the_expected_tuples():
+    usual = Expectation()
+    for _ in range(20):
+        usual.learn(40)
+    assert usual.share(10) == pytest.approx(0.25)
+    assert usual.share(80) == 1.0
+    assert combine([(40.0, 1.0), (40.0, 0.0), (20.0, 0.5)]) == pytest.approx(0.5)
+
+
+# Plans ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"delay_us": 250_000}, "must exceed 3 keepalives"),
+        ({"bucket_us": 0}, "must be positive"),
+        ({"specs": (InputPlan("x", ("x",)), InputPlan("x", ("x",)))}, "must differ"),
+        ({"peers": ("a",)}, "must be the other replicas"),
+        ({"output": OutputPlan("o", ("x",), capacity_us=9, full=Full.KEEP_LAST)}, "convergent-capable"),
+    ],
+)
+def test_a_plan_that_cannot_keep_its_promises_is_refused_with_the_reason(changes, words):
+    with pytest.raises(UsageError, match=words):
+        plan({"x": ("x",)}, **changes)
+
+
+def test_the_default_policy_is_the_whole_delay_once_and_then_no_delay():
+    what = plan({"x": ("x",)})
+    assert (what.during_failure, what.during_stabilisation) == (Policy.PROCESS, Policy.PROCESS)
+    assert what.stabilise is Stabilise.FORK
