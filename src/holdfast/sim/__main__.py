@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 
-from holdfast.sim.faults import KINDS, PROFILES, Plan, draw
+from holdfast.sim.faults import PROFILES, Plan, draw
+from holdfast.sim.many import Totals, run_many
 from holdfast.sim.planted import BUGS, planted
-from holdfast.sim.run import Outcome, run_plan
+from holdfast.sim.run import run_plan
 from holdfast.sim.shrink import active, shrink
-
-_STATES = ("RECOVERING", "STABLE", "UP_FAILURE", "STABILIZATION")
 
 _EPILOG = """
 what it does
@@ -41,105 +39,10 @@ planted bugs
 """ + "".join(f"  {name:22} {bug.label:4} {bug.text}\n" for name, bug in BUGS.items())
 
 
-@dataclass(slots=True)
-class Totals:
-    """What many schedules showed together."""
-
-    schedules: int = 0
-    virtual_seconds: float = 0.0
-    events: int = 0
-    tuples: int = 0
-    tuples_least: int = 2**60
-    checked: int = 0
-    tentative_buckets: int = 0
-    faults: dict[str, int] = field(default_factory=dict)
-    faults_least: int = 2**60
-    profiles: dict[str, int] = field(default_factory=dict)
-    pairs: set[tuple[str, str]] = field(default_factory=set)
-    rows: set[int] = field(default_factory=set)
-    failed: list[tuple[int, str, str]] = field(default_factory=list)
-
-    def add(self, outcome: Outcome, planned: int) -> None:
-        """One more schedule."""
-        self.schedules += 1
-        self.virtual_seconds += outcome.virtual_us / 1e6
-        self.events += outcome.events
-        self.tuples += outcome.tuples
-        self.tuples_least = min(self.tuples_least, outcome.tuples)
-        self.checked += outcome.checked
-        self.tentative_buckets += outcome.tentative
-        for kind, count in outcome.faults.items():
-            self.faults[kind] = self.faults.get(kind, 0) + count
-        self.faults_least = min(self.faults_least, planned)
-        self.profiles[outcome.profile] = self.profiles.get(outcome.profile, 0) + 1
-        self.pairs |= outcome.pairs
-        self.rows |= outcome.rows
-        self.failed += [(outcome.seed, violation.label, violation.text) for violation in outcome.violations[:1]]
-
-    def merge(self, other: Totals) -> None:
-        """What another process found."""
-        for name in ("schedules", "virtual_seconds", "events", "tuples", "checked", "tentative_buckets"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.tuples_least = min(self.tuples_least, other.tuples_least)
-        self.faults_least = min(self.faults_least, other.faults_least)
-        for mine, theirs in ((self.faults, other.faults), (self.profiles, other.profiles)):
-            for key, count in theirs.items():
-                mine[key] = mine.get(key, 0) + count
-        self.pairs |= other.pairs
-        self.rows |= other.rows
-        self.failed += other.failed
-
-    def report(self, seconds: float) -> dict[str, object]:
-        """The line that ends every run."""
-        missing = [f"{s}×{k}" for s in _STATES for k in KINDS if (s, k) not in self.pairs]
-        return {
-            "schedules": self.schedules,
-            "schedules_per_minute": round(self.schedules / seconds * 60),
-            "violations": len(self.failed),
-            "faults": dict(sorted(self.faults.items())),
-            "faults_per_schedule_least": self.faults_least,
-            "tuples": self.tuples,
-            "tuples_per_schedule_least": self.tuples_least,
-            "tuples_checked": self.checked,
-            "tentative_buckets": self.tentative_buckets,
-            "table_rows": sorted(self.rows),
-            "state_fault_pairs": len(_STATES) * len(KINDS) - len(missing),
-            "pairs_missing": missing,
-            "profiles": dict(sorted(self.profiles.items())),
-            "virtual_seconds": round(self.virtual_seconds),
-            "events": self.events,
-            "seconds": round(seconds, 1),
-        }
-
-
-def work(first: int, step: int, until: float, most: int, profile: str, plant: str) -> Totals:
-    """One process's share: every `step`-th seed from `first` on, until the time or the number is used up."""
-    totals = Totals()
-    with ExitStack() as stack:
-        if plant:
-            stack.enter_context(planted(plant))
-        seed = first
-        while totals.schedules < most and time.monotonic() < until:
-            plan = draw(seed, profile)
-            totals.add(run_plan(plan)[0], len(plan.faults))
-            seed += step
-    return totals
-
-
 def many(args: argparse.Namespace) -> Totals:
     """As many schedules as asked for, on as many processes as allowed."""
-    n = args.processes
-    until = time.monotonic() + (args.seconds if args.schedules is None else 10**9)
-    most = 10**9 if args.schedules is None else -(-args.schedules // n)
-    shares = [(args.first + i, n, until, most, args.profile, args.plant) for i in range(n)]
-    totals = Totals()
-    if n == 1:
-        totals.merge(work(*shares[0]))
-        return totals
-    with multiprocessing.get_context("spawn").Pool(n) as pool:
-        for share in pool.starmap(work, shares, chunksize=1):
-            totals.merge(share)
-    return totals
+    count, seconds = args.schedules, None if args.schedules is not None else args.seconds
+    return run_many(args.first, count, seconds, args.processes, args.profile, args.plant)
 
 
 def replay(args: argparse.Namespace) -> int:

@@ -29,9 +29,9 @@ def shrink(plan: Plan, label: str, fails: Callable[[Plan, str], bool] = breaks) 
     kept = _ddmin(kept, lambda subset: fails(_only(plan, subset), label))
     plan = _only(plan, kept)
     for index in kept:
-        for simpler in _simpler(plan.faults[index]):
-            faults = (*plan.faults[:index], simpler, *plan.faults[index + 1 :])
-            smaller = replace(plan, faults=faults)
+        for simplify in _SIMPLER:
+            simpler = simplify(plan.faults[index])
+            smaller = replace(plan, faults=(*plan.faults[:index], simpler, *plan.faults[index + 1 :]))
             if fails(smaller, label):
                 plan = smaller
     return plan
@@ -47,9 +47,16 @@ def _only(plan: Plan, indices: list[int]) -> Plan:
     return replace(plan, faults=tuple(f if i in kept else _NOTHING for i, f in enumerate(plan.faults)))
 
 
-def _simpler(fault: Fault) -> list[Fault]:
-    halves = [replace(fault, length_us=length) for length in (fault.length_us // 2, fault.length_us // 4)]
-    return [*halves, replace(fault, noticed=True)]
+def _halve(fault: Fault) -> Fault:
+    return replace(fault, length_us=fault.length_us // 2)
+
+
+def _notice(fault: Fault) -> Fault:
+    return replace(fault, noticed=True)
+
+
+#: Tried in turn on every fault that is left; each success is kept.
+_SIMPLER: tuple[Callable[[Fault], Fault], ...] = (_halve, _halve, _halve, _notice)
 
 
 def _ddmin(items: list[int], fails: Callable[[list[int]], bool]) -> list[int]:

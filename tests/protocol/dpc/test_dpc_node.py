@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from dpc_scene import BUCKET, SECOND, Scene, extends, fail_x, one_stream, plan, run_to, sent, two_inputs
+
 from holdfast.model.errors import UsageError
 from holdfast.protocol.dpc.effects import ReadStable, SkipStable
 from holdfast.protocol.dpc.messages import (
@@ -320,5 +320,5 @@ def test_a_snapshot_says_where_a_restarted_replica_goes_on():
     resume = scene.core.snapshot()
     assert resume.next_bucket == 10
     again = Scene(scene.plan, resume)
-    orders = [o for o in again.says("x", "x", S, 10).subscribe]
+    orders = list(again.says("x", "x", S, 10).subscribe)
     assert orders[0].from_us == 10 * BUCKET

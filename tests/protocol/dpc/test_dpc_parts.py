@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from dpc_scene import BUCKET, plan
 from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast.protocol.dpc as package
-from dpc_scene import BUCKET, plan
 from holdfast.model.errors import UsageError
 from holdfast.protocol.dpc.buffers import Buffer
 from holdfast.protocol.dpc.effects import Send
