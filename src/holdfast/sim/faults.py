@@ -30,8 +30,8 @@ LINKS = (
 
 BUCKET_US = 100_000
 #: Faults begin in this span and are all healed at its end.
-CALM_US = 1_000_000
-HEAL_US = 5_200_000
+CALM_US = 800_000
+HEAL_US = 4_600_000
 #: A run may take so long after the healing before it counts as stuck.
 SETTLE_US = 14_000_000
 
@@ -59,7 +59,7 @@ class Setting:
     stabilise: Stabilise = Stabilise.FORK
     during_failure: Policy = Policy.PROCESS
     during_stabilisation: Policy = Policy.PROCESS
-    rows: int = 6
+    rows: int = 9
     """The most tuples of one bucket of one source."""
     capacity_us: int | None = None
     full: Full = Full.BLOCK

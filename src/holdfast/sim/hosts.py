@@ -52,7 +52,7 @@ class Machine:
         if not self.paused and self.up:
             waiting, self.backlog = self.backlog, []
             for sender, payload in waiting:
-                self.world.hear(self, sender, payload)
+                self.receive(sender, payload)
             self.wake(self.life)
 
     def crash(self) -> None:

@@ -27,6 +27,7 @@ class Totals:
     """What many schedules showed together."""
 
     schedules: int = 0
+    cpu_seconds: float = 0.0
     virtual_seconds: float = 0.0
     events: int = 0
     tuples: int = 0
@@ -59,7 +60,7 @@ class Totals:
 
     def merge(self, other: Totals) -> None:
         """What another process found."""
-        for name in ("schedules", "virtual_seconds", "events", "tuples", "checked", "tentative_buckets"):
+        for name in ("schedules", "cpu_seconds", "virtual_seconds", "events", "tuples", "checked", "tentative_buckets"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.tuples_least = min(self.tuples_least, other.tuples_least)
         self.faults_least = min(self.faults_least, other.faults_least)
@@ -90,12 +91,14 @@ class Totals:
             "virtual_seconds": round(self.virtual_seconds),
             "events": self.events,
             "seconds": round(seconds, 1),
+            "cpu_seconds": round(self.cpu_seconds, 1),
         }
 
 
 def work(first: int, step: int, until: float, most: int, profile: str, plant: str) -> Totals:
     """One process's share: every `step`-th seed from `first` on, until the time or the number is used up."""
     totals = Totals()
+    began = time.process_time()
     with ExitStack() as stack:
         if plant:
             stack.enter_context(planted(plant))
@@ -104,6 +107,7 @@ def work(first: int, step: int, until: float, most: int, profile: str, plant: st
             plan = draw(seed, profile)
             totals.add(run_plan(plan)[0], len(plan.faults))
             seed += step
+    totals.cpu_seconds = time.process_time() - began
     return totals
 
 

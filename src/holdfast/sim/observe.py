@@ -49,7 +49,7 @@ class Observer:
         """A control message was sent."""
 
     def on_heard(self, now_us: int, host: str, sender: str, message: Any) -> None:
-        """Something arrived at a host that runs."""
+        """A replica took in that its promise is no longer needed."""
 
     def on_push(self, now_us: int, sender: str, to: str, push: Any, sender_state: str) -> None:
         """Tuples were sent."""

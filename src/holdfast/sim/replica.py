@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 from holdfast.protocol.dpc.effects import Effects, ExtendFork, Part, SkipStable, Subscribe, TentativeBucket, Unsubscribe
+from holdfast.protocol.dpc.messages import AuthorisationDone
 from holdfast.protocol.dpc.node import NodeCore
 from holdfast.protocol.dpc.plan import FORK_LAG_MAX, NodePlan, Resume
 from holdfast.protocol.dpc.signals import (
@@ -133,6 +134,9 @@ class ReplicaHost(Machine):
         elif isinstance(payload, Unsubscribe):
             self.serving.unsubscribe(sender, payload)
         else:
+            if isinstance(payload, AuthorisationDone):
+                for hook in self.world.observers.heard:
+                    hook(self.world.now_us, self.name, sender, payload)
             self._do(Received(sender, payload))
 
     def _push(self, sender: str, push: Push) -> None:

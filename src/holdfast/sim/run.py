@@ -15,8 +15,8 @@ from holdfast.sim.observe import Observer, Observers, Violation
 from holdfast.sim.world import World
 
 #: No run is shorter: enough input for a thousand tuples.
-_LEAST_US = HEAL_US + 2_000_000
-_STEP_US = 250_000
+_LEAST_US = HEAL_US + 800_000
+_STEP_US = 200_000
 
 
 @dataclass(slots=True)

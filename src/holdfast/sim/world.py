@@ -109,13 +109,7 @@ class World:
             if host.paused:
                 host.backlog.append((sender, payload))
             else:
-                self.hear(host, sender, payload)
-
-    def hear(self, host: Host, sender: str, payload: Any) -> None:
-        """A running host takes a message in."""
-        for hook in self.observers.heard:
-            hook(self.now_us, host.name, sender, payload)
-        host.receive(sender, payload)
+                host.receive(sender, payload)
 
     def break_link(self, sender: str, to: str, noticed: bool) -> None:
         """Whatever is in flight on this link is lost."""

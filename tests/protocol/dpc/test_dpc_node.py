@@ -15,8 +15,8 @@ from holdfast.protocol.dpc.messages import (
     KeepaliveReply,
     KeepaliveRequest,
 )
-from holdfast.protocol.dpc.plan import InputPlan, Policy, Resume, Stabilise
-from holdfast.protocol.dpc.signals import Disconnected, ForkFailed, InputAdvanced, InputGap, Lane
+from holdfast.protocol.dpc.plan import InputPlan, OutputPlan, Policy, Resume, Stabilise
+from holdfast.protocol.dpc.signals import Arrival, Disconnected, ForkFailed, InputAdvanced, InputGap, Lane
 from holdfast.protocol.dpc.states import ForkState, NodeState, StreamState
 
 S, U, Z = StreamState.STABLE, StreamState.UP_FAILURE, StreamState.STABILIZATION
@@ -63,9 +63,6 @@ def test_the_fork_is_prepared_at_the_first_suspicion_and_released_when_the_delay
     assert len(prepared) == 1
     first = extends(seen)[0]
     assert first.buckets[0].bucket == 10
-    released = next(e for e in scene.log if e.extend_fork is not None)
-    index = scene.log.index(released)
-    assert scene.log[index - 1].wake_us >= 1_100_000 + SECOND or index > 0
     assert scene.core.fork.state == ForkState.RUNNING
 
 
@@ -172,19 +169,13 @@ def test_an_input_that_sends_tuples_but_no_boundary_is_not_believed_and_its_tupl
         scene.main("y", bucket)
         arrived = scene.core.sunion.inputs["x"]
         assert arrived.closed == 10
-        scene.tell(InputAdvanced("x", "x", Lane.MAIN, 10 * BUCKET, (arrival(bucket - 1),)))
+        scene.tell(InputAdvanced("x", "x", Lane.MAIN, 10 * BUCKET, (Arrival(bucket - 1, 7),)))
         if scene.core.fork.state == ForkState.PREPARING:
             scene.prepared()
     assert scene.state == NodeState.UP_FAILURE
     first = next(e.extend_fork for e in scene.log if e.extend_fork).buckets[0]
     part = next(p for p in first.parts if p.stream == "x")
     assert (part.lane, part.closed, part.tuples) == (Lane.MAIN, False, 7)
-
-
-def arrival(bucket: int):
-    from holdfast.protocol.dpc.signals import Arrival
-
-    return Arrival(bucket, 7)
 
 
 # Choosing producers -----------------------------------------------------------------------------------------------
@@ -296,14 +287,11 @@ def test_output_goes_when_its_readers_have_it():
 
 
 def test_a_full_output_stops_the_stable_query():
-    from holdfast.protocol.dpc.plan import OutputPlan
-
     scene = Scene(plan({"x": ("x",)}, output=OutputPlan("out", ("x",), ("reader",), capacity_us=5 * BUCKET)))
     run_to(scene, 4)
     assert scene.main("x", 9).read_stable == ReadStable(5)
     scene.commit()
-    assert scene.hear("reader", Ack("out", 3 * BUCKET)).read_stable is None
-    assert scene.until(scene.now + BUCKET)[0].read_stable == ReadStable(8)
+    assert scene.hear("reader", Ack("out", 3 * BUCKET)).read_stable == ReadStable(8)
 
 
 def test_a_gap_is_skipped_by_a_convergent_query_and_refused_by_any_other():

@@ -104,6 +104,7 @@ class NodeCore:
         self._stop: StopFork | None = None
         self._skip: SkipStable | None = None
         self._review = False
+        self._acks_changed = False
 
     # The door ---------------------------------------------------------------------------------------------------
 
@@ -155,6 +156,7 @@ class NodeCore:
             return not self._review
         if isinstance(message, Ack):
             self.buffer.ack(sender, message.upto_us)
+            self._acks_changed = True
             return False
         if not self.answers:
             return True
@@ -187,6 +189,7 @@ class NodeCore:
             self.stable = signal.upto
             self.sunion.prune(signal.upto)
         self.main_us = max(self.main_us, signal.boundary_us)
+        self._acks_changed = True
 
     def _gap(self, signal: InputGap, now_us: int) -> None:
         window_us = self.plan.window_us
@@ -252,8 +255,8 @@ class NodeCore:
         late = bool(buckets) and not fork.overdue
         self._next_state(failing or late, now_us)
         prepare, extend = self._drive_fork(buckets, suspicious or late, now_us)
+        truncate = self.buffer.truncate(self.main_us) if self._acks_changed else None
         read = self._read_stable()
-        truncate = self.buffer.truncate(self.main_us)
         publish = None
         if self._review or self.state != before or extend or self._stop:
             publish = self._publish()
