@@ -80,7 +80,16 @@ class Plan:
 
 
 #: Profile → weight. All but the first make the precondition of one invariant hold on purpose.
-PROFILES = {"mixed": 64, "short": 6, "masked": 6, "static": 7, "rotating": 5, "relapse": 6, "overflow": 6}
+PROFILES = {
+    "mixed": 60,
+    "short": 6,
+    "masked": 6,
+    "static": 7,
+    "rotating": 5,
+    "relapse": 6,
+    "overflow": 6,
+    "blackout": 4,
+}
 
 
 def draw(seed: int, profile: str = "") -> Plan:
@@ -201,6 +210,16 @@ def _rotating(rng: Random, setting: Setting) -> list[Fault]:
     return [Fault("partition", (order[i % 3],), CALM_US + i * turn, turn + 150_000) for i in range(count)]
 
 
+def _blackout(rng: Random, setting: Setting) -> list[Fault]:
+    """Every replica of every node dies at about the same time: only disks are left (beyond the seeds, §5.8.5)."""
+    start = CALM_US + rng.randrange(1_500_000)
+    every = [
+        Fault("crash", (host,), start + rng.randrange(50_000), rng.randrange(300_000, 1_500_000), rng.random() < 0.5)
+        for host in REPLICAS
+    ]
+    return [*every, _one(rng, rng.choice(KINDS), CALM_US + rng.randrange(1_000_000), 1_500_000)]
+
+
 def _overflow(rng: Random, setting: Setting) -> list[Fault]:
     """A failure that lasts longer than the buffers do, and some others."""
     long = Fault("partition", (rng.choice(SOURCES + REPLICAS),), CALM_US, HEAL_US)
@@ -215,4 +234,5 @@ _DRAW = {
     "rotating": _rotating,
     "relapse": _relapse,
     "overflow": _overflow,
+    "blackout": _blackout,
 }

@@ -3,7 +3,7 @@
 Rules:
 1. The stable query takes what it was given in batches; how the batches are cut depends on load, what a bucket contains
    does not. Output and checkpoint are committed together.
-2. A fork starts from the checkpoint of the last commit after a while, processes exactly the parts it is given, and
+2. A fork takes the checkpoint of the last commit, starts after a while, processes exactly the parts it is given, and
    writes its own branch; nothing it does touches the checkpoint (S1).
 3. A crash loses mirrors, forks, branches and subscriptions; the next start finds output and checkpoint.
 """
@@ -16,7 +16,7 @@ from typing import Any
 from holdfast.protocol.dpc.effects import Effects, ExtendFork, Part, SkipStable, Subscribe, TentativeBucket, Unsubscribe
 from holdfast.protocol.dpc.messages import AuthorisationDone
 from holdfast.protocol.dpc.node import NodeCore
-from holdfast.protocol.dpc.plan import FORK_LAG_MAX, NodePlan, Resume
+from holdfast.protocol.dpc.plan import NodePlan, Resume
 from holdfast.protocol.dpc.signals import (
     Disconnected,
     ForkCompleted,
@@ -178,7 +178,8 @@ class ReplicaHost(Machine):
         if effects.prepare_fork is not None:
             self._last_fork = effects.prepare_fork.fork
             self._fork_fact("prepare", effects.prepare_fork)
-            world.at(world.now_us + self._rng.randrange(50_000, 250_000), self._prepared, self._last_fork, self.life)
+            branch = Branch(self._last_fork, self.next, self.query_state)
+            world.at(world.now_us + self._rng.randrange(50_000, 250_000), self._prepared, branch, self.life)
         if effects.extend_fork is not None:
             self._extend(effects.extend_fork)
         for gone in effects.unsubscribe:
@@ -232,7 +233,7 @@ class ReplicaHost(Machine):
                 self.log.append(rows)
             self.next += 1
         for mirror in self.mirrors.values():
-            mirror.forget(self.next - FORK_LAG_MAX - 2)
+            mirror.forget(self.core.needed_from)
         self._do(StableCompleted(self.next, self.log.next * self.size))
         self.serving.flush()
         self._read()
@@ -247,14 +248,14 @@ class ReplicaHost(Machine):
 
     # The fork ---------------------------------------------------------------------------------------------------
 
-    def _prepared(self, fork: int, life: int) -> None:
-        if life != self.life or fork != self.core.fork.id:
+    def _prepared(self, branch: Branch, life: int) -> None:
+        if life != self.life or branch.id != self.core.fork.id:
             return
         if self.paused:
-            self.world.at(self.world.now_us + 20_000, self._prepared, fork, life)
+            self.world.at(self.world.now_us + 20_000, self._prepared, branch, life)
             return
-        self.branch = Branch(fork, self.next, self.query_state)
-        self._do(ForkPrepared(fork, self.next))
+        self.branch = branch
+        self._do(ForkPrepared(branch.id, branch.closed))
 
     def _extend(self, order: ExtendFork) -> None:
         self._fork_fact("extend", order)
@@ -294,5 +295,6 @@ class ReplicaHost(Machine):
         if part.lane is None:
             return ()
         mirror = self.mirrors[part.stream]
-        rows = (mirror.have if part.lane == Lane.MAIN else mirror.fresh).get(bucket, ())
+        rows = (mirror.have if part.lane == Lane.MAIN else mirror.fresh).get(bucket)
+        assert rows is not None, f"{self.name} was told to read bucket {bucket} as {part}, which is not there"
         return rows if part.closed else rows[: part.tuples]

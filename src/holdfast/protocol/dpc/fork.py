@@ -47,10 +47,11 @@ class Fork:
         check_step(self.state, after)
         self.state = after
 
-    def prepare(self) -> int:
-        """A new fork is to be prepared; its id."""
+    def prepare(self, stable: int) -> int:
+        """A new fork is to be prepared from a commit at or after `stable`; its id."""
         self.move(ForkState.PREPARING)
         self.id += 1
+        self.root = self.next = self.done = stable
         return self.id
 
     def prepared(self, root: int) -> None:

@@ -137,6 +137,12 @@ class NodeCore:
         """Whether others may be served: not before the first STABLE (D12)."""
         return self.state != NodeState.RECOVERING
 
+    @property
+    def needed_from(self) -> int:
+        """The first bucket of the inputs that the host must still hold: for the stable query, or for a fork on an older
+        checkpoint."""
+        return self.stable if self.fork.state == ForkState.NONE else min(self.stable, self.fork.done)
+
     def report(self) -> StreamReport:
         """What the replica says of its output."""
         fresh = self.fork.state == ForkState.RUNNING
@@ -317,7 +323,7 @@ class NodeCore:
         wanted = (suspicious or behind) and not relieved and self.state != NodeState.RECOVERING
         wanted = wanted and plan.during_failure is not Policy.SUSPEND
         if fork.state == ForkState.NONE:
-            return (PrepareFork(fork.prepare()), None) if wanted else (None, None)
+            return (PrepareFork(fork.prepare(self.stable)), None) if wanted else (None, None)
         stale = fork.state == ForkState.READY and self.stable - fork.root > FORK_LAG_MAX
         if relieved or stale or (not wanted and fork.state != ForkState.RUNNING):
             self._branch_left = fork.state == ForkState.RUNNING
