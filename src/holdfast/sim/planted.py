@@ -103,7 +103,7 @@ def _promises_too_much(right: Any) -> Any:
 
 def _waits_for_all_to_heal(right: Any) -> Any:
     def read_stable(self: Any) -> Any:
-        return None if any(u.failing for u in self.upstreams.values()) else right(self)
+        return None if self.inputs.failing else right(self)
 
     return read_stable
 

@@ -107,7 +107,7 @@ class ReplicaHost(Machine):
     @property
     def table_rows(self) -> set[int]:
         """Rows of table 4.3 taken in all lives."""
-        return self._rows.union(*(upstream.rows for upstream in self.core.upstreams.values()))
+        return self._rows.union(*(upstream.rows for upstream in self.core.inputs.upstreams.values()))
 
     def crash(self) -> None:
         """The process dies."""

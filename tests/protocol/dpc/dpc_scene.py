@@ -63,7 +63,7 @@ class Scene:
 
     def main(self, stream: str, upto: int, replica: str | None = None, tuples: int = 10) -> Effects:
         """Complete buckets below `upto` have arrived on main."""
-        intake = self.core.sunion.inputs[stream]
+        intake = self.core.inputs.sunion.inputs[stream]
         arrivals = tuple(Arrival(bucket, tuples) for bucket in range(intake.closed, upto))
         return self.tell(InputAdvanced(stream, replica or stream, Lane.MAIN, upto * BUCKET, arrivals))
 

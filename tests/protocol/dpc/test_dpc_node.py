@@ -167,7 +167,7 @@ def test_an_input_that_sends_tuples_but_no_boundary_is_not_believed_and_its_tupl
         scene.until(bucket * BUCKET)
         scene.said["y"] = scene.said["y"].__class__("y", S, bucket * BUCKET, False)
         scene.main("y", bucket)
-        arrived = scene.core.sunion.inputs["x"]
+        arrived = scene.core.inputs.sunion.inputs["x"]
         assert arrived.closed == 10
         scene.tell(InputAdvanced("x", "x", Lane.MAIN, 10 * BUCKET, (Arrival(bucket - 1, 7),)))
         if scene.core.fork.state == ForkState.PREPARING:

@@ -108,7 +108,7 @@ def test_4_5_1_only_tuples_below_the_smallest_boundary_can_be_ordered():
     scene = two_inputs()
     scene.main("x", 20)
     scene.main("y", 13)
-    assert scene.core.sunion.frontier == 13
+    assert scene.core.inputs.sunion.frontier == 13
 
 
 def test_4_5_1_a_bucket_is_stable_when_boundaries_of_all_inputs_have_passed_its_end():
@@ -142,7 +142,7 @@ def test_4_5_3_three_unanswered_requests_make_a_replica_failed():
     scene = one_stream()
     scene.dies("p")
     begun = scene.now
-    while scene.core.monitor.alive("p"):
+    while scene.core.inputs.monitor.alive("p"):
         scene.until(scene.now + 10_000)
     assert scene.now - begun == pytest.approx(MISSED_MAX * KEEPALIVE_US, abs=KEEPALIVE_US)
 
@@ -155,7 +155,7 @@ def test_4_5_3_a_failed_replica_is_asked_again():
     scene.until(3_000_000)
     assert "p" in [to for to, _ in sent(scene.until(3_200_000), KeepaliveRequest)]
     scene.says("p", "s", S, 10)
-    assert scene.core.monitor.alive("p")
+    assert scene.core.inputs.monitor.alive("p")
 
 
 def test_4_5_3_answers_carry_the_state_of_the_output_streams():
@@ -192,7 +192,7 @@ def test_4_6_1_without_a_stable_replica_one_in_up_failure_is_better_than_one_in_
     scene = one_stream()
     scene.says("p", "s", Z, 10)
     scene.says("q", "s", U, 10, fresh=True)
-    choice = scene.core.upstreams["s"].choice
+    choice = scene.core.inputs.upstreams["s"].choice
     assert choice.curr == ("q", Lane.BRANCH)
     assert choice.bck == ("p", Lane.MAIN)
 
@@ -201,7 +201,7 @@ def test_4_6_2_the_timer_of_a_bucket_starts_with_its_first_tuple_on_any_stream()
     scene = two_inputs()
     scene.now = 1_020_000
     scene.tell(InputAdvanced("y", "y", Lane.MAIN, 10 * BUCKET, (Arrival(10, 3),)))
-    assert scene.core.sunion.waiting_since(10) == 1_020_000
+    assert scene.core.inputs.sunion.waiting_since(10) == 1_020_000
 
 
 def test_4_6_2_in_up_failure_boundaries_go_on_as_tentative():
@@ -361,7 +361,7 @@ def test_4_7_4_inputs_are_corrected_in_the_background_from_a_second_source():
     scene = one_stream()
     scene.says("p", "s", U, 10, fresh=True)
     scene.says("q", "s", Z, 12)
-    choice = scene.core.upstreams["s"].choice
+    choice = scene.core.inputs.upstreams["s"].choice
     assert (choice.row, choice.curr, choice.bck) == (3, ("p", Lane.BRANCH), ("q", Lane.MAIN))
 
 
@@ -372,10 +372,10 @@ def test_4_7_4_a_stable_replica_counts_as_stabilising_for_a_node_that_is_far_beh
     scene.said.clear()
     scene.until(4_000_000)
     scene.says("p", "s", S, 40)
-    choice = scene.core.upstreams["s"].choice
+    choice = scene.core.inputs.upstreams["s"].choice
     assert (choice.curr, choice.bck) == (("p", Lane.HEAD), ("p", Lane.MAIN))
     scene.main("s", 35, "p")
-    assert scene.core.upstreams["s"].choice.curr == ("p", Lane.MAIN)
+    assert scene.core.inputs.upstreams["s"].choice.curr == ("p", Lane.MAIN)
 
 
 # 4.8 Failed node recovery -----------------------------------------------------------------------------------------

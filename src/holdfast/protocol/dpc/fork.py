@@ -37,8 +37,8 @@ class Fork:
         self.next = 0
         #: The running fork has written its branch up to here.
         self.done = 0
-        #: One past the last tentative bucket given out since main was last level; 0 if main is level.
-        self.head = 0
+        #: One past the last tentative bucket given out since main was last level; None if main is level.
+        self.head: int | None = None
         #: Whether the first delay of this failure has run out.
         self.overdue = False
 
@@ -61,12 +61,12 @@ class Fork:
 
     def settle(self) -> None:
         """Main is level with the branch: the failure is over as far as the output goes."""
-        self.head = 0
+        self.head = None
         self.overdue = False
 
     def outstanding(self, stable: int) -> bool:
         """Whether tentative output at or after bucket `stable` went out and is not replaced by main yet."""
-        return self.head > stable
+        return self.head is not None and self.head > stable
 
     def due_us(self, bucket: int, stable: int, sunion: SUnion, node: NodeState, live: Collection[str]) -> int:
         """When the bucket must be given to the fork."""
@@ -118,7 +118,7 @@ class Fork:
             self.move(ForkState.RUNNING)
         self.overdue = True
         self.next = buckets[-1].bucket + 1
-        self.head = max(self.head, self.next)
+        self.head = self.next if self.head is None else max(self.head, self.next)
 
     def end(self) -> None:
         """The fork is stopped or has died. Its branch stays until main is level."""

@@ -27,6 +27,7 @@ from holdfast.protocol.dpc.effects import (
     Unsubscribe,
 )
 from holdfast.protocol.dpc.fork import NEVER_US, Fork
+from holdfast.protocol.dpc.inputs import Inputs
 from holdfast.protocol.dpc.messages import (
     Ack,
     AuthorisationDone,
@@ -36,11 +37,8 @@ from holdfast.protocol.dpc.messages import (
     KeepaliveRequest,
     StreamReport,
 )
-from holdfast.protocol.dpc.monitor import Monitor
 from holdfast.protocol.dpc.output import output_state
 from holdfast.protocol.dpc.plan import (
-    ACK_BUCKETS,
-    ACK_KEEPALIVES,
     FORK_LAG_MAX,
     HANDOVER_BUCKETS,
     NodePlan,
@@ -61,11 +59,6 @@ from holdfast.protocol.dpc.signals import (
 )
 from holdfast.protocol.dpc.stagger import Stagger
 from holdfast.protocol.dpc.states import ForkState, NodeState, StreamState, check_step
-from holdfast.protocol.dpc.sunion import SUnion
-from holdfast.protocol.dpc.switch import Source
-from holdfast.protocol.dpc.upstream import Upstream
-
-_REQUEST = KeepaliveRequest()
 
 
 class NodeCore:
@@ -77,13 +70,7 @@ class NodeCore:
         self.stable = resume.next_bucket
         self._ordered = resume.next_bucket
         self.main_us = resume.boundary_us
-        streams = tuple(spec.stream for spec in plan.inputs)
-        self.sunion = SUnion(streams, plan.bucket_us, resume.next_bucket, now_us)
-        replicas = tuple(dict.fromkeys(r for spec in plan.inputs for r in spec.producers))
-        self.monitor = Monitor(replicas)
-        self.upstreams = {
-            spec.stream: Upstream(spec, self.monitor, plan.delay_us, plan.stall_us) for spec in plan.inputs
-        }
+        self.inputs = Inputs(plan, resume.next_bucket, now_us)
         self.fork = Fork(plan, resume.fork)
         self.stagger = Stagger(plan)
         self.buffer = Buffer(plan.output, resume.kept_us)
@@ -91,8 +78,6 @@ class NodeCore:
         self._out_state = StreamState.FAILURE
         self._published: tuple[StreamState, bool] | None = None
         self._keepalive_us = now_us
-        self._keepalives = 0
-        self._acked = 0
         self._branch_left = False
         self._wake_us = now_us
         self._clear()
@@ -115,21 +100,22 @@ class NodeCore:
             if self._message(signal, now_us):
                 return Effects(self.state, send=tuple(self._send), wake_us=self._wake_us)
         elif isinstance(signal, InputAdvanced):
-            self._advanced(signal, now_us)
+            self._review = self.inputs.advance(signal, now_us)
         elif isinstance(signal, Tick):
             pass
         elif isinstance(signal, StableCompleted):
             self._committed(signal)
         elif isinstance(signal, Disconnected):
-            for upstream in self.upstreams.values():
-                upstream.lost(signal.replica)
+            self.inputs.lost(signal.replica)
             self._review = True
         elif isinstance(signal, InputGap):
             self._gap(signal, now_us)
         else:
             self._fork_signal(signal)
         if now_us >= self._keepalive_us:
-            self._keepalive(now_us)
+            self._send += self.inputs.ask(self.stable)
+            self._keepalive_us = now_us + self.plan.keepalive_us
+            self._review = True
         return self._decide(now_us)
 
     @property
@@ -158,7 +144,7 @@ class NodeCore:
         """Take in a message. True if nothing can follow from it but what was just sent."""
         sender, message = signal.sender, signal.message
         if isinstance(message, KeepaliveReply):
-            self._review = self.monitor.answer(sender, message.reports)
+            self._review = self.inputs.monitor.answer(sender, message.reports)
             return not self._review
         if isinstance(message, Ack):
             self.buffer.ack(sender, message.upto_us)
@@ -168,6 +154,8 @@ class NodeCore:
             return True
         if isinstance(message, KeepaliveRequest):
             self._send.append(Send(sender, KeepaliveReply((self.report(),))))
+            return True
+        if sender not in self.plan.peers:
             return True
         if isinstance(message, AuthorisationRequest):
             forked = self.fork.state in (ForkState.READY, ForkState.RUNNING)
@@ -179,21 +167,10 @@ class NodeCore:
             self.stagger.released(sender)
         return False
 
-    def _advanced(self, signal: InputAdvanced, now_us: int) -> None:
-        if signal.stream not in self.upstreams:
-            raise UsageError(
-                f"replica {self.plan.replica!r} must be told of its own inputs {sorted(self.upstreams)}; "
-                f"got stream {signal.stream!r}; check the subscription"
-            )
-        moved = self.sunion.advance(signal, now_us)
-        upstream = self.upstreams[signal.stream]
-        if moved and upstream.progressed(Source(signal.replica, signal.lane), now_us):
-            self._review = True
-
     def _committed(self, signal: StableCompleted) -> None:
         if signal.upto > self.stable:
             self.stable = signal.upto
-            self.sunion.prune(signal.upto)
+            self.inputs.sunion.prune(signal.upto)
         self.main_us = max(self.main_us, signal.boundary_us)
         self._acks_changed = True
 
@@ -208,8 +185,8 @@ class NodeCore:
         to = -(-signal.first_us // size)
         if to <= self.stable:
             return
-        self.sunion.skip(to, now_us)
-        self.sunion.prune(to)
+        self.inputs.sunion.skip(to, now_us)
+        self.inputs.sunion.prune(to)
         self.stable = self._ordered = to
         self._skip = SkipStable(to, to + -(-window_us // size))
         self._review = True
@@ -226,37 +203,22 @@ class NodeCore:
         else:
             fork.done = max(fork.done, signal.upto)
 
-    def _keepalive(self, now_us: int) -> None:
-        """Figure 4-10: ask everybody; who has not answered too often has failed."""
-        for replica in self.monitor.ask():
-            for upstream in self.upstreams.values():
-                upstream.lost(replica)
-        self._send.extend([Send(replica, _REQUEST) for replica in self.monitor.replicas])
-        self._keepalives += 1
-        unacked = self.stable - self._acked
-        if unacked >= ACK_BUCKETS or (unacked > 0 and self._keepalives % ACK_KEEPALIVES == 0):
-            self._acked = self.stable
-            upto_us = self.stable * self.plan.bucket_us
-            for spec in self.plan.inputs:
-                self._send.extend([Send(replica, Ack(spec.stream, upto_us)) for replica in spec.producers])
-        self._keepalive_us = now_us + self.plan.keepalive_us
-        self._review = True
-
     # Decisions --------------------------------------------------------------------------------------------------
 
     def _decide(self, now_us: int) -> Effects:
         before = self.state
+        fork, sunion = self.fork, self.inputs.sunion
         if self._review:
-            self._review_upstreams(now_us)
-        fork, sunion = self.fork, self.sunion
-        if fork.head and fork.head <= self.stable:
+            fresh_from_us = fork.next * self.plan.bucket_us if fork.state == ForkState.RUNNING else None
+            self._unsubscribe, self._subscribe = self.inputs.review(fresh_from_us, now_us)
+        if fork.head is not None and fork.head <= self.stable:
             self._hand_over()
-        failing = any(upstream.failing for upstream in self.upstreams.values())
+        failing = self.inputs.failing
         suspicious = failing or now_us - sunion.frontier_us > self.plan.stall_us
         buckets: tuple[TentativeBucket, ...] = ()
         due_us = NEVER_US
         if (suspicious or fork.state != ForkState.NONE) and self.answers:
-            live = [stream for stream, upstream in self.upstreams.items() if upstream.live]
+            live = self.inputs.live()
             buckets, due_us = fork.plan_next(self.stable, self._ordered, sunion, self.state, live, now_us)
         late = bool(buckets) and not fork.overdue
         self._next_state(failing or late, now_us)
@@ -282,18 +244,11 @@ class NodeCore:
             self._wake_us,
         )
 
-    def _review_upstreams(self, now_us: int) -> None:
-        fresh_from = self.fork.next * self.plan.bucket_us if self.fork.state == ForkState.RUNNING else None
-        for stream, upstream in self.upstreams.items():
-            gone, new = upstream.review(self.sunion.inputs[stream].main_us, fresh_from, now_us)
-            self._unsubscribe += gone
-            self._subscribe += new
-
     def _next_state(self, failing: bool, now_us: int) -> None:
-        stable, frontier = self.stable, self.sunion.frontier
+        stable, frontier = self.stable, self.inputs.sunion.frontier
         outstanding = self.fork.outstanding(stable)
         if self.state == NodeState.RECOVERING:
-            if not failing and stable == frontier and self._level():
+            if not failing and stable == frontier and self.inputs.level():
                 self._move(NodeState.STABLE)
             return
         if not outstanding or (failing and frontier == stable):
@@ -303,10 +258,6 @@ class NodeCore:
         self._send += self.stagger.ask(now_us)
         if self.state == NodeState.STABILIZATION or self.stagger.may(now_us):
             self._move(NodeState.STABILIZATION)
-
-    def _level(self) -> bool:
-        size = self.plan.bucket_us
-        return all(u.near(self.sunion.inputs[s].main_us, size) for s, u in self.upstreams.items())
 
     def _move(self, after: NodeState) -> None:
         if after == self.state:
@@ -319,7 +270,7 @@ class NodeCore:
     ) -> tuple[PrepareFork | None, ExtendFork | None]:
         fork, plan = self.fork, self.plan
         relieved = self.state == NodeState.STABILIZATION and self.stagger.relieved(now_us)
-        behind = fork.outstanding(self.stable) and self.sunion.frontier - self.stable > HANDOVER_BUCKETS
+        behind = fork.outstanding(self.stable) and self.inputs.sunion.frontier - self.stable > HANDOVER_BUCKETS
         wanted = (suspicious or behind) and not relieved and self.state != NodeState.RECOVERING
         wanted = wanted and plan.during_failure is not Policy.SUSPEND
         if fork.state == ForkState.NONE:
@@ -349,7 +300,7 @@ class NodeCore:
     def _read_stable(self) -> ReadStable | None:
         if self.fork.outstanding(self.stable) and self.state != NodeState.STABILIZATION:
             return None
-        upto = self.sunion.frontier
+        upto = self.inputs.sunion.frontier
         limit_us = self.buffer.limit_us()
         if limit_us is not None:
             upto = min(upto, limit_us // self.plan.bucket_us)
@@ -362,8 +313,7 @@ class NodeCore:
         """Appendix A; the report if it is news."""
         if not self.answers:
             return None
-        states = {stream: upstream.best for stream, upstream in self.upstreams.items()}
-        self._out_state = output_state(self.state, self._out_state, states, self._blocking)
+        self._out_state = output_state(self.state, self._out_state, self.inputs.states(), self._blocking)
         report = self.report()
         if (report.state, report.fresh) == self._published:
             return None
