@@ -4,7 +4,7 @@ Rules:
 1. A plan is a profile, a setting and a list of faults. Everything random in a run comes from the seed and a name.
 2. Each seed enables a random subset of the kinds (swarm testing): rare combinations come up far sooner.
 3. A fault strikes at its time, or, if it names a state, when the watched replica is next in that state: so failures
-   during recovery and stabilisation are the rule, not the exception.
+   during recovery and stabilisation are the rule, not the exception. If the state never comes it strikes all the same.
 4. All faults are healed at `HEAL_US`; what must hold then is liveness.
 """
 

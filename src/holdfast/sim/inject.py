@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from random import Random
 
-from holdfast.sim.faults import CLIENT, FIRST, HEAL_US, LINKS, REPLICAS, Fault, Plan
+from holdfast.sim.faults import FIRST, HEAL_US, LINKS, REPLICAS, Fault, Plan
 from holdfast.sim.observe import Observer
 from holdfast.sim.world import World
 
 #: How much slower a slow link is: below the shortest delay, so that it is a nuisance and not a cut.
 _SLOW_US = (60_000, 350_000)
+#: How long before the healing a fault gives up waiting for its state.
+_PATIENCE_US = 700_000
 
 
 class Injector(Observer):
@@ -29,6 +31,7 @@ class Injector(Observer):
         self._world = world
         for index, fault in enumerate(self._plan.faults):
             world.at(fault.start_us, self._due, index, fault)
+        world.at(HEAL_US - _PATIENCE_US, self._strike_all)
         world.at(HEAL_US, self._heal_all)
 
     def _due(self, index: int, fault: Fault) -> None:
@@ -42,6 +45,12 @@ class Injector(Observer):
         for index, fault in [entry for entry in self._armed if entry[1].watch == host and entry[1].when == after]:
             self._armed.remove((index, fault))
             self._world.at(now_us + 1, self._strike, index, fault)
+
+    def _strike_all(self) -> None:
+        """Whatever still waits for a state strikes now: every fault of a plan does."""
+        waiting, self._armed = self._armed, []
+        for index, fault in waiting:
+            self._strike(index, fault)
 
     def _strike(self, index: int, fault: Fault) -> None:
         if self._over:
@@ -137,6 +146,3 @@ class Injector(Observer):
         self._over = True
         for index in list(self._active):
             self._heal(index)
-
-
-__all__ = ["CLIENT", "Injector"]

@@ -39,9 +39,10 @@ class Totals:
     profiles: dict[str, int] = field(default_factory=dict)
     pairs: set[tuple[str, str]] = field(default_factory=set)
     rows: set[int] = field(default_factory=set)
+    judged: dict[str, int] = field(default_factory=dict)
     failed: list[tuple[int, str, str]] = field(default_factory=list)
 
-    def add(self, outcome: Outcome, planned: int) -> None:
+    def add(self, outcome: Outcome) -> None:
         """One more schedule."""
         self.schedules += 1
         self.virtual_seconds += outcome.virtual_us / 1e6
@@ -52,7 +53,9 @@ class Totals:
         self.tentative_buckets += outcome.tentative
         for kind, count in outcome.faults.items():
             self.faults[kind] = self.faults.get(kind, 0) + count
-        self.faults_least = min(self.faults_least, planned)
+        for label, count in outcome.judged.items():
+            self.judged[label] = self.judged.get(label, 0) + count
+        self.faults_least = min(self.faults_least, sum(outcome.faults.values()))
         self.profiles[outcome.profile] = self.profiles.get(outcome.profile, 0) + 1
         self.pairs |= outcome.pairs
         self.rows |= outcome.rows
@@ -64,7 +67,11 @@ class Totals:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.tuples_least = min(self.tuples_least, other.tuples_least)
         self.faults_least = min(self.faults_least, other.faults_least)
-        for mine, theirs in ((self.faults, other.faults), (self.profiles, other.profiles)):
+        for mine, theirs in (
+            (self.faults, other.faults),
+            (self.profiles, other.profiles),
+            (self.judged, other.judged),
+        ):
             for key, count in theirs.items():
                 mine[key] = mine.get(key, 0) + count
         self.pairs |= other.pairs
@@ -87,6 +94,7 @@ class Totals:
             "table_rows": sorted(self.rows),
             "state_fault_pairs": len(STATES) * len(KINDS) - len(missing),
             "pairs_missing": missing,
+            "judged": dict(sorted(self.judged.items(), key=lambda item: int(item[0][1:]))),
             "profiles": dict(sorted(self.profiles.items())),
             "virtual_seconds": round(self.virtual_seconds),
             "events": self.events,
@@ -104,8 +112,7 @@ def work(first: int, step: int, until: float, most: int, profile: str, plant: st
             stack.enter_context(planted(plant))
         seed = first
         while totals.schedules < most and time.monotonic() < until:
-            plan = draw(seed, profile)
-            totals.add(run_plan(plan)[0], len(plan.faults))
+            totals.add(run_plan(draw(seed, profile))[0])
             seed += step
     totals.cpu_seconds = time.process_time() - began
     return totals

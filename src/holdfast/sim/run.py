@@ -33,6 +33,8 @@ class Outcome:
     """Input tuples that entered the diagram."""
     checked: int
     """Stable tuples that were compared with the oracle, over all replicas and the client."""
+    judged: dict[str, int]
+    """How often each checker had something to judge, where it counts."""
     tentative: int
     virtual_us: int
     events: int
@@ -105,6 +107,7 @@ def run_plan(plan: Plan, keep: bool = False) -> tuple[Outcome, list[str]]:
         rows,
         sum(len(source[b]) for source in truth.sources for b in range(produced)),
         sum(check.checked for check in checks if check.label in ("D1", "D9")),
+        {check.label: check.checked for check in checks if check.checked},
         trace.tentative,
         world.now_us,
         world.events,
