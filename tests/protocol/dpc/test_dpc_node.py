@@ -6,6 +6,7 @@ import pytest
 from dpc_scene import BUCKET, SECOND, Scene, extends, fail_x, one_stream, plan, run_to, sent, two_inputs
 
 from holdfast.model.errors import UsageError
+from holdfast.model.time import END_OF_TIME_US
 from holdfast.protocol.dpc.effects import ReadStable, SkipStable
 from holdfast.protocol.dpc.messages import (
     Ack,
@@ -176,6 +177,17 @@ def test_an_input_that_sends_tuples_but_no_boundary_is_not_believed_and_its_tupl
     first = next(e.extend_fork for e in scene.log if e.extend_fork).buckets[0]
     part = next(p for p in first.parts if p.stream == "x")
     assert (part.lane, part.closed, part.tuples) == (Lane.MAIN, False, 7)
+
+
+def test_a_stream_that_ended_is_neither_missed_nor_suspected():
+    scene = two_inputs()
+    for stream in ("x", "y"):
+        scene.tell(InputAdvanced(stream, stream, Lane.MAIN, END_OF_TIME_US, (Arrival(10, 4),)))
+    scene.commit()
+    scene.said.clear()
+    seen = scene.until(5 * SECOND)
+    assert scene.state == NodeState.STABLE
+    assert all(e.prepare_fork is None for e in seen)
 
 
 # Choosing producers -----------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 from dpc_scene import BUCKET, SECOND, Scene, extends, fail_x, one_stream, plan, run_to, sent, two_inputs
 
 from holdfast.model.errors import UsageError
+from holdfast.model.time import END_OF_TIME_US
 from holdfast.model.tuples import TupleType
 from holdfast.protocol.dpc.client import ClientCore
 from holdfast.protocol.dpc.messages import (
@@ -446,6 +447,13 @@ def test_4_10_1_news_and_corrections_come_intertwined():
     assert kinds(branch(core, "p", range(4, 6))) == ["TENTATIVE4", "TENTATIVE5"]
     assert kinds(main(core, "p", 4)) == ["INSERTION3"]
     assert kinds(main(core, "p", 6)) == ["UNDO4", "INSERTION4", "INSERTION5"]
+
+
+def test_4_10_1_the_end_of_a_stream_delivers_what_is_left_and_nothing_more():
+    core = client()
+    main(core, "p", 2)
+    last = core.handle(InputAdvanced("s", "p", Lane.MAIN, END_OF_TIME_US, (Arrival(2, 1), Arrival(4, 1))), 0)
+    assert kinds(last) == ["INSERTION2", "INSERTION3", "INSERTION4"]
 
 
 # 4.11 Properties --------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.model.errors import UsageError
+from holdfast.model.time import END_OF_TIME_US
 from holdfast.protocol.dpc.effects import Send, Subscribe, Unsubscribe
 from holdfast.protocol.dpc.messages import Ack, KeepaliveReply, KeepaliveRequest
 from holdfast.protocol.dpc.monitor import Monitor
@@ -84,6 +85,8 @@ class ClientCore:
         review = self.upstream.progressed(Source(signal.replica, signal.lane), now_us)
         if signal.lane == Lane.MAIN:
             self._main_us = max(self._main_us, signal.boundary_us)
+            if signal.boundary_us >= END_OF_TIME_US:
+                upto = max((arrival.bucket + 1 for arrival in signal.arrivals), default=0)
             while self.sequence.next < upto:
                 deliver += self.sequence.stable(self.sequence.next)
         else:

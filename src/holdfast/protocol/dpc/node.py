@@ -214,7 +214,8 @@ class NodeCore:
         if fork.head is not None and fork.head <= self.stable:
             self._hand_over()
         failing = self.inputs.failing
-        suspicious = failing or now_us - sunion.frontier_us > self.plan.stall_us
+        stalled = now_us - sunion.frontier_us > self.plan.stall_us and not sunion.ended
+        suspicious = failing or stalled
         buckets: tuple[TentativeBucket, ...] = ()
         due_us = NEVER_US
         if (suspicious or fork.state != ForkState.NONE) and self.answers:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from holdfast.model.time import END_OF_TIME_US
 from holdfast.protocol.dpc.effects import Part
 from holdfast.protocol.dpc.signals import InputAdvanced, Lane
 from holdfast.protocol.dpc.worth import Expectation, combine
@@ -92,9 +93,10 @@ class SUnion:
             return False
         intake.main_us = signal.boundary_us
         upto = signal.boundary_us // self._size
-        for bucket in range(intake.closed, upto):
-            intake.expected.learn(intake.open.get(bucket, 0))
-            self._saw(intake, bucket, now_us)
+        if signal.boundary_us < END_OF_TIME_US:
+            for bucket in range(intake.closed, upto):
+                intake.expected.learn(intake.open.get(bucket, 0))
+                self._saw(intake, bucket, now_us)
         if upto > intake.closed:
             intake.closed = upto
             frontier = min(other.closed for other in self.inputs.values())
@@ -123,6 +125,11 @@ class SUnion:
         if bucket >= intake.top:
             intake.top = bucket + 1
             self.top = max(self.top, bucket + 1)
+
+    @property
+    def ended(self) -> bool:
+        """Whether every input is closed for ever."""
+        return self.frontier >= END_OF_TIME_US // self._size
 
     def waiting_since(self, bucket: int) -> int | None:
         """When the bucket's clock started; None if nothing of it has arrived."""

@@ -100,7 +100,7 @@ class Upstream:
                 self.subscribed[source] = now_us
                 start = main_us if source.lane == Lane.MAIN else self._fresh_start(main_us, source, fresh_from_us)
                 subscribe.append(Subscribe(stream, source.replica, source.lane, start))
-        self._conclude()
+        self._conclude(main_us)
         return [Unsubscribe(stream, s.replica, s.lane) for s in gone], subscribe
 
     def _all_well(self, main_us: int, now_us: int) -> bool:
@@ -116,7 +116,10 @@ class Upstream:
             and now_us - self.subscribed.get(curr, -self._stall_us) <= self._stall_us
         )
 
-    def _conclude(self) -> None:
+    def _conclude(self, main_us: int) -> None:
+        if main_us >= END_OF_TIME_US:
+            self.failing, self.live, self.best = False, True, StreamState.STABLE
+            return
         replicas = self.plan.producers
         self.failing = not any(self.believed(replica) for replica in replicas)
         curr = self.choice.curr
