@@ -21,6 +21,7 @@ from holdfast.sim.world import World
 STATES = ("RECOVERING", "STABLE", "UP_FAILURE", "STABILIZATION")
 
 
+@pytest.mark.slow
 def test_two_hundred_schedules_break_nothing_and_touch_everything():
     rows, pairs = set(), set()
     for seed in range(200):

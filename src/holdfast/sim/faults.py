@@ -139,6 +139,10 @@ def _one(rng: Random, kind: str, start_us: int, length_us: int, hosts: tuple[str
 def _mixed(rng: Random, setting: Setting) -> list[Fault]:
     kinds = rng.sample(KINDS, rng.randint(3, 6))
     faults: list[Fault] = []
+    if rng.random() < 0.5:
+        # Something that no replica can mask, so that the others find a node failing or stabilising.
+        length = setting.delay_us + rng.randrange(200_000, 2_000_000)
+        faults.append(Fault("partition", (rng.choice(SOURCES),), rng.randrange(CALM_US, 2_000_000), length))
     for _ in range(rng.randint(3, 7)):
         start = rng.randrange(CALM_US, HEAL_US - 1_000_000)
         length = rng.choice((rng.randrange(50_000, 600_000), rng.randrange(600_000, 3_500_000)))
