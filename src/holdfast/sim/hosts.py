@@ -69,9 +69,10 @@ class Machine:
         """A timer of this life has run out."""
 
     def say(self, to: str, message: Any, state: str) -> None:
-        """Send a control message."""
-        for hook in self.world.observers.message:
-            hook(self.world.now_us, self.name, to, message, state)
+        """Send a control message. Questions and acknowledgements interest no observer."""
+        if not isinstance(message, KeepaliveRequest | Ack):
+            for hook in self.world.observers.message:
+                hook(self.world.now_us, self.name, to, message, state)
         self.world.send(self.name, to, message)
 
 

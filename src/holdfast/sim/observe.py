@@ -46,7 +46,7 @@ class Observer:
         """A stable query committed one bucket."""
 
     def on_message(self, now_us: int, sender: str, to: str, message: Any, sender_state: str) -> None:
-        """A control message was sent."""
+        """An answer, or a word about authorisation, was sent."""
 
     def on_heard(self, now_us: int, host: str, sender: str, message: Any) -> None:
         """A replica took in that its promise is no longer needed."""

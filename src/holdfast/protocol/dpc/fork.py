@@ -88,11 +88,13 @@ class Fork:
     def plan_next(
         self, stable: int, ordered: int, sunion: SUnion, node: NodeState, live: Collection[str], now_us: int
     ) -> tuple[tuple[TentativeBucket, ...], int]:
-        """The buckets that are due now, and when to look again. Nothing is decided yet: see `take`."""
+        """The buckets that are due now, and when to look again. Nothing is decided yet: see `take`. As long as the fork
+        is not ready, one bucket is enough to know that it is late."""
         buckets: list[TentativeBucket] = []
         #: What main is sure to publish shortly only brings the fork's state up to date.
         quiet = stable if self.overdue else max(stable, ordered)
-        bucket = self.next if self.state in (ForkState.READY, ForkState.RUNNING) else quiet
+        ready = self.state in (ForkState.READY, ForkState.RUNNING)
+        bucket = self.next if ready else quiet
         due = NEVER_US
         while bucket < sunion.top:
             if bucket >= quiet:
@@ -105,6 +107,8 @@ class Fork:
                 void = any(part.lane is None and part.stream in self._blocking for part in parts)
                 if present and not void:
                     buckets.append(TentativeBucket(bucket, parts, bucket >= quiet, worth))
+                    if not ready:
+                        return tuple(buckets), NEVER_US
             bucket += 1
         else:
             due = NEVER_US

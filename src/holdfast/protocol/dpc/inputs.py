@@ -26,7 +26,7 @@ _REQUEST = KeepaliveRequest()
 class Inputs:
     """The input side of one replica."""
 
-    __slots__ = ("_acked", "_plan", "_rounds", "monitor", "sunion", "upstreams")
+    __slots__ = ("_acked", "_plan", "_rounds", "failing", "monitor", "sunion", "upstreams")
 
     def __init__(self, plan: NodePlan, first: int, now_us: int) -> None:
         self._plan = plan
@@ -35,6 +35,8 @@ class Inputs:
         self.upstreams = {
             spec.stream: Upstream(spec, self.monitor, plan.delay_us, plan.stall_us) for spec in plan.inputs
         }
+        #: Whether some input has no stable producer, as of the last review.
+        self.failing = True
         self._rounds = 0
         self._acked: int | None = None
 
@@ -76,12 +78,8 @@ class Inputs:
             gone, new = upstream.review(self.sunion.inputs[stream].main_us, fresh_from_us, now_us)
             unsubscribe += gone
             subscribe += new
+        self.failing = any(upstream.failing for upstream in self.upstreams.values())
         return unsubscribe, subscribe
-
-    @property
-    def failing(self) -> bool:
-        """Whether some input has no stable producer."""
-        return any(upstream.failing for upstream in self.upstreams.values())
 
     def live(self) -> list[str]:
         """The inputs on which closed buckets can be expected."""

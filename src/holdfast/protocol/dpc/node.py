@@ -215,26 +215,40 @@ class NodeCore:
             self._hand_over()
         failing = self.inputs.failing
         stalled = now_us - sunion.frontier_us > self.plan.stall_us and not sunion.ended
-        suspicious = failing or stalled
+        if not failing and not stalled and self._calm():
+            self._wake_us = self._keepalive_us
+            return self._effects()
         buckets: tuple[TentativeBucket, ...] = ()
         due_us = NEVER_US
-        if (suspicious or fork.state != ForkState.NONE) and self.answers:
+        if self.answers:
             live = self.inputs.live()
             buckets, due_us = fork.plan_next(self.stable, self._ordered, sunion, self.state, live, now_us)
         late = bool(buckets) and not fork.overdue
         self._next_state(failing or late, now_us)
-        prepare, extend = self._drive_fork(buckets, suspicious or late, now_us)
-        truncate = self.buffer.truncate(self.main_us) if self._acks_changed else None
-        read = self._read_stable()
+        prepare, extend = self._drive_fork(buckets, failing or stalled or late, now_us)
         publish = None
         if self._review or self.state != before or extend or self._stop:
             publish = self._publish()
         self._wake_us = min(self._keepalive_us, due_us)
+        return self._effects(prepare, extend, publish)
+
+    def _calm(self) -> bool:
+        """Whether nothing but reading on can follow: the usual case, decided without looking further."""
+        settled = self.state == NodeState.STABLE and self._out_state == StreamState.STABLE
+        return settled and self.fork.state == ForkState.NONE and self._stop is None
+
+    def _effects(
+        self,
+        prepare: PrepareFork | None = None,
+        extend: ExtendFork | None = None,
+        publish: StreamReport | None = None,
+    ) -> Effects:
+        truncate = self.buffer.truncate(self.main_us) if self._acks_changed else None
         return Effects(
             self.state,
             self._stop,
             self._skip,
-            read,
+            self._read_stable(),
             prepare,
             extend,
             tuple(self._unsubscribe),
