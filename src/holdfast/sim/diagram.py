@@ -1,8 +1,8 @@
 """The diagram that is simulated: three sources, two chained nodes of two replicas each, one client.
 
-    s1 ─┐
-    s2 ─┼─► n1a, n1b ─► n2a, n2b ─► client
-    s3 ─┘
+s1 ─┐
+s2 ─┼─► n1a, n1b ─► n2a, n2b ─► client
+s3 ─┘
 """
 
 from __future__ import annotations

@@ -119,4 +119,3 @@ def run_plan(plan: Plan, keep: bool = False) -> tuple[Outcome, list[str]]:
 def run_seed(seed: int) -> Outcome:
     """Simulate the plan that belongs to a seed."""
     return run_plan(draw(seed))[0]
-

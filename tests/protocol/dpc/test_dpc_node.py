@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from dpc_scene import BUCKET, SECOND, Scene, extends, fail_x, one_stream, plan, run_to, sent, two_inputs
 
 from holdfast.model.errors import UsageError
 from holdfast.model.time import END_OF_TIME_US
@@ -19,6 +18,18 @@ from holdfast.protocol.dpc.messages import (
 from holdfast.protocol.dpc.plan import InputPlan, OutputPlan, Policy, Resume, Stabilise
 from holdfast.protocol.dpc.signals import Arrival, Disconnected, ForkFailed, InputAdvanced, InputGap, Lane
 from holdfast.protocol.dpc.states import ForkState, NodeState, StreamState
+from tests.protocol.dpc.dpc_scene import (
+    BUCKET,
+    SECOND,
+    Scene,
+    extends,
+    fail_x,
+    one_stream,
+    plan,
+    run_to,
+    sent,
+    two_inputs,
+)
 
 S, U, Z = StreamState.STABLE, StreamState.UP_FAILURE, StreamState.STABILIZATION
 

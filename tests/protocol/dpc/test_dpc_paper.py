@@ -6,7 +6,6 @@ Each test names its section. The names are the claims; docstrings say where Hold
 from __future__ import annotations
 
 import pytest
-from dpc_scene import BUCKET, SECOND, Scene, extends, fail_x, one_stream, plan, run_to, sent, two_inputs
 
 from holdfast.model.errors import UsageError
 from holdfast.model.time import END_OF_TIME_US
@@ -32,6 +31,18 @@ from holdfast.protocol.dpc.plan import (
 )
 from holdfast.protocol.dpc.signals import Arrival, InputAdvanced, InputGap, Lane, Received
 from holdfast.protocol.dpc.states import NODE_STEPS, ForkState, NodeState, StreamState
+from tests.protocol.dpc.dpc_scene import (
+    BUCKET,
+    SECOND,
+    Scene,
+    extends,
+    fail_x,
+    one_stream,
+    plan,
+    run_to,
+    sent,
+    two_inputs,
+)
 
 S, U, Z, F = StreamState.STABLE, StreamState.UP_FAILURE, StreamState.STABILIZATION, StreamState.FAILURE
 

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from dpc_scene import BUCKET, plan
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +23,7 @@ from holdfast.protocol.dpc.stagger import LEASE_KEEPALIVES, Stagger
 from holdfast.protocol.dpc.states import FORK_STEPS, NODE_STEPS, NodeState, StreamState, check_step, diagram
 from holdfast.protocol.dpc.sunion import SUnion
 from holdfast.protocol.dpc.worth import Expectation, combine
+from tests.protocol.dpc.dpc_scene import BUCKET, plan
 
 S, U, Z, F = StreamState.STABLE, StreamState.UP_FAILURE, StreamState.STABILIZATION, StreamState.FAILURE
 KEEPALIVE = 100_000

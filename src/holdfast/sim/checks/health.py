@@ -97,4 +97,3 @@ class Health(Observer):
 def well(intervals: list[Interval], begin_us: int, end_us: int) -> bool:
     """Whether no illness touches the span."""
     return all(end <= begin_us or begin >= end_us for begin, end in intervals)
-
