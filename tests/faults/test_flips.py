@@ -17,7 +17,7 @@ from holdfast.stream.store import StreamStore
 from tests.faults.units import QuietDisk
 
 FLIPS = 10_000
-FLIPS_WRITER = 800
+FLIPS_WRITER = 400
 
 
 @pytest.fixture(autouse=True)
