@@ -10,7 +10,7 @@ import pytest
 from holdfast.inputs.generator import NETWORK_COLUMNS, Generator, GeneratorInput
 from holdfast.model.errors import UsageError
 from holdfast.model.schema import parse_schema
-from holdfast.stream.rows import columns_of
+from holdfast.stream.rows import Columns
 from tests.inputs.conftest import Target, running, until
 
 
@@ -27,7 +27,7 @@ def test_rows_fit_the_schema_and_depend_on_seed_and_number_only(columns: str) ->
     rows = [Generator(schema, seed=7).row(n) for n in range(200)]
     assert rows == [Generator(schema, seed=7).row(n) for n in range(200)]
     assert rows != [Generator(schema, seed=8).row(n) for n in range(200)]
-    columns_of(rows, schema, "s")
+    Columns(schema, "s").batch(rows)
 
 
 def test_connections_look_like_connections() -> None:

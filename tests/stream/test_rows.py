@@ -16,7 +16,7 @@ from holdfast.model.schema import parse_schema
 from holdfast.stream import pack as packing
 from holdfast.stream.definition import Definition, define
 from holdfast.stream.pack import pack
-from holdfast.stream.rows import columns_of, stimes_of, table_batch
+from holdfast.stream.rows import Columns, stimes_of, table_batch
 
 SCHEMA = parse_schema("n bigint, text string")
 
@@ -39,23 +39,23 @@ def stored_batch(of: Definition, stimes: list[int], **columns: list[object]) -> 
 )  # fmt: skip
 def test_a_row_that_does_not_fit_is_refused_by_name(row: object) -> None:
     with pytest.raises(SchemaError, match="stream s"):
-        columns_of([row], SCHEMA, "s")  # type: ignore[list-item]
+        Columns(SCHEMA, "s").batch([row])  # type: ignore[list-item]
 
 
 def test_rows_are_mappings_or_sequences_in_column_order() -> None:
-    n, text = columns_of([{"text": "a", "n": 1}, (2, "b"), [3.0, None], {"n": None}], SCHEMA, "s")
+    n, text = Columns(SCHEMA, "s").batch([{"text": "a", "n": 1}, (2, "b"), [3.0, None], {"n": None}]).columns
     assert (n.to_pylist(), text.to_pylist()) == ([1, 2, 3, None], ["a", "b", None, None])
 
 
 def test_a_time_is_not_guessed_from_a_number_with_a_fraction() -> None:
     with pytest.raises(SchemaError, match=r"got 1\.7"):
-        columns_of([{"at": 1.7}], parse_schema("at timestamp"), "s")
+        Columns(parse_schema("at timestamp"), "s").batch([{"at": 1.7}])
 
 
 def test_a_column_that_must_not_be_null_is_held_to_it() -> None:
     schema = pa.schema([pa.field("n", pa.int64(), nullable=False)])
     with pytest.raises(SchemaError, match="must not be null"):
-        columns_of([{"n": None}], schema, "s")
+        Columns(schema, "s").batch([{"n": None}])
     with pytest.raises(SchemaError, match="must not be null"):
         table_batch(pa.table({"n": pa.array([None], pa.int64())}), schema, "s")
 

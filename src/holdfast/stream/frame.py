@@ -89,14 +89,11 @@ def encode_frame(header: Header, body: bytes) -> list[bytes]:
         raise CorruptLog(f"a frame may hold {BODY_MAX} bytes at most; got {length}; send smaller batches")
     padding = _ZEROS[: -length % ALIGNMENT]
     body_crc = crc32c(body) if not padding else google_crc32c.extend(crc32c(body), padding)
-    head = encode_header(header._replace(length=length, body_crc=body_crc))
+    _, _, partition, rows, bucket, first_id, low, high, _, epoch, seq = header
+    raw = _HEADER.pack(length, 0, FORMAT_VERSION, header[0], partition, rows, bucket, first_id, low, high, body_crc,
+                       epoch, seq)  # fmt: skip
+    head = raw[:4] + crc32c(raw).to_bytes(4, "little") + raw[8:]
     return [head, body, padding] if padding else [head, body]
-
-
-def encode_header(h: Header) -> bytes:
-    raw = _HEADER.pack(h.length, 0, FORMAT_VERSION, h.kind, h.partition, h.rows, h.bucket, h.first_tuple_id,
-                       h.stime_min_us, h.stime_max_us, h.body_crc, h.epoch, h.commit_seq)  # fmt: skip
-    return raw[:4] + crc32c(raw).to_bytes(4, "little") + raw[8:]
 
 
 def decode_header(data: bytes, offset: int, where: str) -> Header | None:

@@ -53,12 +53,15 @@ def stime_array(stimes: npt.NDArray[np.int64]) -> pa.Array:
 
 def pack_arrived(batch: pa.RecordBatch, stime_us: int, definition: Definition, stored: pa.Schema) -> list[Event]:
     """Events of user columns that all arrived at one moment: like `pack`, without working out the buckets."""
-    stimes = np.full(batch.num_rows, stime_us, np.int64)
-    whole = pa.RecordBatch.from_arrays([stime_array(stimes), *batch.columns], schema=stored)
-    if definition.partition_by is not None or batch.num_rows > EVENT_ROWS_MAX:
+    rows = batch.num_rows
+    stimes = pa.Array.from_buffers(
+        STIME_TYPE, rows, [None, pa.py_buffer(stime_us.to_bytes(8, "little", signed=True) * rows)]
+    )
+    whole = pa.RecordBatch.from_arrays([stimes, *batch.columns], schema=stored)
+    if definition.partition_by is not None or rows > EVENT_ROWS_MAX:
         return pack(whole, definition)
     bucket = stime_us // definition.bucket_us
-    return [Event(bucket, bucket % definition.partitions, batch.num_rows, stime_us, stime_us, _encode(whole))]
+    return [Event(bucket, bucket % definition.partitions, rows, stime_us, stime_us, _encode(whole))]
 
 
 def _events(batch: pa.RecordBatch, stimes: npt.NDArray[np.int64], bucket: int, partition: int) -> list[Event]:
@@ -73,7 +76,8 @@ def _events(batch: pa.RecordBatch, stimes: npt.NDArray[np.int64], bucket: int, p
 
 
 def _encode(batch: pa.RecordBatch) -> bytes:
-    return bytes(memoryview(batch.serialize()))
+    # An Arrow buffer, not a copy of it: whatever takes bytes on the way to the disk takes a buffer as well.
+    return batch.serialize()  # type: ignore[no-any-return]
 
 
 def key_partitions(keys: pa.Array, partitions: int) -> npt.NDArray[np.int64]:

@@ -33,7 +33,7 @@ from holdfast.stream.definition import Definition
 from holdfast.stream.group import GroupCommit
 from holdfast.stream.pack import pack, pack_arrived, stime_array
 from holdfast.stream.retention import retain
-from holdfast.stream.rows import UNITS_US, Row, columns_of, stimes_of, table_batch
+from holdfast.stream.rows import UNITS_US, Columns, Row, stimes_of, table_batch
 from holdfast.stream.writer import Event, LogWriter
 
 log = logging.getLogger(__name__)
@@ -97,6 +97,7 @@ class Producer:
             raise UsageError(f"stime_unit must be one of {', '.join(UNITS_US)}; got {stime_unit!r}")
         self.definition, self.writer, self.id = definition, writer, check_name(id)
         self._schema = pa.schema([pa.field("stime", STIME_TYPE), *schema]) if stime == "stime" else schema
+        self._columns = Columns(self._schema, definition.name)
         self._user = schema
         self._stored = definition.stored
         self._stime, self._unit = stime, stime_unit
@@ -147,8 +148,7 @@ class Producer:
         """Which of the rows would be refused as late now, for whoever wants to send the others."""
         if self._stime is None:
             return []
-        columns = columns_of(rows, self._schema, self.definition.name)
-        stimes = stimes_of(columns[self._schema.get_field_index(self._stime)], self._unit, self.definition.name)
+        stimes = stimes_of(self._columns.batch(rows).column(self._stime), self._unit, self.definition.name)
         found: list[int] = np.flatnonzero(stimes < self.boundary_us).tolist()
         return found
 
@@ -246,22 +246,17 @@ class Producer:
             return
         rows = [row for i in which for row in requests[i].rows or ()]
         try:
-            columns = columns_of(rows, self._schema, self.definition.name)
+            # Under a number that is nobody's: the group's rows are one batch now.
+            ready[-1] = _Ready(self._columns.batch(rows), None)
         except HoldfastError:
             for i in which:
                 self._prepare(i, requests[i], ready, answers)
-            return
-        # Under a number that is nobody's: the group's rows are one batch now.
-        ready[-1] = _Ready(pa.RecordBatch.from_arrays(columns, schema=self._schema), None)
 
     def _prepare(
         self, i: int, request: _Request, ready: dict[int, _Ready], answers: list[Ack | BaseException | None]
     ) -> None:
         try:
-            batch = request.batch
-            if batch is None:
-                columns = columns_of(request.rows or (), self._schema, self.definition.name)
-                batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+            batch = request.batch if request.batch is not None else self._columns.batch(request.rows or ())
             ready[i] = self._timed(batch)
         except HoldfastError as error:
             answers[i] = error

@@ -21,46 +21,55 @@ from holdfast.model.schema import STIME_TYPE, schema_text
 Row = Mapping[str, Any] | Sequence[Any]
 
 
-def columns_of(rows: Sequence[Row], schema: pa.Schema, stream: str) -> list[pa.Array]:
-    """The rows' values as one Arrow array per column of `schema`."""
-    names = schema.names
-    width = len(names)
-    values: list[tuple[Any, ...]] = []
-    for row in rows:
+class Columns:
+    """The columns of a stream, prepared once: single rows are sent often."""
+
+    def __init__(self, schema: pa.Schema, stream: str) -> None:
+        self.schema, self.stream = schema, stream
+        self._names = frozenset(schema.names)
+        self._fields = [(f, f.type, pa.types.is_integer(f.type) or pa.types.is_temporal(f.type)) for f in schema]
+
+    def batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
+        """The rows as one record batch; `SchemaError` if one does not fit."""
+        width = len(self._fields)
+        values = [row if type(row) is tuple and len(row) == width else self._values(row) for row in rows]
+        columns = zip(*values, strict=True) if values else ((),) * width
+        arrays = [self._array(*field, column) for field, column in zip(self._fields, columns, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _values(self, row: Row) -> tuple[Any, ...]:
         if isinstance(row, Mapping):
-            if row.keys() - set(names):
-                extra = ", ".join(sorted(map(str, row.keys() - set(names))))
-                raise SchemaError(
-                    f"stream {stream}: a row must have the columns ({schema_text(schema)}); got also {extra}"
-                )
-            values.append(tuple(row.get(n) for n in names))
-        elif isinstance(row, str | bytes) or not isinstance(row, Sequence) or len(row) != width:
-            raise SchemaError(f"stream {stream}: a row must have the columns ({schema_text(schema)}); got {row!r:.120}")
+            if row.keys() <= self._names:
+                return tuple([row.get(field.name) for field, _, _ in self._fields])
+            got = f"also {', '.join(sorted(map(str, row.keys() - self._names)))}"
+        elif isinstance(row, Sequence) and not isinstance(row, str | bytes) and len(row) == len(self._fields):
+            return tuple(row)
         else:
-            values.append(tuple(row))
-    return [_array(field, [v[i] for v in values], stream) for i, field in enumerate(schema)]
+            got = f"{row!r:.120}"
+        raise SchemaError(f"stream {self.stream}: a row must have the columns ({schema_text(self.schema)}); got {got}")
+
+    def _array(self, field: pa.Field, kind: pa.DataType, whole: bool, values: Sequence[Any]) -> pa.Array:
+        try:
+            if whole:
+                _refuse_fractions(values, kind)
+            array = pa.array(values, type=kind)
+        except (
+            pa.ArrowInvalid,
+            pa.ArrowTypeError,
+            pa.ArrowNotImplementedError,
+            OverflowError,
+            ValueError,
+            TypeError,
+        ) as error:
+            raise SchemaError(f"stream {self.stream}: column {field.name!r} must be {kind}; {error}") from None
+        if not field.nullable and array.null_count:
+            raise SchemaError(
+                f"stream {self.stream}: column {field.name!r} must not be null; got {array.null_count} nulls"
+            )
+        return array
 
 
-def _array(field: pa.Field, values: list[Any], stream: str) -> pa.Array:
-    try:
-        if pa.types.is_integer(field.type) or pa.types.is_temporal(field.type):
-            _refuse_fractions(values, field.type)
-        array = pa.array(values, type=field.type)
-    except (
-        pa.ArrowInvalid,
-        pa.ArrowTypeError,
-        pa.ArrowNotImplementedError,
-        OverflowError,
-        ValueError,
-        TypeError,
-    ) as error:
-        raise SchemaError(f"stream {stream}: column {field.name!r} must be {field.type}; {error}") from None
-    if not field.nullable and array.null_count:
-        raise SchemaError(f"stream {stream}: column {field.name!r} must not be null; got {array.null_count} nulls")
-    return array
-
-
-def _refuse_fractions(values: list[Any], kind: pa.DataType) -> None:
+def _refuse_fractions(values: Sequence[Any], kind: pa.DataType) -> None:
     """Arrow would cut 1.5 down to 1 without a word."""
     if set(map(type, values)) <= {int, type(None)}:
         return
@@ -71,6 +80,12 @@ def _refuse_fractions(values: list[Any], kind: pa.DataType) -> None:
 
 def table_batch(data: Any, schema: pa.Schema, stream: str) -> pa.RecordBatch:
     """One batch with exactly the columns of `schema`, from an Arrow table or batch or a pandas frame."""
+    if (
+        isinstance(data, pa.RecordBatch)
+        and data.schema.equals(schema)
+        and not any(column.null_count for field, column in zip(schema, data.columns, strict=True) if not field.nullable)
+    ):
+        return data
     try:
         # Loading pandas takes half a second; a caller that has a frame has loaded it already.
         pandas = sys.modules.get("pandas")
