@@ -64,8 +64,8 @@ def session(app: str = "holdfast", *, master: str | None = None, **settings: str
     if local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         # Spark reads these two from the environment, not from its settings.
-        os.environ.setdefault("PYSPARK_PYTHON", quick_python())
-        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+        for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+            os.environ.setdefault(variable, quick_python())
     for key, value in settings.items():
         builder = builder.config(key.replace("_", "."), value)
     spark = builder.getOrCreate()
