@@ -114,5 +114,5 @@ def _table_files(checkpoint: Path, store: Path, name: str) -> list[Path]:
     except (KeyError, zipfile.BadZipFile, OSError) as error:
         raise CorruptLog(f"{checkpoint / store / name}: the snapshot cannot be read ({error})") from error
     content = json.loads(text.partition("\n")[2])
-    tables = [store / "SSTs" / f["dfsSstName"] for f in content.get("sstFiles", [])]
-    return tables + [store / "logs" / f["dfsLogName"] for f in content.get("logFiles", [])]
+    tables = [store / "SSTs" / f["dfsSstFileName"] for f in content.get("sstFiles", [])]
+    return tables + [store / "logs" / f["dfsLogFileName"] for f in content.get("logFiles", [])]
