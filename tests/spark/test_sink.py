@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -14,6 +15,7 @@ from pyspark.sql import functions as F
 
 import holdfast
 from holdfast.spark import read_stream
+from holdfast.spark.sink import Rows, Target
 from tests.spark.conftest import at, fill, layout, tuples
 
 ROWS = [(i * 0.2, f"k{i % 7}", i) for i in range(150)]
@@ -204,3 +206,61 @@ def test_a_living_producer_on_the_output_is_fenced(
     with pytest.raises(holdfast.Fenced, match="was superseded by spark:"):
         old.send({"stime": at(500), "window": None, "key": "x", "count": 1})
     old.close(end=False)
+
+
+@pytest.mark.parametrize(("mode", "sentence"), [("complete", "takes results once, in append mode")])
+def test_a_stream_takes_no_results_twice(
+    spark: SparkSession, inputs: holdfast.StreamStore, tmp_path: Path, mode: str, sentence: str
+) -> None:
+    inputs.create("out", WINDOWED)
+    writer = windows(spark, inputs, {}).writeStream.outputMode(mode).format("holdfast")
+    writer = writer.options(root=str(inputs.root), checkpointLocation=str(tmp_path / "ckpt"))
+    with pytest.raises(PySparkException, match=sentence):
+        writer.trigger(availableNow=True).start("out").awaitTermination()
+
+
+def test_a_stream_is_never_overwritten(spark: SparkSession, inputs: holdfast.StreamStore) -> None:
+    frame = spark.sql(f"select timestamp'{at(900)}' stime, 'k' key, 1L value")
+    with pytest.raises(PySparkException, match="never overwritten"):
+        frame.write.format("holdfast").option("root", str(inputs.root)).mode("overwrite").save("a")
+
+
+def test_a_query_may_have_a_name(spark: SparkSession, inputs: holdfast.StreamStore, tmp_path: Path) -> None:
+    inputs.create("out", WINDOWED)
+    writer = windows(spark, inputs, {}).writeStream.queryName("named").format("holdfast")
+    writer = writer.options(root=str(inputs.root), checkpointLocation=str(tmp_path / "ckpt"))
+    writer.trigger(availableNow=True).start("out").awaitTermination()
+    assert inputs.open("out").reader().closed
+
+
+def test_an_earlier_run_that_wakes_up_is_refused_and_the_later_one_goes_on(store: holdfast.StreamStore) -> None:
+    """L7: two drivers on one checkpoint, the first one asleep while the second took over."""
+    out = store.create("out", "value bigint", bucket="1s")
+    schema = pa.schema([pa.field("stime", pa.timestamp("us", "UTC")), pa.field("value", pa.int64())])
+    target = Target({"root": str(store.root), "path": "out"}, schema)
+
+    def rows(second: int) -> list[Rows]:
+        batch = pa.record_batch([pa.array([at(second)], schema.field(0).type), pa.array([second])], schema=schema)
+        return [target.take(iter([batch]), "q", "", "0")]
+
+    def until(second: int) -> int:
+        return round(at(second).timestamp() * 1e6)
+
+    target.append(rows(1), until(2), "q", "first", 0)
+    target.append(rows(2), until(3), "q", "second", 1)
+    with pytest.raises(holdfast.Fenced, match="a later run of this query"):
+        target.append(rows(3), until(4), "q", "first", 2)
+    target.append(rows(3), until(4), "q", "second", 2)
+    target.append(rows(3), until(4), "q", "second", 2)
+    assert [t[2] for t in tuples(out)] == [1, 2, 3]
+
+
+def test_what_killed_tasks_staged_is_gone_after_the_next_commit(store: holdfast.StreamStore) -> None:
+    store.create("out", "value bigint", bucket="1s")
+    schema = pa.schema([pa.field("stime", pa.timestamp("us", "UTC")), pa.field("value", pa.int64())])
+    target = Target({"root": str(store.root), "path": "out"}, schema)
+    target.staging.mkdir()
+    for name in ("q.3.left.arrow", "q.5.under-way.arrow", "other.1.x.arrow"):
+        (target.staging / name).write_bytes(b"")
+    target.discard("q", "4")
+    assert sorted(p.name for p in target.staging.iterdir()) == ["other.1.x.arrow", "q.5.under-way.arrow"]

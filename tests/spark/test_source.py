@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import holdfast
 from holdfast.spark import read_stream
+from holdfast.spark.source import BucketReader, RangeReader
 from tests.spark.conftest import at, fill
 
 ROWS_A = [(i * 0.25, f"k{i % 3}", i) for i in range(40)]
@@ -194,3 +195,31 @@ def test_the_schema_of_all_spark_types_survives_a_round_trip(spark: SparkSession
 def test_read_stream_needs_no_more_than_names(spark: SparkSession, two: holdfast.StreamStore, tmp_path: Path) -> None:
     got, _ = run_now(read_stream(spark, "a", "b", root=two.root), tmp_path / "ckpt")
     assert got == merged()
+
+
+def test_a_bucket_numbered_zero_is_a_bucket(spark: SparkSession, store: holdfast.StreamStore) -> None:
+    stream = store.create("z", "value bigint", bucket="1s")
+    with stream.producer(stime="value", stime_unit="s") as producer:
+        producer.send_many([(n,) for n in range(-3, 3)])
+    assert [r["value"] for r in read(spark, store, "z", endBucket="0").collect()] == [-3, -2, -1]
+    assert [r["value"] for r in read(spark, store, "z", startBucket="0").collect()] == [0, 1, 2]
+
+
+def test_a_checkpoint_that_is_ahead_of_its_streams_is_refused(store: holdfast.StreamStore) -> None:
+    fill(store, "a", ROWS_A[:20], end=False, until=5)
+    reader = BucketReader({"root": str(store.root), "path": "a"})
+    ahead = {"format": 1, "until_us": round(at(9).timestamp() * 1e6)}
+    with pytest.raises(holdfast.StorageError, match="the streams reach only to"):
+        reader.partitions(reader.initialOffset(), ahead)
+
+
+def test_a_range_that_retention_took_since_it_was_planned_is_refused(store: holdfast.StreamStore) -> None:
+    """L6."""
+    stream = store.create("a", "key string, value bigint", bucket="1s", segment_bytes=4096)
+    with stream.producer(stime="stime") as producer:
+        for second in range(40):
+            producer.send_many([{"stime": at(second), "key": "x" * 200, "value": i} for i in range(10)])
+    reader = RangeReader({"root": str(store.root), "path": "a", "start": at(1).isoformat()})
+    assert stream.retain(holdfast.Retention(size_bytes=1)).segments
+    with pytest.raises(holdfast.UsageError, match="were removed by retention"):
+        reader.partitions()

@@ -16,6 +16,8 @@ from holdfast.model.errors import SchemaError
 
 #: What a body may become in memory. A thousand times the tuples that one unit usually has.
 UNPACKED_BYTES_MAX = 256 << 20
+#: Rows of one body: bounds what a column that is tiny on the wire becomes when it gets the stream's type.
+ROWS_MAX = 1 << 20
 _EXTENSION = b"ARROW:extension:name"
 
 
@@ -41,6 +43,8 @@ def _check_field(field: pa.Field, where: str) -> None:
     kind = field.type
     if isinstance(kind, pa.BaseExtensionType) or (field.metadata and _EXTENSION in field.metadata):
         raise SchemaError(f"{where}: column {field.name!r} has an extension type; send its storage type")
+    if pa.types.is_null(kind) or (pa.types.is_struct(kind) and kind.num_fields == 0):
+        raise SchemaError(f"{where}: column {field.name!r} has the type {kind}, which holds nothing; send typed values")
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         raise SchemaError(f"{where}: column {field.name!r} is encoded as {kind}; send plain values")
     for i in range(kind.num_fields):
@@ -48,12 +52,16 @@ def _check_field(field: pa.Field, where: str) -> None:
 
 
 def _check_sizes(body: bytes, where: str, unpacked_max: int) -> None:
-    total = 0
+    total = rows = 0
     for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(body)):
         if message.type == "record batch":
-            total += _unpacked(message.metadata.to_pybytes(), message.body)
+            metadata = message.metadata.to_pybytes()
+            total += _unpacked(metadata, message.body)
+            rows += _rows(metadata)
         elif message.type == "dictionary":
             raise SchemaError(f"{where}: a column is encoded with a dictionary; send plain values")
+        if rows > ROWS_MAX:
+            raise SchemaError(f"{where}: the body holds more than {ROWS_MAX} rows; send smaller batches")
         if total > unpacked_max:
             raise SchemaError(f"{where}: the body becomes more than {unpacked_max} bytes; send smaller batches")
 
@@ -76,6 +84,12 @@ def _unpacked(metadata: bytes, body: pa.Buffer) -> int:
             (unpacked,) = struct.unpack_from("<q", body.slice(offset, 8).to_pybytes())
             total += length if unpacked == -1 else max(unpacked, 0)
     return total
+
+
+def _rows(metadata: bytes) -> int:
+    """The number of rows that a record batch claims: columns without buffers cost nothing until they are cast."""
+    length = _field(metadata, _offset(metadata, _u32(metadata, 0), 2), 0)
+    return 0 if length is None else int(struct.unpack_from("<q", metadata, length)[0])
 
 
 def _u32(data: bytes, at: int) -> int:

@@ -115,4 +115,9 @@ def _table_files(checkpoint: Path, store: Path, name: str) -> list[Path]:
         raise CorruptLog(f"{checkpoint / store / name}: the snapshot cannot be read ({error})") from error
     content = json.loads(text.partition("\n")[2])
     tables = [store / "SSTs" / f["dfsSstFileName"] for f in content.get("sstFiles", [])]
-    return tables + [store / "logs" / f["dfsLogFileName"] for f in content.get("logFiles", [])]
+    tables += [store / "logs" / f["dfsLogFileName"] for f in content.get("logFiles", [])]
+    if any(table.parent.parent != store or table.name == ".." for table in tables):
+        raise CorruptLog(
+            f"{checkpoint / store / name}: the snapshot names files outside its store; it was tampered with"
+        )
+    return tables

@@ -7,6 +7,7 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from holdfast.model.errors import UsageError
 from holdfast.spark.options import READ_OPTIONS, Options
 from holdfast.spark.sink import BatchSink, StreamSink
 from holdfast.spark.source import BucketReader, RangeReader
@@ -34,9 +35,13 @@ class HoldfastSource(DataSource):
         return BucketReader(dict(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
+        if overwrite:
+            raise UsageError("a stream is never overwritten; write with .mode('append'), or delete and create it")
         return BatchSink(dict(self.options), _arrow(schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
+        if overwrite:
+            raise UsageError("a stream takes results once, in append mode; leave out .outputMode('complete')")
         return StreamSink(dict(self.options), _arrow(schema))
 
 

@@ -35,6 +35,7 @@ WRITE_OPTIONS = {
     "create": "'true': create the stream if it does not exist",
     "bucket": "bucket size of a stream created so",
     "checkpointlocation": "Spark's own",
+    "queryname": "Spark's own",
 }
 
 

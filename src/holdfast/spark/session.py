@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
 import tempfile
 from pathlib import Path
@@ -87,6 +88,9 @@ def quick_python() -> str:
     """
     folder = Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
+    owned = folder.lstat()
+    if not stat.S_ISDIR(owned.st_mode) or owned.st_uid != os.getuid() or owned.st_mode & 0o077:
+        return sys.executable  # Somebody else made the folder: what lies there is not ours to run.
     script = folder / f"python-{crc32c(sys.executable.encode()):08x}"
     text = (
         "#!/bin/sh\n"

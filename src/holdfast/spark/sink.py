@@ -9,8 +9,9 @@ Rules:
 3. The boundary is taken from Spark's own log of the batch (offsets/<batch>), so a repeated batch promises the same: the
    watermark if the query keeps state, the end of the inputs' range if it does not (then it cannot keep rows back).
 4. `filing` orders the rows: the stream does not depend on how Spark cut the batches (D9).
-5. Opening fences any writer before (L7): of two drivers on one checkpoint, the later one wins and the earlier one
-   fails.
+5. Of two drivers on one checkpoint, the later one wins and the earlier one fails (L7). Each run of a query notes itself
+   in the log with the number after the last run's; a run that finds a later one there gives up. Within a run, whichever
+   Python worker commits takes the branch over from the one before.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from holdfast.clock import now_us
-from holdfast.model.errors import CorruptLog, SchemaError, UnknownStream, UsageError
+from holdfast.model.errors import CorruptLog, Fenced, SchemaError, UnknownStream, UsageError
 from holdfast.model.schema import STIME_TYPE, schema_text, type_text
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, duration_us
 from holdfast.model.tuples import RESERVED
@@ -49,6 +50,7 @@ class Rows(WriterCommitMessage):
     """One task's rows in the stream's stored schema, as an Arrow IPC stream."""
 
     query_id: str
+    run_id: str
     rows: int
     stime_max_us: int
     inline: bytes = b""
@@ -111,7 +113,7 @@ class Target:
         columns = [stimes.cast(STIME_TYPE), *(batch.column(f.name).cast(f.type) for f in list(schema)[1:])]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
-    def take(self, iterator: Iterator[pa.RecordBatch], query_id: str) -> Rows:
+    def take(self, iterator: Iterator[pa.RecordBatch], query_id: str, run_id: str, batch_id: str) -> Rows:
         """Rule 1, in an executor."""
         sink = pa.BufferOutputStream()
         rows, high = 0, BEGINNING_US
@@ -124,13 +126,13 @@ class Target:
                     high = max(high, pa.compute.max(stored.column(0).cast(pa.int64())).as_py())
         data = bytes(memoryview(sink.getvalue())) if rows else b""
         if len(data) <= INLINE_BYTES:
-            return Rows(query_id, rows, high, inline=data)
+            return Rows(query_id, run_id, rows, high, inline=data)
         staging = self.staging
         disk = Disk()
         disk.make_dir(staging)
-        name = f"{query_id}-{os.urandom(8).hex()}.arrow"
+        name = f"{query_id}.{batch_id}.{os.urandom(8).hex()}.arrow"
         disk.replace_file(staging / name, data)
-        return Rows(query_id, rows, high, staged=name, crc=crc32c(data))
+        return Rows(query_id, run_id, rows, high, staged=name, crc=crc32c(data))
 
     @property
     def staging(self) -> Path:
@@ -148,13 +150,17 @@ class Target:
                 found += list(pa.ipc.open_stream(pa.py_buffer(data)))
         return found
 
-    def discard(self, messages: list[Rows]) -> None:
-        for message in messages:
-            if message.staged:
-                Disk().unlink(self.staging / message.staged)
+    def discard(self, query_id: str, batch: str) -> None:
+        """Remove what the tasks of this batch, and of earlier ones that were killed, have staged."""
+        if not self.staging.is_dir():
+            return
+        for path in self.staging.iterdir():
+            owner, number, *_ = [*path.name.split("."), "", ""]
+            if owner == query_id and number.isdigit() and batch.isdigit() and int(number) <= int(batch):
+                Disk().unlink(path)
 
     def writer(self, owner: str) -> LogWriter:
-        """Rule 5. The process that commits is reused from batch to batch, so the branch usually stays open."""
+        """The process that commits is reused from batch to batch, so the branch usually stays open."""
         known = _writers.get(self.stream.folder)
         if known is not None and known.owner == owner and known.valid:
             return known
@@ -163,9 +169,18 @@ class Target:
         writer = _writers[self.stream.folder] = self.stream.writer(takeover=True, owner=owner)
         return writer
 
-    def append(self, messages: list[Rows], boundary_us: int, owner: str, token: dict[str, int]) -> None:
-        writer = self.writer(owner)
-        if all(writer.state.tokens.get(id, -1) >= seq for id, seq in token.items()) and token:
+    def append(self, messages: list[Rows], boundary_us: int, query_id: str, run_id: str, batch_id: int) -> None:
+        """Rules 2 to 5, in the driver."""
+        writer = self.writer(f"spark:{query_id}:{run_id}")
+        known = writer.state.tokens
+        runs = {id: n for id, n in known.items() if id.startswith(f"run-{query_id}-")}
+        last, mine = max(runs.values(), default=0), f"run-{query_id}-{run_id}"
+        if runs.get(mine, last) < last:
+            raise Fenced(
+                f"stream {self.stream.name}: a later run of this query writes to it; nothing of this batch was added; "
+                f"stop this driver"
+            )
+        if known.get(f"spark-{query_id}", -1) >= batch_id:
             return
         closed = boundary_us >= FOREVER_US
         filed = file_results(
@@ -174,7 +189,8 @@ class Target:
         )  # fmt: skip
         if writer.state.closed and not filed.events:
             return
-        writer.commit(filed.events, now_us=now_us(), boundary_us=filed.boundary_us, tokens=token, closed=closed,
+        tokens = {f"spark-{query_id}": batch_id, mine: runs.get(mine, last + 1)}
+        writer.commit(filed.events, now_us=now_us(), boundary_us=filed.boundary_us, tokens=tokens, closed=closed,
                       pending=(filed.pending_rows, filed.pending))  # fmt: skip
 
 
@@ -190,20 +206,25 @@ class StreamSink(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Rows:
         context = TaskContext.get()
         assert context is not None
-        return self._target.take(iterator, context.getLocalProperty("sql.streaming.queryId") or "")
+        query_id = context.getLocalProperty("sql.streaming.queryId") or ""
+        # Spark runs all jobs of a query's run in a job group that is named after the run.
+        run_id = context.getLocalProperty("spark.jobGroup.id") or ""
+        return self._target.take(iterator, query_id, run_id, context.getLocalProperty("streaming.sql.batchId") or "0")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         target = self._target
         rows = [m for m in messages if isinstance(m, Rows)]
-        query_id = rows[0].query_id if rows else ""
+        query_id, run_id = (rows[0].query_id, rows[0].run_id) if rows else ("", "")
         high = max((m.stime_max_us for m in rows), default=BEGINNING_US)
         checkpoint = target.options.get("checkpointlocation")
         boundary = batch_boundary(checkpoint, batchId, self._boundary, high, self._slack_us)
-        target.append(rows, boundary, f"spark:{query_id}", {f"spark-{query_id}": batchId})
-        target.discard(rows)
+        target.append(rows, boundary, query_id, run_id, batchId)
+        target.discard(query_id, str(batchId))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._target.discard([m for m in messages if isinstance(m, Rows)])
+        for message in messages:
+            if isinstance(message, Rows):
+                self._target.discard(message.query_id, str(batchId))
 
 
 class BatchSink(DataSourceArrowWriter):
@@ -211,9 +232,10 @@ class BatchSink(DataSourceArrowWriter):
 
     def __init__(self, given: dict[str, str], schema: pa.Schema) -> None:
         self._target = Target(dict(given), schema)
+        self._id = f"frame-{os.urandom(8).hex()}"  # Made when the write is planned; comes back with the rows.
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Rows:
-        return self._target.take(iterator, "batch")
+        return self._target.take(iterator, self._id, "", "0")
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         target = self._target
@@ -230,7 +252,9 @@ class BatchSink(DataSourceArrowWriter):
                           pending=(filed.pending_rows, filed.pending))  # fmt: skip
         finally:
             writer.release(now_us())
-            target.discard(rows)
+            self.abort(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._target.discard([m for m in messages if isinstance(m, Rows)])
+        for message in messages:
+            if isinstance(message, Rows):
+                self._target.discard(message.query_id, "0")

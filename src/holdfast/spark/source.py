@@ -13,6 +13,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -26,8 +27,8 @@ from pyspark.sql.streaming.datasource import (
 )  # fmt: skip
 
 from holdfast.clock import now_us
-from holdfast.model.errors import UsageError
-from holdfast.model.time import BEGINNING_US, END_OF_TIME_US
+from holdfast.model.errors import StorageError, UsageError
+from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, instant_text, instant_us
 from holdfast.spark.options import READ_OPTIONS, Options
 from holdfast.spark.pushdown import narrowed
 from holdfast.stream.acks import acknowledge
@@ -130,14 +131,13 @@ class RangeReader(_Reading, DataSourceReader):
 
     def __init__(self, given: dict[str, str]) -> None:
         super().__init__(given)
-        start = self._bucket_us("startbucket") or self._instant("start", "beginning")
-        end = self._bucket_us("endbucket") or self._instant("end", None)
-        self._start_us = BEGINNING_US if start is None else start
-        self._merge.check_present(self._start_us)
+        start, end = self._bucket_us("startbucket"), self._bucket_us("endbucket")
+        if start is None and self._options.get("start") != "beginning":
+            start = self._options.instant("start")
+        if end is None:
+            end = self._options.instant("end")
+        self._asked_us = self._start_us = BEGINNING_US if start is None else start
         self._end_us = END_OF_TIME_US if end is None else end
-
-    def _instant(self, option: str, word: str | None) -> int | None:
-        return None if self._options.get(option) == word else self._options.instant(option)
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
         """Comparisons with stime narrow the range; Spark still applies every filter itself."""
@@ -146,7 +146,10 @@ class RangeReader(_Reading, DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         end = min(self._end_us, self._merge.complete_until_us)
-        return split(self._merge.pieces(self._start_us, end), self._start_us, end, self._tasks_max, None)
+        pieces = self._merge.pieces(self._start_us, end, strict=False)
+        # A range that was asked for must be there; a filter takes what there is.
+        self._merge.check_present(self._asked_us)
+        return split(pieces, self._start_us, end, self._tasks_max, None)
 
 
 class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -172,7 +175,7 @@ class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
             elif start == "live":
                 self._initial = self._merge.complete_until_us
             else:
-                self._initial = self._options.instant("start") or 0
+                self._initial = instant_us(start or "")
         return _offset(self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -207,7 +210,12 @@ class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         since, until = _until(start), _until(end)
         if until > self._merge.complete_until_us:
             self._merge.refresh()
-        self._merge.check_present(since)
+            if until > self._merge.complete_until_us:
+                raise StorageError(
+                    f"the checkpoint says that {', '.join(s.name for s in self._sources)} were read up to "
+                    f"{instant_text(until)}, the streams reach only to {instant_text(self._merge.complete_until_us)}; "
+                    f"restore the streams, or start with a new checkpoint"
+                )
         boundary = None
         if self._boundaries is not None and until > since:
             boundary = until if self._boundaries == "exact" or until >= FOREVER_US else until - 1000
@@ -216,10 +224,7 @@ class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
     def commit(self, end: dict[str, int]) -> None:
         if self._subscriber is not None:
             for source in self._sources:
-                acknowledge(self._folder(source), self._subscriber, _until(end), now_us(), Disk())
-
-    def _folder(self, source: Source) -> Any:
-        return self._options.store.open(source.name).folder
+                acknowledge(Path(source.folder), self._subscriber, _until(end), now_us(), Disk())
 
     def stop(self) -> None:
         for reader in self._merge.readers:

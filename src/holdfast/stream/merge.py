@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from holdfast.model.errors import SchemaError, UsageError
 from holdfast.model.schema import parse_schema, reader_schema, stored_schema
-from holdfast.model.time import BEGINNING_US, END_OF_TIME_US
+from holdfast.model.time import END_OF_TIME_US
 from holdfast.model.tuples import STREAM_COLUMN, TupleType
 from holdfast.stream.index import Fields
 from holdfast.stream.reader import LogReader, cut, read_extent, with_header
@@ -28,6 +28,10 @@ from holdfast.stream.store import Stream, StreamStore
 
 #: The year 9999, the end of time as Spark can write it.
 FOREVER_US = 253_402_214_400_000_000
+
+
+#: How far `admit` looks at first; a batch usually takes fewer buckets than this.
+_LOOK_AHEAD_BUCKETS = 256
 
 
 class Source(NamedTuple):
@@ -65,50 +69,52 @@ class Merge:
         still_open = [r for r in self.readers if r.boundary_us < END_OF_TIME_US]
         return min((r.closed_until_us for r in still_open), default=FOREVER_US)
 
-    @property
-    def begins_us(self) -> int:
-        """The begin of the first bucket that any stream holds."""
-        firsts = [
-            r.stime_min_us // size * size
-            for r, size in zip(self.readers, self.bucket_us, strict=True)
-            if r.stime_min_us is not None
-        ]
-        return min(firsts, default=BEGINNING_US)
-
     def check_present(self, start_us: int) -> None:
         for reader in self.readers:
             reader.check_present(start_us)
 
-    def pieces(self, start_us: int, end_us: int) -> list[Piece]:
-        """Events with tuples in [start, end), in the order of rule 2."""
+    def pieces(self, start_us: int, end_us: int, *, strict: bool = True) -> list[Piece]:
+        """Events with tuples in [start, end), in the order of rule 2; `strict` as in `LogReader.extents`."""
         if end_us <= start_us:
             return []
         found = []
         for i, reader in enumerate(self.readers):
             size = self.bucket_us[i]
-            for extent in reader.extents(start_us, end_us):
+            for extent in reader.extents(start_us, end_us, strict=strict):
                 f = extent.fields
                 found.append((f.bucket * size, i, f.first_tuple_id, Piece(i, extent.segment, f)))
         found.sort(key=lambda entry: entry[:3])
         return [entry[3] for entry in found]
 
     def admit(self, start_us: int, end_us: int, *, rows_max: int | None = None, bytes_max: int | None = None) -> int:
-        """The furthest end of a bucket up to which the limits hold; at least one bucket, to get on at all."""
+        """The furthest end of a bucket up to which the limits hold; at least one bucket, to get on at all.
+
+        Looks ahead in growing steps, so that catching up on a long history costs what is admitted, not what is left.
+        """
         if rows_max is None and bytes_max is None:
             return end_us
-        pieces = self.pieces(start_us, end_us)
-        if not pieces:
-            return end_us
-        ends = np.array([(p.fields.bucket + 1) * self.bucket_us[p.source] for p in pieces], np.int64)
+        firsts = [r.stime_min_us for r in self.readers if r.stime_min_us is not None]
+        begin = max(start_us, min(firsts, default=end_us))
+        step = _LOOK_AHEAD_BUCKETS * max(self.bucket_us)
+        while begin + step < end_us:
+            admitted = self._within_limits(start_us, begin + step, rows_max, bytes_max)
+            if admitted < begin + step:
+                return admitted
+            step *= 4
+        return self._within_limits(start_us, end_us, rows_max, bytes_max)
+
+    def _within_limits(self, start_us: int, end_us: int, rows_max: int | None, bytes_max: int | None) -> int:
+        looks = [(r.entries(start_us, end_us), size) for r, size in zip(self.readers, self.bucket_us, strict=True)]
+        ends = np.concatenate([(entries["bucket"] + 1) * size for entries, size in looks])
         order = np.argsort(ends, kind="stable")
-        ends = ends[order]
-        over = np.zeros(len(pieces), bool)
-        if rows_max is not None:
-            over |= np.cumsum(np.array([p.fields.rows for p in pieces])[order]) > rows_max
-        if bytes_max is not None:
-            over |= np.cumsum(np.array([p.fields.length for p in pieces])[order]) > bytes_max
+        over = np.zeros(len(ends), bool)
+        for limit, column in ((rows_max, "rows"), (bytes_max, "length")):
+            if limit is not None:
+                sizes = np.concatenate([entries[column] for entries, _ in looks]).astype(np.int64)
+                over |= np.cumsum(sizes[order]) > limit
         if not over.any():
             return end_us
+        ends = ends[order]
         first_over = int(ends[int(np.argmax(over))])
         before = ends[ends < first_over]
         return min(end_us, int(before[-1]) if len(before) else first_over)

@@ -141,21 +141,27 @@ class LogReader:
         if self._manifest_fd >= 0:
             os.close(self._manifest_fd)
         self._manifest, self._manifest_fd = manifest, fd
-        for name in self._files.keys() - {s.name for s in manifest.segments}:
-            os.close(self._files.pop(name))  # Removed by retention: let go of the space.
+        present = {s.name for s in manifest.segments}
+        for path in [path for path in self._files if path.name not in present]:
+            os.close(self._files.pop(path))  # Removed by retention: let go of the space.
+        self._sealed = {name: entries for name, entries in self._sealed.items() if name in present}
         if not manifest.segments:
             return False
         try:
             self._follow(manifest)
         except FileNotFoundError:
             if not self._superseded():
+                self._forget_manifest()
                 raise CorruptLog(f"{self.folder / manifest.segments[-1].name}: the segment is missing") from None
         except CorruptLog:
-            # Whoever asks again must hear of it again, not get the half that was read.
-            os.close(self._manifest_fd)
-            self._manifest, self._manifest_fd = None, -1
+            self._forget_manifest()
             raise
         return True
+
+    def _forget_manifest(self) -> None:
+        """Whoever asks again must hear of the damage again, not get the half that was read."""
+        os.close(self._manifest_fd)
+        self._manifest, self._manifest_fd = None, -1
 
     def _follow(self, manifest: Manifest) -> None:
         last = manifest.segments[-1]
@@ -245,17 +251,31 @@ class LogReader:
                 f"asked for {instant_text(start_us)}; start at {instant_text(removed)} or at the beginning"
             )
 
-    def extents(self, start_us: int, end_us: int) -> list[Extent]:
-        """Events with tuples in [start, end), in order (rule 3). Segments outside the range are not opened."""
-        found: list[Extent] = []
-        for segment in self.segments:
-            entries = self._entries(segment, start_us, end_us)
-            if entries is None:
-                continue
-            mask = (entries["stime_max_us"] >= start_us) & (entries["stime_min_us"] < end_us)
-            found += [Extent(segment.name, Fields(*row)) for row in entries[mask].tolist()]
+    def extents(self, start_us: int, end_us: int, *, strict: bool = True) -> list[Extent]:
+        """Events with tuples in [start, end), in order (rule 3). Segments outside the range are not opened.
+
+        Unless `strict` is off, a start that retention has passed is refused (L6).
+        """
+        found = [
+            Extent(segment.name, Fields(*row))
+            for segment, entries in self._within(start_us, end_us)
+            for row in entries.tolist()
+        ]
+        if strict:
+            self.check_present(start_us)  # After the look: what was removed before or during it is noticed.
         found.sort(key=lambda e: (e.fields.bucket, e.fields.first_tuple_id))
         return found
+
+    def entries(self, start_us: int, end_us: int) -> Entries:
+        """The same as plain index entries, unordered, for counting."""
+        return np.concatenate([EMPTY, *(entries for _, entries in self._within(start_us, end_us))])
+
+    def _within(self, start_us: int, end_us: int) -> Iterator[tuple[SegmentEntry, Entries]]:
+        for segment in self.segments:
+            entries = self._entries(segment, start_us, end_us)
+            if entries is not None:
+                mask = (entries["stime_max_us"] >= start_us) & (entries["stime_min_us"] < end_us)
+                yield segment, entries[mask]
 
     def _entries(self, segment: SegmentEntry, start_us: int, end_us: int) -> Entries | None:
         if self._active is not None and segment.name == self._active.entry.name:

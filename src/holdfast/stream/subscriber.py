@@ -68,6 +68,9 @@ class Subscriber:
         self._trouble: HoldfastError | None = None
         self._tentative_sent = False
         self._main.check_present(self._core.stable_until_us)
+        if name is not None:
+            # Known from now on: retention waits for what it has not acknowledged yet.
+            acknowledge(folder, name, self._core.stable_until_us, now_us(), Disk())
         self._last_stable_id = 0
         self._last_stable_stime_us: int | None = None
 

@@ -250,6 +250,8 @@ class LogWriter:
         if start + length <= self._reserved or length > _RESERVE_UNIT_MAX:
             return
         begin, ahead = max(self._reserved, start), min(start, _RESERVE_BYTES)
+        if ahead < length:
+            return
         room = self.disk.reserve(self._fd, self._path, begin, ahead)
         self._reserved = begin + ahead if room else _NO_RESERVE
 
