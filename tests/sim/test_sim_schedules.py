@@ -43,6 +43,18 @@ def test_each_profile_breaks_nothing(profile):
         assert not outcome.violations, f"seed {seed}: {outcome.violations[0]}"
 
 
+#: Schedules that once broke an invariant, and why. Each also has a transcript in tests/protocol.
+ONCE_BROKEN = {
+    648: "D11: a late yes to a turn that was over counted for the next, though its promise had been released",
+}
+
+
+@pytest.mark.parametrize("seed", sorted(ONCE_BROKEN))
+def test_what_once_broke_holds(seed):
+    outcome = run_plan(draw(seed))[0]
+    assert not outcome.violations, f"{ONCE_BROKEN[seed]}: {outcome.violations[0]}"
+
+
 class Latency(Observer):
     """How late buckets come when nothing fails."""
 

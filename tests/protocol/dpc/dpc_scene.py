@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from holdfast.protocol.dpc.effects import Effects, ExtendFork
-from holdfast.protocol.dpc.messages import KeepaliveReply, KeepaliveRequest, Message, StreamReport
+from holdfast.protocol.dpc.messages import (
+    AuthorisationReply,
+    AuthorisationRequest,
+    KeepaliveReply,
+    KeepaliveRequest,
+    Message,
+    StreamReport,
+)
 from holdfast.protocol.dpc.node import NodeCore
 from holdfast.protocol.dpc.plan import InputPlan, NodePlan, OutputPlan, Resume
 from holdfast.protocol.dpc.signals import (
@@ -100,6 +107,14 @@ class Scene:
     def forked(self) -> Effects:
         """The fork has done all it was given."""
         return self.tell(ForkCompleted(self.core.fork.id, self.core.fork.next))
+
+    def grants(self, peer: str, asked_us: int | None = None) -> Effects:
+        """The peer says yes, to our last request unless another is named."""
+        return self.hear(peer, AuthorisationReply(True, self.asked() if asked_us is None else asked_us))
+
+    def asked(self) -> int:
+        """The name of our last request for authorisation."""
+        return [m.asked_us for _, m in sent(self.log, AuthorisationRequest)][-1]  # type: ignore[union-attr]
 
     def hear(self, sender: str, message: Message) -> Effects:
         return self.tell(Received(sender, message))

@@ -43,7 +43,7 @@ def test_complete_buckets_are_read_in_order_and_nothing_else():
 def test_a_replica_answers_nobody_before_it_is_level_with_its_inputs():
     scene = Scene(plan({"x": ("x",)}), Resume(5, 5 * BUCKET, 0))
     assert not scene.hear("reader", KeepaliveRequest()).send
-    assert not sent(scene.hear("b", AuthorisationRequest()), AuthorisationReply)
+    assert not sent(scene.hear("b", AuthorisationRequest(0)), AuthorisationReply)
     scene.says("x", "x", S, 50)
     scene.main("x", 20)
     scene.commit()
@@ -265,23 +265,46 @@ def test_without_authorisation_a_replica_stays_in_up_failure_and_main_waits():
 
 def test_with_authorisation_it_stabilises_and_gives_up_its_fork():
     scene = healed_in_turns()
-    granted = scene.hear("b", AuthorisationReply(True))
+    granted = scene.grants("b")
     assert scene.state == NodeState.STABILIZATION
     assert granted.read_stable == ReadStable(30)
     assert granted.stop_fork is not None
     done = scene.commit()
     assert scene.state == NodeState.STABLE
-    assert sent(done, AuthorisationDone) == [("b", AuthorisationDone())]
+    assert sent(done, AuthorisationDone) == [("b", AuthorisationDone(scene.asked()))]
+
+
+def test_a_yes_to_an_earlier_turn_neither_ends_the_fork_nor_lets_it_stabilise():
+    scene = healed_in_turns()
+    earlier = scene.asked()
+    scene.grants("b", earlier)
+    scene.commit()
+    assert scene.state == NodeState.STABLE
+    scene.dies("x")
+    for bucket in range(31, 51):
+        scene.until(bucket * BUCKET)
+        scene.main("y", bucket)
+        if scene.core.fork.state == ForkState.PREPARING:
+            scene.prepared()
+    scene.says("x", "x", S, 50)
+    scene.main("x", 50)
+    assert scene.asked() > earlier
+    late = scene.grants("b", earlier)
+    assert late.stop_fork is None
+    assert (scene.state, scene.core.fork.state) == (NodeState.UP_FAILURE, ForkState.RUNNING)
+    now = scene.grants("b")
+    assert now.stop_fork is not None
+    assert scene.state == NodeState.STABILIZATION
 
 
 def test_a_replica_that_granted_authorisation_does_not_stabilise():
     scene = two_inputs(stabilise=Stabilise.STAGGER, peers=("A",))
     fail_x(scene, 30)
-    assert sent(scene.hear("A", AuthorisationRequest()), AuthorisationReply) == [("A", AuthorisationReply(True))]
+    assert sent(scene.hear("A", AuthorisationRequest(7)), AuthorisationReply) == [("A", AuthorisationReply(True, 7))]
     scene.says("x", "x", S, 30)
     scene.main("x", 30)
     assert scene.state == NodeState.UP_FAILURE
-    scene.hear("A", AuthorisationDone())
+    scene.hear("A", AuthorisationDone(7))
     scene.until(scene.now + BUCKET)
     assert sent(scene.log[-4:], AuthorisationRequest)
 

@@ -352,10 +352,10 @@ def test_4_7_3_figure_4_12_a_request_is_rejected_while_stabilising_and_by_the_sm
     fail_x(scene, 30)
     scene.says("x", "x", S, 30)
     scene.main("x", 30)
-    assert sent(scene.hear("b", AuthorisationRequest()), AuthorisationReply) == [("b", AuthorisationReply(False))]
-    scene.hear("b", AuthorisationReply(True))
+    assert sent(scene.hear("b", AuthorisationRequest(7)), AuthorisationReply) == [("b", AuthorisationReply(False, 7))]
+    scene.grants("b")
     assert scene.state == NodeState.STABILIZATION
-    assert sent(scene.hear("b", AuthorisationRequest()), AuthorisationReply) == [("b", AuthorisationReply(False))]
+    assert sent(scene.hear("b", AuthorisationRequest(7)), AuthorisationReply) == [("b", AuthorisationReply(False, 7))]
 
 
 def test_4_7_3_a_rejected_replica_waits_and_asks_again():
@@ -364,7 +364,7 @@ def test_4_7_3_a_rejected_replica_waits_and_asks_again():
     fail_x(scene, 30)
     scene.says("x", "x", S, 30)
     scene.main("x", 30)
-    scene.hear("b", AuthorisationReply(False))
+    scene.hear("b", AuthorisationReply(False, scene.asked()))
     later = scene.until(scene.now + 300_000)
     assert [to for to, _ in sent(later, AuthorisationRequest)][:1] == ["c"]
 
@@ -395,7 +395,7 @@ def test_4_7_4_a_stable_replica_counts_as_stabilising_for_a_node_that_is_far_beh
 
 def test_4_8_a_recovering_node_replies_to_nothing_before_it_is_stable():
     scene = Scene(plan({"x": ("x",)}), Resume(3, 3 * BUCKET, 0))
-    for message in (KeepaliveRequest(), AuthorisationRequest()):
+    for message in (KeepaliveRequest(), AuthorisationRequest(7)):
         assert not scene.hear("b", message).send
     assert scene.state == NodeState.RECOVERING
 

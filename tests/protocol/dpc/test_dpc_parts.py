@@ -14,7 +14,7 @@ import holdfast.protocol.dpc as package
 from holdfast.model.errors import UsageError
 from holdfast.protocol.dpc.buffers import Buffer
 from holdfast.protocol.dpc.effects import Send
-from holdfast.protocol.dpc.messages import AuthorisationReply, StreamReport
+from holdfast.protocol.dpc.messages import AuthorisationDone, AuthorisationReply, AuthorisationRequest, StreamReport
 from holdfast.protocol.dpc.monitor import Monitor
 from holdfast.protocol.dpc.output import output_state
 from holdfast.protocol.dpc.plan import Full, InputPlan, NodePlan, OutputPlan, Policy, Stabilise
@@ -155,38 +155,112 @@ def test_figure_a_1(node, before, inputs, blocking, after):
 
 def stagger(replica: str, peer: str) -> Stagger:
     what = plan({"x": ("x",)})
-    return Stagger(NodePlan(replica, what.inputs, what.output, (peer,), BUCKET, 1_000_000, stabilise=Stabilise.STAGGER))
+    turns = NodePlan(replica, what.inputs, what.output, (peer,), BUCKET, 1_000_000, stabilise=Stabilise.STAGGER)
+    return Stagger(turns, 0)
 
 
 def test_of_two_that_want_to_stabilise_the_smaller_name_goes_first():
     a, b = stagger("a", "b"), stagger("b", "a")
     assert a.ask(0)
     assert b.ask(0)
-    assert a.requested("b", True, 1) == Send("b", AuthorisationReply(False))
-    assert b.requested("a", True, 1) == Send("a", AuthorisationReply(True))
-    a.replied("b", True)
-    b.replied("a", False)
+    assert a.requested("b", 0, True, 1) == Send("b", AuthorisationReply(False, 0))
+    assert b.requested("a", 0, True, 1) == Send("a", AuthorisationReply(True, 0))
+    a.replied("b", True, 0)
+    b.replied("a", False, 0)
     assert a.may(2)
     assert not b.may(2)
 
 
 def test_a_promise_binds_until_it_is_released_or_lapses():
     b = stagger("b", "a")
-    b.requested("a", True, 0)
+    b.requested("a", 0, True, 0)
     assert b.promised(LEASE_KEEPALIVES * KEEPALIVE - 1)
     assert not b.promised(LEASE_KEEPALIVES * KEEPALIVE)
-    b.requested("a", True, 0)
-    b.released("a")
+    b.requested("a", 0, True, 0)
+    b.released("a", 0)
     assert not b.promised(1)
 
 
 def test_the_holder_stops_trusting_a_promise_before_the_giver_does():
     a, b = stagger("a", "b"), stagger("b", "a")
     a.ask(0)
-    b.requested("a", True, 5_000)
-    a.replied("b", True)
+    b.requested("a", 0, True, 5_000)
+    a.replied("b", True, 0)
     lapsed = next(t for t in range(0, 5_000_000, 10_000) if not a.relieved(t))
     assert b.promised(lapsed + 100_000)
+
+
+def test_a_late_yes_is_trusted_from_its_own_request_on_not_from_the_last():
+    a, b = stagger("a", "b"), stagger("b", "a")
+    for asked in range(0, 8 * KEEPALIVE, 2 * KEEPALIVE):
+        assert a.ask(asked) == (Send("b", AuthorisationRequest(asked)),)
+    b.requested("a", 0, True, 5_000)
+    a.replied("b", True, 0)
+    assert a.relieved(LEASE_KEEPALIVES * KEEPALIVE // 2 - 1)
+    assert not a.relieved(LEASE_KEEPALIVES * KEEPALIVE // 2)
+
+
+def test_a_late_yes_to_a_turn_that_is_over_does_not_count_for_the_next():
+    """Seed 648, on a slow link: the release arrives after the last yes was sent, and the yes after the next request."""
+    a, b = stagger("a", "b"), stagger("b", "a")
+    first, second = 0, 2 * KEEPALIVE
+    a.ask(first)
+    a.ask(second)
+    b.requested("a", first, True, second)
+    a.replied("b", True, first)
+    assert a.done() == (Send("b", AuthorisationDone(second)),)
+    late = b.requested("a", second, True, second + 1)
+    third = 3 * KEEPALIVE
+    assert a.ask(third) == (Send("b", AuthorisationRequest(third)),)
+    b.released("a", second)
+    assert not b.promised(third)
+    assert late.message == AuthorisationReply(True, second)
+    a.replied("b", True, second)
+    assert not a.relieved(third + 1)
+    assert not a.may(third + 1)
+    b.requested("a", third, True, third + 1)
+    a.replied("b", True, third)
+    assert a.relieved(third + 2)
+
+
+def test_a_late_release_does_not_end_a_promise_made_since():
+    b = stagger("b", "a")
+    b.requested("a", 0, True, 0)
+    b.released("a", 0)
+    b.requested("a", 300_000, True, 310_000)
+    b.released("a", 0)
+    assert b.promised(320_000)
+    b.requested("a", 0, True, 330_000)
+    b.released("a", 0)
+    assert b.promised(340_000)
+    b.released("a", 300_000)
+    assert not b.promised(350_000)
+
+
+def test_an_answer_that_was_overtaken_by_a_later_one_is_void():
+    a = stagger("a", "b")
+    a.ask(0)
+    a.ask(2 * KEEPALIVE)
+    a.replied("b", False, 2 * KEEPALIVE)
+    a.replied("b", True, 0)
+    assert not a.relieved(2 * KEEPALIVE + 1)
+
+
+def test_two_requests_at_one_instant_have_different_names():
+    a = stagger("a", "b")
+    names = set()
+    for _ in range(3):
+        (send,) = a.ask(7)
+        names.add(send.message.asked_us)
+        a.done()
+    assert len(names) == 3
+
+
+def test_a_restarted_replica_does_not_count_a_yes_to_its_earlier_life():
+    a = Stagger(stagger("a", "b")._plan, 5_000_000)
+    a.ask(6_000_000)
+    a.replied("b", True, 4_900_000)
+    assert not a.relieved(6_000_001)
 
 
 def test_whom_nobody_answers_goes_alone():
@@ -198,7 +272,7 @@ def test_whom_nobody_answers_goes_alone():
 
 
 def test_one_who_cannot_keep_news_coming_grants_nothing():
-    assert stagger("b", "a").requested("a", False, 0) == Send("a", AuthorisationReply(False))
+    assert stagger("b", "a").requested("a", 0, False, 0) == Send("a", AuthorisationReply(False, 0))
 
 
 # Buffers --------------------------------------------------------------------------------------------------------

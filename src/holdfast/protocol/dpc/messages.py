@@ -40,17 +40,25 @@ class KeepaliveReply:
 class AuthorisationRequest:
     """May I stabilise while you stay available? Repeated while stabilising: it renews the promise (figure 4-12)."""
 
+    asked_us: int
+    """When the sender asked, by its own clock; it differs from request to request and names this one."""
+
 
 @dataclass(frozen=True, slots=True)
 class AuthorisationReply:
     """Yes: I shall not stabilise as long as you keep renewing. Or no: ask again later."""
 
     granted: bool
+    asked_us: int
+    """Which request this answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuthorisationDone:
     """I no longer need your promise."""
+
+    asked_us: int
+    """My last request: what you promised for it or an earlier one is void, what you promise for a later one is not."""
 
 
 @dataclass(frozen=True, slots=True)

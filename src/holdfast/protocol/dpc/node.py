@@ -72,7 +72,7 @@ class NodeCore:
         self.main_us = resume.boundary_us
         self.inputs = Inputs(plan, resume.next_bucket, now_us)
         self.fork = Fork(plan, resume.fork)
-        self.stagger = Stagger(plan)
+        self.stagger = Stagger(plan, now_us)
         self.buffer = Buffer(plan.output, resume.kept_us)
         self._blocking = frozenset(spec.stream for spec in plan.inputs if spec.blocking)
         self._out_state = StreamState.FAILURE
@@ -160,11 +160,11 @@ class NodeCore:
         if isinstance(message, AuthorisationRequest):
             forked = self.fork.state in (ForkState.READY, ForkState.RUNNING)
             available = self.state == NodeState.STABLE or (self.state == NodeState.UP_FAILURE and forked)
-            self._send.append(self.stagger.requested(sender, available, now_us))
+            self._send.append(self.stagger.requested(sender, message.asked_us, available, now_us))
         elif isinstance(message, AuthorisationReply):
-            self.stagger.replied(sender, message.granted)
+            self.stagger.replied(sender, message.granted, message.asked_us)
         elif isinstance(message, AuthorisationDone):
-            self.stagger.released(sender)
+            self.stagger.released(sender, message.asked_us)
         return False
 
     def _committed(self, signal: StableCompleted) -> None:

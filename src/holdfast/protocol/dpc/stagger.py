@@ -6,9 +6,13 @@ Rules:
    coming: STABLE, or with a fork at hand; one that has just given up its fork is not.
 2. A promise is a lease: it lasts `LEASE_US` from the last request and the holder keeps renewing. The holder trusts it
    only half as long, so it gives up first whatever the network does. The seeds leave open what ends a promise.
-3. Refused: ask the next peer after a while. Nobody answers: there is no one to take turns with, so the replica
+3. Every request is named by the time it was made, and so are its answer and its release. An answer counts only for
+   the turn in which it was asked for, and is trusted from the time of its own request on; a release ends only promises
+   made before it. Otherwise a late yes to a turn that is over, whose promise was released meanwhile, would pass for a
+   yes to the next one.
+4. Refused: ask the next peer after a while. Nobody answers: there is no one to take turns with, so the replica
    stabilises with its own fork running beside. Hence some live replica always processes new input.
-4. With `Stabilise.FORK` nobody is asked.
+5. With `Stabilise.FORK` nobody is asked.
 """
 
 from __future__ import annotations
@@ -25,19 +29,24 @@ LEASE_KEEPALIVES = 12
 class Stagger:
     """One replica's side of the talk."""
 
-    __slots__ = ("_alone", "_asked", "_asked_us", "_granted_until_us", "_holder", "_plan", "_promised_until_us",
-                 "_unanswered", "granted_by")  # fmt: skip
+    __slots__ = ("_alone", "_asked", "_asked_us", "_granted_until_us", "_holder", "_plan", "_promised_for_us",
+                 "_promised_until_us", "_settled_us", "_unanswered", "granted_by")  # fmt: skip
 
-    def __init__(self, plan: NodePlan) -> None:
+    def __init__(self, plan: NodePlan, now_us: int) -> None:
         self._plan = plan
         self._asked = 0
+        #: The last request of this turn; None if stabilising is not wanted.
         self._asked_us: int | None = None
+        #: Requests up to here are answered or of an earlier turn or life: what is still said about them is void.
+        self._settled_us = now_us - 1
         self._unanswered = 0
         self._alone = False
         self.granted_by: str | None = None
         self._granted_until_us = 0
         self._holder: str | None = None
         self._promised_until_us = 0
+        #: The latest request for which our promise was given.
+        self._promised_for_us = 0
 
     @property
     def _lease_us(self) -> int:
@@ -73,41 +82,46 @@ class Stagger:
         if self._unanswered > MISSED_MAX:
             self._alone = True
         peer = self.granted_by or plan.peers[self._asked % len(plan.peers)]
-        self._asked_us = now_us
-        return (Send(peer, AuthorisationRequest()),)
+        self._asked_us = max(now_us, self._settled_us + 1)
+        return (Send(peer, AuthorisationRequest(self._asked_us)),)
 
-    def requested(self, peer: str, available: bool, now_us: int) -> Send:
+    def requested(self, peer: str, asked_us: int, available: bool, now_us: int) -> Send:
         """A peer asks us. Whoever is asking as well, and has the smaller name, goes first."""
         grant = available and not (self._asked_us is not None and self._plan.replica < peer)
-        if self.promised(now_us) and self._holder != peer:
+        promised = self.promised(now_us)
+        if promised and self._holder != peer:
             grant = False
         if grant:
             self._holder = peer
+            self._promised_for_us = max(asked_us, self._promised_for_us) if promised else asked_us
             self._promised_until_us = now_us + self._lease_us
-        return Send(peer, AuthorisationReply(grant))
+        return Send(peer, AuthorisationReply(grant, asked_us))
 
-    def replied(self, peer: str, granted: bool) -> None:
-        """A peer answered our last request."""
-        if self._asked_us is None:
+    def replied(self, peer: str, granted: bool, asked_us: int) -> None:
+        """A peer answered a request. Not always the last one: on a slow link several are on their way."""
+        if self._asked_us is None or not self._settled_us < asked_us <= self._asked_us:
             return
+        self._settled_us = asked_us
         self._unanswered = 0
         if granted:
             self.granted_by = peer
-            self._granted_until_us = self._asked_us + self._lease_us // 2
+            self._granted_until_us = asked_us + self._lease_us // 2
         else:
             self._asked += 1
             if self.granted_by == peer:
                 self.granted_by = None
 
-    def released(self, peer: str) -> None:
-        """The holder of our promise no longer needs it."""
-        if self._holder == peer:
+    def released(self, peer: str, asked_us: int) -> None:
+        """The holder of our promise no longer needs it, unless it has asked again since."""
+        if self._holder == peer and self._promised_for_us <= asked_us:
             self._holder = None
 
     def done(self) -> tuple[Send, ...]:
         """Stabilisation is over, or not wanted any more."""
+        if self._asked_us is not None:
+            self._settled_us = self._asked_us
         self._asked_us, self._alone, self._unanswered = None, False, 0
         if self.granted_by is None:
             return ()
         peer, self.granted_by = self.granted_by, None
-        return (Send(peer, AuthorisationDone()),)
+        return (Send(peer, AuthorisationDone(self._settled_us)),)

@@ -89,6 +89,10 @@ class D10(Observer):
             self._promised[sender] = boundary
 
 
+#: holder, until, request
+_NO_PROMISE = ("", 0, 0)
+
+
 class D11(Observer):
     """Who granted authorisation does not stabilise; who gives up its fork has such a grant."""
 
@@ -98,8 +102,8 @@ class D11(Observer):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
-        #: grantor → (holder, until)
-        self._promises: dict[str, tuple[str, int]] = {}
+        #: grantor → (holder, until, the latest request it was given for)
+        self._promises: dict[str, tuple[str, int, int]] = {}
         self._states: dict[str, str] = {}
         self._forked: set[str] = set()
 
@@ -111,11 +115,14 @@ class D11(Observer):
                 self.fail(now_us, f"{sender} granted authorisation while stabilising")
             if self._states.get(sender) == "UP_FAILURE" and sender not in self._forked:
                 self.fail(now_us, f"{sender} granted authorisation although it cannot process anything new")
-            self._promises[sender] = (to, now_us + self.LEASE_US)
+            holder, until, asked = self._promises.get(sender, _NO_PROMISE)
+            latest = max(asked, message.asked_us) if holder == to and until > now_us else message.asked_us
+            self._promises[sender] = (to, now_us + self.LEASE_US, latest)
 
     def on_heard(self, now_us: int, host: str, sender: str, message: Any) -> None:
-        """The holder releases its peer."""
-        if isinstance(message, AuthorisationDone) and self._promises.get(host, ("", 0))[0] == sender:
+        """The holder releases its peer from what it promised before, not from what it was asked for since."""
+        holder, _, asked = self._promises.get(host, _NO_PROMISE)
+        if isinstance(message, AuthorisationDone) and holder == sender and asked <= message.asked_us:
             del self._promises[host]
 
     def on_state(self, now_us: int, host: str, before: str, after: str) -> None:
@@ -124,7 +131,7 @@ class D11(Observer):
         if after == "DOWN":
             self._promises.pop(host, None)
             self._forked.discard(host)
-        elif after == "STABILIZATION" and self._promises.get(host, ("", 0))[1] > now_us:
+        elif after == "STABILIZATION" and self._promises.get(host, _NO_PROMISE)[1] > now_us:
             self.fail(now_us, f"{host} stabilises although it promised {self._promises[host][0]} not to")
 
     def on_fork(self, now_us: int, host: str, what: str, detail: Any) -> None:
@@ -135,7 +142,7 @@ class D11(Observer):
             self._forked.add(host)
         if what == "stop" and not detail.drop_branch:
             self.checked += 1
-            if not any(holder == host and until > now_us for holder, until in self._promises.values()):
+            if not any(holder == host and until > now_us for holder, until, _ in self._promises.values()):
                 self.fail(now_us, f"{host} gave up its fork without a promise that a peer stays available")
 
 
