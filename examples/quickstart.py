@@ -11,6 +11,7 @@ store.create("orders", "customer string, amount double", bucket="1s")
 with store.open("orders").producer() as producer:
     for customer, amount in [("ann", 12.5), ("bob", 3.0), ("ann", 7.5)]:
         producer.send({"customer": customer, "amount": amount})
+# Leaving the block ended the stream; producer.close(end=False) keeps it open for later.
 
 spark = session()
 orders = spark.read.format("holdfast").option("root", root).load("orders")

@@ -51,7 +51,7 @@ class Cli:
     def started(self, *args: object) -> Iterator[subprocess.Popen[str]]:
         child = subprocess.Popen(
             _command(args), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=self.env,
+            env=self.env, preexec_fn=_heed_ctrl_c,
         )  # fmt: skip
         try:
             yield child
@@ -60,6 +60,11 @@ class Cli:
                 child.send_signal(signal.SIGTERM)
             _, err = child.communicate(timeout=20)
             assert "Traceback" not in err, err
+
+
+def _heed_ctrl_c() -> None:
+    """A shell that starts the tests in the background makes everything below them deaf to Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class InsideCli(Cli):

@@ -82,7 +82,9 @@ class Session:
         folder = contained(self.store.root, check_name(name))
         if not folder.is_dir():
             known = ", ".join(self.store.names()) or "none"
-            raise UnknownStream(f"no stream {name!r} below {self.store.root}; there are: {known}; create it first")
+            raise UnknownStream(
+                f"no stream {name!r} below {self.store.root}; there are: {known}; check the name, or create it"
+            )
         return folder
 
     @contextlib.contextmanager

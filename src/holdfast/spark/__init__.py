@@ -5,6 +5,6 @@ exists; `read_stream` reads streams with a watermark that follows their boundari
 """
 
 from holdfast.spark.frames import read_stream
-from holdfast.spark.session import register, session
+from holdfast.spark.session import SETTINGS, register, session
 
-__all__ = ["read_stream", "register", "session"]
+__all__ = ["SETTINGS", "read_stream", "register", "session"]

@@ -10,8 +10,7 @@ Rules:
    watermark if the query keeps state, the end of the inputs' range if it does not (then it cannot keep rows back).
 4. `filing` orders the rows: the stream does not depend on how Spark cut the batches (D9).
 5. Of two drivers on one checkpoint, the later one wins and the earlier one fails (L7). Each run of a query notes itself
-   in the log with the number after the last run's; a run that finds a later one there gives up. Within a run, whichever
-   Python worker commits takes the branch over from the one before.
+   in the log with the number after the last run's; a run that finds a later one there gives up.
 """
 
 from __future__ import annotations
@@ -41,8 +40,6 @@ from holdfast.stream.writer import LogWriter
 
 #: Larger results go by file: commit messages pass through the driver's JVM heap.
 INLINE_BYTES = 4 << 20
-
-_writers: dict[Path, LogWriter] = {}
 
 
 @dataclass
@@ -159,19 +156,17 @@ class Target:
             if owner == query_id and number.isdigit() and batch.isdigit() and int(number) <= int(batch):
                 Disk().unlink(path)
 
-    def writer(self, owner: str) -> LogWriter:
-        """The process that commits is reused from batch to batch, so the branch usually stays open."""
-        known = _writers.get(self.stream.folder)
-        if known is not None and known.owner == owner and known.valid:
-            return known
-        if known is not None:
-            known.release(now_us())
-        writer = _writers[self.stream.folder] = self.stream.writer(takeover=True, owner=owner)
-        return writer
-
     def append(self, messages: list[Rows], boundary_us: int, query_id: str, run_id: str, batch_id: int) -> None:
-        """Rules 2 to 5, in the driver."""
-        writer = self.writer(f"spark:{query_id}:{run_id}")
+        """Rules 2 to 5, in the driver. The branch is let go after each batch: the next may be another process's."""
+        writer = self.stream.writer(takeover=True, owner=f"spark:{query_id}:{run_id}")
+        try:
+            self._append(writer, messages, boundary_us, query_id, run_id, batch_id)
+        finally:
+            writer.release(now_us())
+
+    def _append(
+        self, writer: LogWriter, messages: list[Rows], boundary_us: int, query_id: str, run_id: str, batch_id: int
+    ) -> None:
         known = writer.state.tokens
         runs = {id: n for id, n in known.items() if id.startswith(f"run-{query_id}-")}
         last, mine = max(runs.values(), default=0), f"run-{query_id}-{run_id}"

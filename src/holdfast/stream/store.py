@@ -125,7 +125,9 @@ class StreamStore:
             definition = unseal(path.read_bytes(), Definition, str(path))
         except FileNotFoundError:
             known = ", ".join(self.names()) or "none"
-            raise UnknownStream(f"no stream {name!r} below {self.root}; there are: {known}; create it first") from None
+            raise UnknownStream(
+                f"no stream {name!r} below {self.root}; there are: {known}; check the name, or create it"
+            ) from None
         except OSError as error:
             raise storage_error("open", path, error) from error
         return Stream(folder, definition, self._disk, self._clock)

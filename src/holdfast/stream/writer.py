@@ -354,7 +354,7 @@ class LogWriter:
         if writer_lives(self.folder, manifest.epoch):
             raise StreamBusy(
                 f"{self.folder}: {manifest.owner} is writing to it; a stream has one writer; "
-                f"stop that one, or take over on purpose (takeover=True)"
+                f"stop that one, or take over on purpose (takeover=True, --takeover)"
             )
 
     def _claim(self, previous: Manifest | None, epoch: int) -> None:
