@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pyspark
 
+from holdfast.spark.session import quick_python
+
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -62,7 +64,9 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = 120) -
 
 def environment() -> dict[str, str]:
     path = os.pathsep.join(str(p) for p in (REPOSITORY / "src", REPOSITORY))
-    return {**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    python = quick_python()
+    return {**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python,
+            "SPARK_LOCAL_IP": "127.0.0.1"}  # fmt: skip
 
 
 def wait_for_end(process: subprocess.Popen[str], what: str, seconds: float = 240) -> int:
