@@ -2,7 +2,8 @@
 
 Rules:
 1. A manifest is never changed, only followed: version v+1 is published with link(2), which fails if somebody else was
-   first. That compare-and-set is how an epoch is granted (L7) and works on local disks and NFS alike.
+   first. That compare-and-set is how an epoch is granted (L7). On NFS the grant holds, but a writer
+   notices it only as soon as its client looks again: mount with `noac` where writers on several machines may meet.
 2. After v+1 is durable, v and whatever crashes left below it are unlinked, the oldest first. So a writer that holds v
    open knows it is fenced when v+1 exists *or* its own file has no name left, and it checks in that order: v+1 cannot
    vanish before v has.
