@@ -8,6 +8,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from holdfast.model.errors import UsageError
+from holdfast.spark.forked import ForkReader
 from holdfast.spark.options import READ_OPTIONS, Options
 from holdfast.spark.sink import BatchSink, StreamSink
 from holdfast.spark.source import BucketReader, RangeReader
@@ -23,16 +24,15 @@ class HoldfastSource(DataSource):
 
     def schema(self) -> StructType:
         options = Options(self.options, READ_OPTIONS)
-        store = options.store
-        names = options.names("streams")
-        sources = sources_of([store.open(name) for name in names])
-        return from_arrow_schema(merged_schema(sources, stream_column=options.flag("streamcolumn", len(names) > 1)))
+        sources = sources_of(options.streams)
+        return from_arrow_schema(merged_schema(sources, stream_column=options.flag("streamcolumn", len(sources) > 1)))
 
     def reader(self, schema: StructType) -> RangeReader:
         return RangeReader(dict(self.options))
 
-    def streamReader(self, schema: StructType) -> BucketReader:
-        return BucketReader(dict(self.options))
+    def streamReader(self, schema: StructType) -> BucketReader | ForkReader:
+        options = dict(self.options)
+        return ForkReader(options) if "plan" in {name.lower() for name in options} else BucketReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
         if overwrite:

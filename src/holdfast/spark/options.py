@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 
 from holdfast.model.errors import UsageError
 from holdfast.model.time import instant_us
-from holdfast.stream.store import StreamStore
+from holdfast.stream.store import Stream, StreamStore
 
 #: Names in lower case, as Spark hands them over without regard to case.
 READ_OPTIONS = {
@@ -23,6 +24,9 @@ READ_OPTIONS = {
     "tasks": "largest number of tasks a read is split into (default 32)",
     "boundaries": "'before' or 'exact': append a BOUNDARY row that drives the watermark",
     "streamcolumn": "'true': add the column `stream` (default: when several streams are read)",
+    "roots": "JSON list: the folder of each stream where they lie in several (set by hosts)",
+    "decision": "file that says how far a streaming query may read (set by hosts)",
+    "plan": "file that says what a fork is to read (set by hosts)",
     "subscriber": "name under which finished batches are acknowledged to retention",
 }
 WRITE_OPTIONS = {
@@ -34,6 +38,8 @@ WRITE_OPTIONS = {
     "slack": "with boundary 'data': how far it trails the largest stime",
     "create": "'true': create the stream if it does not exist",
     "bucket": "bucket size of a stream created so",
+    "branch": "id of the tentative branch to write to instead of main (set by hosts)",
+    "from": "results before this time are left out (set by hosts after a hole in an input)",
     "checkpointlocation": "Spark's own",
     "queryname": "Spark's own",
 }
@@ -57,6 +63,15 @@ class Options:
         if root is None:
             raise UsageError("say where the streams are: .option('root', 'streams/') or the variable HOLDFAST_ROOT")
         return StreamStore(root)
+
+    @property
+    def streams(self) -> list[Stream]:
+        """The streams to read, each from the folder it lies in."""
+        names, roots = self.names("streams"), self.get("roots")
+        if roots is None:
+            store = self.store
+            return [store.open(name) for name in names]
+        return [StreamStore(root).open(name) for name, root in zip(names, json.loads(roots), strict=True)]
 
     def names(self, option: str) -> list[str]:
         text = self.get(option) or self.get("path") or ""

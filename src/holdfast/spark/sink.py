@@ -11,6 +11,7 @@ Rules:
 4. `filing` orders the rows: the stream does not depend on how Spark cut the batches (D9).
 5. Of two drivers on one checkpoint, the later one wins and the earlier one fails (L7). Each run of a query notes itself
    in the log with the number after the last run's; a run that finds a later one there gives up.
+6. A fork writes to the tentative branch, and only what lies behind the branch's root.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
@@ -120,7 +122,7 @@ class Target:
                     stored = self.stored(batch)
                     writer.write_batch(stored)
                     rows += stored.num_rows
-                    high = max(high, pa.compute.max(stored.column(0).cast(pa.int64())).as_py())
+                    high = max(high, pc.max(stored.column(0).cast(pa.int64())).as_py())
         data = bytes(memoryview(sink.getvalue())) if rows else b""
         if len(data) <= INLINE_BYTES:
             return Rows(query_id, run_id, rows, high, inline=data)
@@ -147,6 +149,14 @@ class Target:
                 found += list(pa.ipc.open_stream(pa.py_buffer(data)))
         return found
 
+    def _wanted(self, messages: list[Rows], begun_us: int) -> list[pa.RecordBatch]:
+        """Rule 6: a fork repeats results that main has or will have; a query that lost input begins with wrong ones."""
+        first_us = begun_us if self.options.get("branch") is not None else self.options.instant("from")
+        batches = self.collected(messages)
+        if first_us is None:
+            return batches
+        return [b.filter(pc.greater_equal(b.column(0).cast(pa.int64()), first_us)) for b in batches]
+
     def discard(self, query_id: str, batch: str) -> None:
         """Remove what the tasks of this batch, and of earlier ones that were killed, have staged."""
         if not self.staging.is_dir():
@@ -158,11 +168,17 @@ class Target:
 
     def append(self, messages: list[Rows], boundary_us: int, query_id: str, run_id: str, batch_id: int) -> None:
         """Rules 2 to 5, in the driver. The branch is let go after each batch: the next may be another process's."""
-        writer = self.stream.writer(takeover=True, owner=f"spark:{query_id}:{run_id}")
+        writer = self._writer(f"spark:{query_id}:{run_id}")
         try:
             self._append(writer, messages, boundary_us, query_id, run_id, batch_id)
         finally:
             writer.release(now_us())
+
+    def _writer(self, owner: str) -> LogWriter:
+        branch = self.options.get("branch")
+        if branch is None:
+            return self.stream.writer(takeover=True, owner=owner)
+        return self.stream.branch_writer(id=branch, takeover=True)
 
     def _append(
         self, writer: LogWriter, messages: list[Rows], boundary_us: int, query_id: str, run_id: str, batch_id: int
@@ -178,8 +194,9 @@ class Target:
         if known.get(f"spark-{query_id}", -1) >= batch_id:
             return
         closed = boundary_us >= FOREVER_US
+        before_us = writer.state.boundary_us
         filed = file_results(
-            self.collected(messages), writer.pending, self.stream.definition, writer.state.boundary_us,
+            self._wanted(messages, before_us), writer.pending, self.stream.definition, before_us,
             END_OF_TIME_US if closed else boundary_us,
         )  # fmt: skip
         if writer.state.closed and not filed.events:

@@ -32,6 +32,7 @@ from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, instant_text, inst
 from holdfast.spark.options import READ_OPTIONS, Options
 from holdfast.spark.pushdown import narrowed
 from holdfast.stream.acks import acknowledge
+from holdfast.stream.decision import Decision
 from holdfast.stream.disk import Disk
 from holdfast.stream.merge import FOREVER_US, Merge, Piece, PieceReader, Source
 
@@ -71,24 +72,38 @@ def split(pieces: Sequence[Piece], start_us: int, end_us: int, tasks_max: int, b
 def read_task(task: Task, sources: Sequence[Source], stream_column: bool) -> Iterator[pa.RecordBatch]:
     """Runs in an executor."""
     reader = PieceReader(sources, stream_column=stream_column)
-    together: list[pa.RecordBatch] = []
-    rows = 0
     try:
-        for batch in reader.read(task.pieces, task.start_us, task.end_us):
-            if batch.num_rows >= ROWS_TOGETHER and not together:
-                yield batch
-                continue
-            together.append(batch)
-            rows += batch.num_rows
-            if rows >= ROWS_TOGETHER:
-                yield _joined(together)
-                together, rows = [], 0
-        if task.boundary_us is not None:
-            together.append(reader.boundary(task.boundary_us))
-        if together:
-            yield _joined(together)
+        yield from together(reader.read(task.pieces, task.start_us, task.end_us), reader, task.boundary_us)
     finally:
         reader.close()
+
+
+def together(
+    batches: Iterator[pa.RecordBatch], reader: PieceReader, boundary_us: int | None
+) -> Iterator[pa.RecordBatch]:
+    """Small batches put together, and the BOUNDARY row behind them."""
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        if batch.num_rows >= ROWS_TOGETHER and not waiting:
+            yield batch
+            continue
+        waiting.append(batch)
+        rows += batch.num_rows
+        if rows >= ROWS_TOGETHER:
+            yield _joined(waiting)
+            waiting, rows = [], 0
+    if boundary_us is not None:
+        waiting.append(reader.boundary(boundary_us))
+    if waiting:
+        yield _joined(waiting)
+
+
+def boundary_row(boundaries: str | None, since_us: int, until_us: int) -> int | None:
+    """Rule 4: where the BOUNDARY row of a batch stands, if there is one."""
+    if boundaries is None or until_us <= since_us:
+        return None
+    return until_us if boundaries == "exact" or until_us >= FOREVER_US else until_us - 1000
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
@@ -100,10 +115,9 @@ class _Reading:
 
     def __init__(self, given: dict[str, str]) -> None:
         self._options = Options(given, READ_OPTIONS)
-        names = self._options.names("streams")
-        self._merge = Merge(self._options.store, names)
-        self._stream_column = self._options.flag("streamcolumn", len(names) > 1)
+        self._merge = Merge(self._options.streams)
         self._sources = self._merge.sources
+        self._stream_column = self._options.flag("streamcolumn", len(self._sources) > 1)
         self._tasks_max = self._options.integer("tasks", TASKS_MAX) or TASKS_MAX
 
     def __getstate__(self) -> dict[str, Any]:
@@ -161,6 +175,8 @@ class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         self._subscriber = self._options.get("subscriber")
         self._rows_max = self._options.integer("maxrowsperbatch")
         self._bytes_max = self._options.integer("maxbytesperbatch", BATCH_BYTES_DEFAULT)
+        decision = self._options.get("decision")
+        self._decision = None if decision is None else Decision(Path(decision))
         self._initial: int | None = None
         self._last: int | None = None
 
@@ -176,7 +192,7 @@ class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
                 self._initial = self._merge.complete_until_us
             else:
                 self._initial = instant_us(start or "")
-        return _offset(self._initial)
+        return offset_of(self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._rows_max is not None:
@@ -185,10 +201,12 @@ class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         return ReadMaxBytes(self._bytes_max)
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        since = _until(start)
+        since = until_of(start)
         if self._last is None:
             self._merge.refresh()
         until = self._last if self._last is not None else self._merge.complete_until_us
+        if self._decision is not None:
+            until = min(until, self._decision.until_us)
         if until <= since:
             return start
         if isinstance(limit, ReadMaxRows):
@@ -197,17 +215,17 @@ class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
             until = self._merge.admit(since, until, bytes_max=limit.max_bytes)
         elif not isinstance(limit, ReadAllAvailable):
             raise UsageError(f"format holdfast reads by maxRowsPerBatch or maxBytesPerBatch; got {limit!r}")
-        return _offset(until)
+        return offset_of(until)
 
     def reportLatestOffset(self) -> dict[str, int]:
-        return _offset(self._merge.complete_until_us)
+        return offset_of(self._merge.complete_until_us)
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._merge.refresh()
         self._last = self._merge.complete_until_us
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        since, until = _until(start), _until(end)
+        since, until = until_of(start), until_of(end)
         if until > self._merge.complete_until_us:
             self._merge.refresh()
             if until > self._merge.complete_until_us:
@@ -216,26 +234,24 @@ class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
                     f"{instant_text(until)}, the streams reach only to {instant_text(self._merge.complete_until_us)}; "
                     f"restore the streams, or start with a new checkpoint"
                 )
-        boundary = None
-        if self._boundaries is not None and until > since:
-            boundary = until if self._boundaries == "exact" or until >= FOREVER_US else until - 1000
+        boundary = boundary_row(self._boundaries, since, until)
         return split(self._merge.pieces(since, until), since, until, self._tasks_max, boundary)
 
     def commit(self, end: dict[str, int]) -> None:
         if self._subscriber is not None:
             for source in self._sources:
-                acknowledge(Path(source.folder), self._subscriber, _until(end), now_us(), Disk())
+                acknowledge(Path(source.folder), self._subscriber, until_of(end), now_us(), Disk())
 
     def stop(self) -> None:
         for reader in self._merge.readers:
             reader.close()
 
 
-def _offset(until_us: int) -> dict[str, int]:
+def offset_of(until_us: int) -> dict[str, int]:
     return {"format": 1, "until_us": until_us}
 
 
-def _until(offset: dict[str, int]) -> int:
+def until_of(offset: dict[str, int]) -> int:
     if offset.get("format") != 1:
         raise UsageError(f"the checkpoint holds the offset {offset!r} of another version; start with a new checkpoint")
     return offset["until_us"]

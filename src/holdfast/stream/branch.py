@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.model.errors import CorruptLog, UsageError
+from holdfast.model.errors import CorruptLog, Fenced, UsageError
 from holdfast.model.time import instant_text
 from holdfast.stream.definition import Definition
 from holdfast.stream.disk import Disk, VolatileDisk
@@ -46,18 +46,33 @@ def find_branch(stream_folder: Path) -> BranchRoot | None:
         return None
 
 
-def create_branch(stream_folder: Path, definition: Definition, root_us: int, now_us: int) -> BranchRoot:
-    """Begin the tentative branch at `root_us`, which must be the beginning of a bucket."""
+def create_branch(
+    stream_folder: Path,
+    definition: Definition,
+    root_us: int,
+    now_us: int,
+    *,
+    id: str | None = None,
+    pending: tuple[int, bytes] = (0, b""),
+) -> BranchRoot:
+    """Begin the tentative branch at `root_us`, which must be the beginning of a bucket.
+
+    `pending` are results behind the root that main has computed but not filed: they are the branch's as well.
+    """
     if root_us % definition.bucket_us:
         raise UsageError(
             f"stream {definition.name}: a branch must begin where a bucket begins, at a multiple of "
             f"{definition.bucket_us} µs; got {root_us}"
         )
-    root = BranchRoot(id=os.urandom(8).hex(), root_us=root_us, created_us=now_us)
+    root = BranchRoot(id=id or os.urandom(8).hex(), root_us=root_us, created_us=now_us)
     disk = Disk()
     staging = stream_folder / f".branch-{root.id}"
     disk.make_dir(staging)
     disk.replace_file(staging / "branch", seal(root))
+    if pending[0]:
+        writer = LogWriter.open(staging, definition.id_bytes, now_us=now_us, disk=VolatileDisk())
+        writer.commit([], now_us=now_us, boundary_us=root_us, pending=pending)
+        writer.release(now_us)
     try:
         os.rename(staging, branch_folder(stream_folder))
     except OSError:
@@ -83,10 +98,15 @@ def drop_branch(stream_folder: Path) -> bool:
     return True
 
 
-def branch_writer(stream_folder: Path, definition: Definition, now_us: int, *, takeover: bool = False) -> LogWriter:
+def branch_writer(
+    stream_folder: Path, definition: Definition, now_us: int, *, id: str | None = None, takeover: bool = False
+) -> LogWriter:
+    """The writer of the branch; of no other than `id`, if given."""
     root = find_branch(stream_folder)
     if root is None:
         raise UsageError(f"stream {definition.name}: it has no tentative branch; create one first")
+    if id is not None and root.id != id:
+        raise Fenced(f"stream {definition.name}: branch {id} was dropped, {root.id} took its place; stop writing to it")
     writer = LogWriter.open(branch_folder(stream_folder), definition.id_bytes, now_us=now_us, takeover=takeover,
                             disk=VolatileDisk(), segment_bytes=definition.segment_bytes)  # fmt: skip
     writer.commit([], now_us=now_us, boundary_us=root.root_us)

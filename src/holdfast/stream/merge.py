@@ -24,7 +24,7 @@ from holdfast.model.time import END_OF_TIME_US
 from holdfast.model.tuples import STREAM_COLUMN, TupleType
 from holdfast.stream.index import Fields
 from holdfast.stream.reader import LogReader, cut, read_extent, with_header
-from holdfast.stream.store import Stream, StreamStore
+from holdfast.stream.store import Stream
 
 #: The year 9999, the end of time as Spark can write it.
 FOREVER_US = 253_402_214_400_000_000
@@ -53,8 +53,7 @@ class Piece(NamedTuple):
 class Merge:
     """The streams of one query. Executors get `sources` and pieces; only the planner refreshes."""
 
-    def __init__(self, store: StreamStore, names: Sequence[str]) -> None:
-        streams = [store.open(name) for name in names]
+    def __init__(self, streams: Sequence[Stream]) -> None:
         self.sources = sources_of(streams)
         self.bucket_us = [s.definition.bucket_us for s in streams]
         self.readers: list[LogReader] = [s.reader() for s in streams]

@@ -74,11 +74,11 @@ class Stream:
     def branch(self) -> BranchRoot | None:
         return find_branch(self.folder)
 
-    def create_branch(self, root_us: int) -> BranchRoot:
-        return create_branch(self.folder, self.definition, root_us, self._clock())
+    def create_branch(self, root_us: int, **options: Any) -> BranchRoot:
+        return create_branch(self.folder, self.definition, root_us, self._clock(), **options)
 
-    def branch_writer(self, *, takeover: bool = False) -> LogWriter:
-        return branch_writer(self.folder, self.definition, self._clock(), takeover=takeover)
+    def branch_writer(self, *, id: str | None = None, takeover: bool = False) -> LogWriter:
+        return branch_writer(self.folder, self.definition, self._clock(), id=id, takeover=takeover)
 
     def drop_branch(self) -> bool:
         return drop_branch(self.folder)

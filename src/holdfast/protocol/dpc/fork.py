@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from holdfast.protocol.dpc.effects import TentativeBucket
-from holdfast.protocol.dpc.plan import HANDOVER_BUCKETS, SETTLE_US, NodePlan, Policy
+from holdfast.protocol.dpc.plan import SETTLE_US, NodePlan, Policy
 from holdfast.protocol.dpc.states import ForkState, NodeState, check_step
 from holdfast.protocol.dpc.sunion import SUnion
 
@@ -80,7 +80,7 @@ class Fork:
         policy = self._plan.during_stabilisation if stabilising else self._plan.during_failure
         if policy is Policy.SUSPEND:
             return NEVER_US
-        coming = bucket < sunion.frontier and bucket - stable < HANDOVER_BUCKETS
+        coming = bucket < sunion.frontier and bucket - stable < self._plan.near
         if policy is Policy.DELAY or coming:
             return latest
         return since if sunion.settled(bucket, live) else min(latest, since + SETTLE_US)

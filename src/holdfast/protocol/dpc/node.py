@@ -40,7 +40,6 @@ from holdfast.protocol.dpc.messages import (
 from holdfast.protocol.dpc.output import output_state
 from holdfast.protocol.dpc.plan import (
     FORK_LAG_MAX,
-    HANDOVER_BUCKETS,
     NodePlan,
     Policy,
     Resume,
@@ -263,7 +262,7 @@ class NodeCore:
         stable, frontier = self.stable, self.inputs.sunion.frontier
         outstanding = self.fork.outstanding(stable)
         if self.state == NodeState.RECOVERING:
-            if not failing and stable == frontier and self.inputs.level():
+            if not failing and frontier - stable <= self.plan.near and self.inputs.level():
                 self._move(NodeState.STABLE)
             return
         if not outstanding or (failing and frontier == stable):
@@ -285,7 +284,7 @@ class NodeCore:
     ) -> tuple[PrepareFork | None, ExtendFork | None]:
         fork, plan = self.fork, self.plan
         relieved = self.state == NodeState.STABILIZATION and self.stagger.relieved(now_us)
-        behind = fork.outstanding(self.stable) and self.inputs.sunion.frontier - self.stable > HANDOVER_BUCKETS
+        behind = fork.outstanding(self.stable) and self.inputs.sunion.frontier - self.stable > plan.near
         wanted = (suspicious or behind) and not relieved and self.state != NodeState.RECOVERING
         wanted = wanted and plan.during_failure is not Policy.SUSPEND
         if fork.state == ForkState.NONE:

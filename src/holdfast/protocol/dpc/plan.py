@@ -103,6 +103,11 @@ class NodePlan:
     """How much input the query's state depends on if it is convergent-capable (§4.1.3); None: perhaps all of it."""
 
     @property
+    def near(self) -> int:
+        """So few buckets behind its inputs, the stable query is level with them: batches always trail what arrives."""
+        return max(HANDOVER_BUCKETS, self.delay_us // (2 * self.bucket_us))
+
+    @property
     def stall_us(self) -> int:
         """How long a boundary may stand still before its producer is doubted: one bucket more than a dead one takes."""
         return MISSED_MAX * self.keepalive_us + self.bucket_us

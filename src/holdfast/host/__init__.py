@@ -1,0 +1,1 @@
+"""Hosts: processes that run replicas of nodes against the real world."""

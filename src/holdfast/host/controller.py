@@ -1,0 +1,260 @@
+"""Runs the core of one replica against the real world.
+
+Rules:
+1. Everything about a core happens in the host's event loop, in order: facts go in one by one, and the effects of each
+   are carried out before the next.
+2. The world is looked at a hundred times a second: inputs, commits, forks. That bounds what detection adds to latency;
+   a look that finds nothing costs some microseconds.
+3. What takes Spark long happens elsewhere (`forking`); the loop only asks whether it is done.
+4. A stable query that dies is started again from its checkpoint, with growing pauses; meanwhile the replica answers
+   nobody, so readers go to its peers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql.streaming.query import StreamingQuery
+
+from holdfast.clock import monotonic_us, now_us
+from holdfast.host.forking import HEALTH_US, Forking
+from holdfast.host.intake import Intake
+from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, SECOND_US
+from holdfast.protocol.dpc.effects import Effects, ExtendFork, Send, Truncate
+from holdfast.protocol.dpc.messages import Message
+from holdfast.protocol.dpc.node import NodeCore
+from holdfast.protocol.dpc.plan import NodePlan, Resume
+from holdfast.protocol.dpc.signals import ForkPrepared, Received, Signal, StableCompleted, Tick
+from holdfast.spark.node import NodeQueries, progress_of, stop
+from holdfast.stream.acks import acknowledge
+from holdfast.stream.decision import Decision
+from holdfast.stream.disk import Disk
+from holdfast.stream.merge import FOREVER_US
+from holdfast.stream.reader import LogReader
+from holdfast.stream.store import Stream
+from holdfast.stream.tentative import PlannedPiece
+
+log = logging.getLogger(__name__)
+
+_RESTART_US_MIN, _RESTART_US_MAX = SECOND_US, 30 * SECOND_US
+#: Input that is no longer needed is let go of in steps of this many buckets.
+_RETAIN_BUCKETS = 64
+
+Say = Callable[[str, Send], None]
+
+
+class Controller:
+    """One replica of one node on this host."""
+
+    def __init__(
+        self, plan: NodePlan, queries: NodeQueries, intakes: Mapping[str, Intake], output: Stream, home: Path, say: Say
+    ) -> None:
+        self.plan, self.output, self._home, self._say = plan, output, home, say
+        self._queries, self._intakes = queries, dict(intakes)
+        self._size = plan.bucket_us
+        self._decision = Decision(queries.decision)
+        self._main = LogReader(output.folder / "main", output.definition.schema, output.definition.bucket_us)
+        self._forking = Forking(queries, output, plan.bucket_us, plan.replica)
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix=f"stable-{plan.replica}")
+        self._starting: Future[StreamingQuery] | None = None
+        self._stable: StreamingQuery | None = None
+        self._batch = -1
+        self._health_us = self._restart_us = 0
+        self._pause_us = _RESTART_US_MIN
+        self._retained = 0
+        self.core: NodeCore | None = None
+        self._effects: Effects | None = None
+        self.stopped = False
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    def pulse(self) -> None:
+        """Look at the world once; called by the host's loop."""
+        if self.core is None and not self._begin():
+            return
+        now = monotonic_us()
+        self._watch_stable(now)
+        for intake in self._intakes.values():
+            for signal in intake.poll():
+                self.tell(signal)
+        if (fork := self._forking.poll(now)) is not None:
+            if isinstance(fork, ForkPrepared):
+                fork = ForkPrepared(fork.fork, max(fork.root, self._first))
+            self.tell(fork)
+        if self._effects is None or now >= self._effects.wake_us:
+            self.tell(Tick())
+
+    def _begin(self) -> bool:
+        """Build the core from what is on disk; not before every stream has said where it begins."""
+        progress = progress_of(self._queries.checkpoint)
+        if progress.until_us is not None and progress.until_us > BEGINNING_US:
+            self._first = progress.until_us // self._size
+        else:
+            firsts = [intake.first_us() for intake in self._intakes.values()]
+            known = [first for first in firsts if first is not None]
+            if not known:
+                return False
+            self._first = min(known) // self._size
+        self._batch = progress.batch_id
+        self._main.refresh()
+        self._forking.clear()
+        resume = Resume(self._first, max(self._main.boundary_us, 0), 0, self._last_fork())
+        self._decision.decide(self._first * self._size)
+        self.core = NodeCore(self.plan, resume, monotonic_us())
+        self._starting = self._starter.submit(self._queries.start_stable)
+        return True
+
+    def _last_fork(self) -> int:
+        try:
+            return int((self._home / "fork").read_text())
+        except FileNotFoundError:
+            return 0
+
+    def close(self) -> None:
+        """Stop both queries; what they have committed is the next start's beginning."""
+        self.stopped = True
+        self._forking.close()
+        self._starter.shutdown()
+        if self._starting is not None and self._starting.exception() is None:
+            self._stable = self._starting.result()
+        if self._stable is not None:
+            stop(self._stable)
+        for intake in self._intakes.values():
+            intake.close()
+        self._decision.close()
+        self._main.close()
+
+    # -- facts -------------------------------------------------------------------------------------------------------
+
+    def deliver(self, sender: str, message: Message) -> None:
+        """A message came for this replica."""
+        if self.core is not None and not self.stopped:
+            self.tell(Received(sender, message))
+
+    def tell(self, signal: Signal) -> None:
+        """Rule 1."""
+        assert self.core is not None
+        before = self.core.state
+        effects = self.core.handle(signal, monotonic_us())
+        if effects.state != before:
+            log.info("%s: %s after %s", self.plan.replica, effects.state.name, type(signal).__name__)
+        self._carry_out(effects)
+        self._effects = effects
+
+    def _watch_stable(self, now: int) -> None:
+        if self._starting is not None:
+            if not self._starting.done():
+                return
+            starting, self._starting = self._starting, None
+            if (error := starting.exception()) is not None:
+                self._died(now, error)
+            else:
+                self._stable = starting.result()
+        if self._stable is None:
+            if now >= self._restart_us:
+                self._starting = self._starter.submit(self._queries.start_stable)
+            return
+        progress = self._queries.progress(self._batch)
+        if progress is not None:
+            self._batch, self._pause_us = progress.batch_id, _RESTART_US_MIN
+            self._main.refresh()
+            if progress.until_us is not None:
+                ended = progress.until_us >= FOREVER_US
+                upto = END_OF_TIME_US // self._size if ended else max(progress.until_us // self._size, self._first)
+                self.tell(StableCompleted(upto, self._main.boundary_us))
+                self._retain()
+        if now >= self._health_us:
+            self._health_us = now + HEALTH_US
+            if not self._stable.isActive:
+                self._died(now, self._stable.exception())
+
+    def _died(self, now: int, error: BaseException | None) -> None:
+        log.error("%s: the stable query stopped (%s); starting it again in %d s", self.plan.replica,
+                  error or "no reason given", self._pause_us // SECOND_US)  # fmt: skip
+        self._stable = None
+        self._restart_us = now + self._pause_us
+        self._pause_us = min(2 * self._pause_us, _RESTART_US_MAX)
+
+    def _retain(self) -> None:
+        assert self.core is not None
+        needed = self.core.needed_from
+        if needed - self._retained >= _RETAIN_BUCKETS:
+            self._retained = needed
+            for intake in self._intakes.values():
+                intake.retain(needed * self._size)
+
+    # -- effects -----------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, effects: Effects) -> None:
+        if effects.stop_fork is not None:
+            self._forking.stop(effects.stop_fork)
+        if effects.read_stable is not None:
+            self._decision.decide(min(effects.read_stable.upto * self._size, FOREVER_US))
+        if effects.prepare_fork is not None:
+            (self._home / "fork").write_text(str(effects.prepare_fork.fork))
+            self._forking.prepare(effects.prepare_fork.fork)
+        if effects.extend_fork is not None:
+            self._forking.extend(effects.extend_fork, self._planned(effects.extend_fork))
+        for gone in effects.unsubscribe:
+            self._intakes[gone.stream].unsubscribe(gone.replica, gone.lane)
+        for new in effects.subscribe:
+            self._intakes[new.stream].subscribe(new.replica, new.lane, new.from_us)
+        if effects.truncate is not None:
+            self._truncate(effects.truncate)
+        for send in effects.send:
+            self._say(self.plan.replica, send)
+
+    def _planned(self, order: ExtendFork) -> list[tuple[int, tuple[PlannedPiece, ...]]]:
+        """The exact events of each bucket, inputs in the order of the plan as in any merge."""
+        planned = []
+        for item in order.buckets:
+            start, end = item.bucket * self._size, (item.bucket + 1) * self._size
+            pieces: list[PlannedPiece] = []
+            for part in item.parts:
+                if part.lane is not None:
+                    source = [spec.stream for spec in self.plan.inputs].index(part.stream)
+                    pieces += self._intakes[part.stream].pieces(source, start, end, part)
+            pieces.sort(key=lambda p: (p.fields.bucket * self._bucket_us(p.source), p.source, p.fields.first_tuple_id))
+            planned.append((end, tuple(pieces)))
+        return planned
+
+    def _bucket_us(self, source: int) -> int:
+        return self._intakes[self.plan.inputs[source].stream].stream.definition.bucket_us
+
+    def _truncate(self, order: Truncate) -> None:
+        acknowledge(self.output.folder, "replicas", order.upto_us, now_us(), Disk())
+        self.output.retain()
+
+    # -- for people --------------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """What `holdfast status` shows."""
+        node = self.plan.replica.partition("@")[0]
+        core = self.core
+        if core is None:
+            return {"replica": self.plan.replica, "node": node, "state": "WAITING", "inputs": []}
+        report = core.report()
+        return {
+            "replica": self.plan.replica,
+            "node": node,
+            "state": core.state.name,
+            "stable_until_us": core.stable * self._size,
+            "frontier_us": core.inputs.sunion.frontier * self._size,
+            "output": {
+                "stream": report.stream, "state": report.state.name, "boundary_us": report.main_us,
+                "fresh": report.fresh,
+            },
+            "fork": {"id": core.fork.id, "state": self._forking.state},
+            "inputs": [
+                {
+                    "stream": stream, "boundary_us": core.inputs.sunion.inputs[stream].main_us,
+                    "failing": upstream.failing,
+                    "reading": [f"{source.replica}/{source.lane.name.lower()}" for source in upstream.subscribed],
+                }
+                for stream, upstream in core.inputs.upstreams.items()
+            ],
+        }  # fmt: skip

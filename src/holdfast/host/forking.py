@@ -1,0 +1,161 @@
+"""The fork of one replica as the host sees it: a second query that is started, fed, watched and stopped.
+
+Rules:
+1. Starting and stopping take Spark a second; they happen on a thread of their own, one after the other, so a fork never
+   meets its predecessor.
+2. The branch is created with the first bucket that is to be seen, at that bucket: before it, main speaks.
+3. Whoever asks is told what is true: prepared when the fork could run a batch, completed when Spark has committed it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from holdfast.protocol.dpc.effects import ExtendFork, StopFork
+from holdfast.protocol.dpc.signals import ForkCompleted, ForkFailed, ForkPrepared, ForkSignal
+from holdfast.spark.node import NodeQueries, RunningFork
+from holdfast.stream.branch import branch_folder
+from holdfast.stream.store import Stream
+from holdfast.stream.tentative import PlannedPiece, PlanWriter
+
+log = logging.getLogger(__name__)
+
+#: A fork that could not start is tried again after this long; at once would keep Spark busy with failing.
+_RETRY_US = 2_000_000
+
+#: Asking Spark whether a query lives costs a call into the JVM; a dead one is noticed this much later.
+HEALTH_US = 200_000
+
+
+class Forking:
+    """At most one fork at a time, and its branch."""
+
+    def __init__(self, queries: NodeQueries, output: Stream, bucket_us: int, label: str) -> None:
+        self._queries, self._output, self._size, self._label = queries, output, bucket_us, label
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"fork-{label}")
+        self._id = 0
+        self._starting: Future[RunningFork] | None = None
+        self._running: RunningFork | None = None
+        self._ready = False
+        self._plan: PlanWriter | None = None
+        self._batch = -1
+        self._failed_us: int | None = None
+        self._health_us = 0
+
+    @property
+    def state(self) -> str:
+        """For people."""
+        if self._plan is not None:
+            return "running"
+        return "ready" if self._ready else "preparing" if self._starting or self._running else "none"
+
+    def clear(self) -> None:
+        """Nothing of an earlier life is left: neither forks nor a branch that nobody would correct."""
+        self._queries.clear_forks()
+        self._output.drop_branch()
+
+    def prepare(self, fork: int) -> None:
+        self._id, self._ready, self._failed_us = fork, False, None
+        self._starting = self._thread.submit(self._queries.start_fork, fork)
+
+    def extend(self, order: ExtendFork, planned: Sequence[tuple[int, tuple[PlannedPiece, ...]]]) -> None:
+        """Rule 2, then let the fork have the buckets."""
+        fork = self._running
+        if fork is None or order.fork != self._id:
+            return
+        if self._plan is None:
+            first = next(b.bucket for b in order.buckets if b.emit) * self._size
+            root_us = first // self._output.definition.bucket_us * self._output.definition.bucket_us
+            self._output.drop_branch()
+            self._output.create_branch(root_us, id=fork.branch, pending=fork.waiting.since(root_us))
+            self._plan = PlanWriter(fork.plan)
+        note_worth(self._output, [(b.bucket * self._size, b.worth) for b in order.buckets if b.emit])
+        self._plan.append(planned)
+
+    def stop(self, order: StopFork) -> None:
+        if order.fork == self._id:
+            self._end()
+        if order.drop_branch:
+            self._output.drop_branch()
+
+    def _end(self) -> None:
+        if self._plan is not None:
+            self._plan.close()
+        starting, running = self._starting, self._running
+        self._starting = self._running = self._plan = None
+        self._ready = False
+        if starting is not None or running is not None:
+            self._thread.submit(self._stop, starting, running)
+
+    def _stop(self, starting: Future[RunningFork] | None, running: RunningFork | None) -> None:
+        try:
+            if running is None and starting is not None:
+                running = starting.result()
+            if running is not None:
+                self._queries.stop_fork(running)
+        except Exception as error:
+            log.warning("%s: a fork could not be stopped: %s", self._label, error)
+
+    def poll(self, now_us: int) -> ForkSignal | None:
+        """What has become true since the last look."""
+        if self._failed_us is not None:
+            if now_us < self._failed_us + _RETRY_US:
+                return None
+            self._failed_us = None
+            return ForkFailed(self._id)
+        if self._starting is not None and self._starting.done():
+            starting, self._starting = self._starting, None
+            if (error := starting.exception()) is not None:
+                self._failed(now_us, error)
+                return None
+            self._running = starting.result()
+            self._batch = self._running.batch_id
+        if self._running is None:
+            return None
+        if now_us >= self._health_us:
+            self._health_us = now_us + HEALTH_US
+            if (error := _trouble(self._running)) is not None:
+                self._failed(now_us, error)
+                return None
+        if not self._ready:
+            self._ready = self._queries.ready(self._running)
+            return ForkPrepared(self._id, self._running.root_us // self._size) if self._ready else None
+        progress = self._queries.progress(self._batch, self._running.checkpoint)
+        if progress is None or progress.until_us is None:
+            return None
+        self._batch = progress.batch_id
+        return ForkCompleted(self._id, progress.until_us // self._size) if self._plan is not None else None
+
+    def _failed(self, now_us: int, error: BaseException) -> None:
+        log.warning("%s: fork %d failed: %s", self._label, self._id, error)
+        self._end()
+        self._failed_us = now_us
+
+    def close(self) -> None:
+        self._end()
+        self._thread.shutdown()
+        self._output.drop_branch()
+
+
+def _trouble(fork: RunningFork) -> BaseException | None:
+    """Why the query has ended, if it has."""
+    if fork.query.isActive:
+        return None
+    return fork.query.exception() or RuntimeError("the query ended by itself")
+
+
+def worth_path(output: Stream) -> Path:
+    return branch_folder(output.folder) / "worth"
+
+
+def note_worth(output: Stream, buckets: Sequence[tuple[int, float]]) -> None:
+    """What tentative results are worth (003 §5.8.3), beside the branch: by output bucket."""
+    size = output.definition.bucket_us
+    with open(worth_path(output), "ab") as file:
+        for start_us, worth in buckets:
+            file.write(msgspec.json.encode({"bucket": start_us // size, "worth": round(worth, 4)}) + b"\n")

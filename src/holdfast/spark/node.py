@@ -1,0 +1,247 @@
+"""The queries of one replica: the stable one, and at most one fork of it at a time.
+
+Rules:
+1. Both are the user's function over the same inputs and differ only in where they read from (a decision, a plan), where
+   they write to (main, the branch) and which checkpoint they hold.
+2. A fork starts from the parent's last commit together with the results that the parent has computed and not yet filed:
+   they are no longer in the query's state, so the fork could not compute them again.
+3. Each runs in a scheduler pool of its own, so that catching up on one side does not hold up news on the other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.query import StreamingQuery
+
+from holdfast.clock import monotonic_us, pause
+from holdfast.model.errors import StorageError, UsageError
+from holdfast.model.time import SECOND_US, duration_text
+from holdfast.model.tuples import RESERVED, STREAM_COLUMN
+from holdfast.spark.fork import fork_checkpoint, last_commit
+from holdfast.spark.forked import ready_mark
+from holdfast.spark.frames import read_stream
+from holdfast.spark.wal import read_wal
+from holdfast.stream.store import Stream, StreamStore
+from holdfast.stream.waiting import Waiting, waiting_results
+
+#: Between the sink's commit and Spark's own lie some milliseconds; a query that stays there longer has failed.
+_SETTLE_US_MAX = 10 * SECOND_US
+_SETTLE_POLL_US = 2_000
+#: Operators that drop a tuple exactly at the watermark: their boundary must stay below it (SPARK-40821).
+_STRICT = ("Deduplicate", "Join", "WithState", "session_window")
+
+
+class NodeDescription(Protocol):
+    """What this module needs to know of a node."""
+
+    name: str
+    output: str
+    function: Callable[..., DataFrame]
+    separate: bool
+    boundaries: str
+    stime: str | None
+
+
+class Progress(NamedTuple):
+    """How far a query has come."""
+
+    batch_id: int
+    until_us: int | None
+    """Inputs are consumed up to here; None before the first batch."""
+
+
+class RunningFork(NamedTuple):
+    """A fork that was started."""
+
+    query: StreamingQuery
+    checkpoint: Path
+    plan: Path
+    branch: str
+    """The id of the branch it writes to, which is created when it gets its first bucket."""
+    batch_id: int
+    """The last batch of the parent."""
+    root_us: int
+    """The parent had consumed its inputs up to here."""
+    waiting: Waiting
+
+
+class NodeQueries:
+    """Starts and watches the queries of one replica. `home` is the replica's own folder."""
+
+    def __init__(
+        self, spark: SparkSession, node: NodeDescription, inputs: Sequence[Stream], outputs: Path, home: Path
+    ) -> None:
+        self._spark, self._node, self._inputs, self._outputs, self._home = spark, node, tuple(inputs), outputs, home
+        self._boundaries = node.boundaries if node.boundaries != "auto" else self._suitable_boundaries()
+
+    @property
+    def checkpoint(self) -> Path:
+        return self._home / "checkpoint"
+
+    @property
+    def decision(self) -> Path:
+        return self._home / "decision"
+
+    def create_output(self, bucket_us: int) -> Stream:
+        """The output stream with the columns that the function gives; what is there already must fit."""
+        schema = to_arrow_schema(self._results(decision=str(self.decision)).schema, timezone="UTC")
+        columns = pa.schema([field for field in schema if field.name not in RESERVED])
+        store = StreamStore(self._outputs)
+        return store.create(self._node.output, columns, bucket=duration_text(bucket_us), exist_ok=True)
+
+    # -- the stable query --------------------------------------------------------------------------------------------
+
+    def start_stable(self) -> StreamingQuery:
+        frame = self._results(decision=str(self.decision))
+        return self._start(frame, self._node.name, self.checkpoint, {})
+
+    def progress(self, since: int, checkpoint: Path | None = None) -> Progress | None:
+        """The last committed batch, if it is a later one than `since`."""
+        return progress_after(checkpoint or self.checkpoint, since)
+
+    # -- forks -------------------------------------------------------------------------------------------------------
+
+    def start_fork(self, fork: int) -> RunningFork:
+        """Rule 2. Returns when Spark has taken the query; `ready` says when it could run a batch."""
+        home = self._home / "forks" / str(fork)
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir(parents=True)
+        checkpoint, plan = home / "checkpoint", home / "plan"
+        waiting = self._fork_at_rest(checkpoint)
+        forked = progress_of(checkpoint)
+        assert forked.until_us is not None, "every batch of ours has one input with an stime"
+        frame = self._results(plan=str(plan))
+        branch = os.urandom(8).hex()
+        query = self._start(frame, f"{self._node.name}-fork-{fork}", checkpoint, {"branch": branch})
+        return RunningFork(query, checkpoint, plan, branch, forked.batch_id, forked.until_us, waiting)
+
+    def _fork_at_rest(self, checkpoint: Path) -> Waiting:
+        """Fork between two batches, so that checkpoint and waiting results are of the same moment."""
+        query_id = json.loads((self.checkpoint / "metadata").read_text())["id"]
+        output = StreamStore(self._outputs).open(self._node.output)
+        deadline = monotonic_us() + _SETTLE_US_MAX
+        while True:
+            before = last_commit(self.checkpoint)
+            waiting = waiting_results(output)
+            if waiting is not None and waiting.tokens.get(f"spark-{query_id}", before) == before:
+                fork_checkpoint(self.checkpoint, checkpoint)
+                if last_commit(checkpoint) == before:
+                    return waiting
+                shutil.rmtree(checkpoint)
+            if monotonic_us() > deadline:
+                raise StorageError(
+                    f"node {self._node.name}: the stable query has filed results of a batch after {before} but does "
+                    f"not commit it; it must have stopped there; look for its error in the log"
+                )
+            pause(_SETTLE_POLL_US)
+
+    @staticmethod
+    def ready(fork: RunningFork) -> bool:
+        return ready_mark(fork.plan).exists()
+
+    def stop_fork(self, fork: RunningFork) -> None:
+        stop(fork.query)
+        shutil.rmtree(fork.checkpoint.parent, ignore_errors=True)
+
+    def clear_forks(self) -> None:
+        """A host that starts has no forks; what an earlier life left is removed."""
+        shutil.rmtree(self._home / "forks", ignore_errors=True)
+
+    # -- frames ------------------------------------------------------------------------------------------------------
+
+    def _results(self, boundaries: str | None = None, **options: str) -> DataFrame:
+        roots = json.dumps([str(stream.folder.parent) for stream in self._inputs])
+        names = [stream.name for stream in self._inputs]
+        frame = read_stream(
+            self._spark, *names, boundaries=boundaries or self._boundaries, roots=roots,
+            streamColumn=str(self._node.separate or len(names) > 1).lower(), **options,
+        )  # fmt: skip
+        results = self._node.function(*(self._split(frame) if self._node.separate else [frame]))
+        if not isinstance(results, DataFrame) or not results.isStreaming:
+            raise UsageError(
+                f"node {self._node.name} must return a streaming DataFrame; got {type(results).__name__}; "
+                f"return the frame that your operators give"
+            )
+        return results
+
+    def _split(self, frame: DataFrame) -> list[DataFrame]:
+        """One source, taken apart by input: one offset and one watermark, so that no input stalls the others."""
+        return [
+            frame.filter(F.col(STREAM_COLUMN) == s.name).select(
+                "tuple_type", "tuple_id", "stime", *s.definition.schema.names
+            )
+            for s in self._inputs
+        ]
+
+    def _suitable_boundaries(self) -> str:
+        """`exact` closes windows a bucket earlier, but is right only where no operator drops what lies at the
+        watermark."""
+        plan = self._results("before", decision=str(self.decision))._jdf.queryExecution().analyzed().toString()
+        return "before" if any(operator in plan for operator in _STRICT) else "exact"
+
+    def _start(self, frame: DataFrame, name: str, checkpoint: Path, options: dict[str, str]) -> StreamingQuery:
+        writer = frame.writeStream.format("holdfast").queryName(name).option("checkpointLocation", str(checkpoint))
+        writer = writer.option("root", str(self._outputs)).options(**options)
+        if self._node.stime is not None:
+            writer = writer.option("stime", self._node.stime)
+        started: list[StreamingQuery | BaseException] = []
+
+        def start() -> None:
+            # Pool and session are properties of the thread that starts the query.
+            try:
+                make_active(self._spark)
+                self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
+                started.append(writer.start(self._node.output))
+            except BaseException as error:
+                started.append(error)
+
+        thread = threading.Thread(target=start, name=f"start-{name}")
+        thread.start()
+        thread.join()
+        if isinstance(started[0], BaseException):
+            raise started[0]
+        return started[0]
+
+
+def make_active(spark: SparkSession) -> None:
+    """Spark looks formats up in the session of the calling thread, and a new thread has none."""
+    jvm = spark._jvm
+    assert jvm is not None
+    jvm.SparkSession.setActiveSession(spark._jsparkSession)
+
+
+def progress_of(checkpoint: Path) -> Progress:
+    """The last committed batch of a checkpoint."""
+    batch = last_commit(checkpoint)
+    if batch < 0:
+        return Progress(-1, None)
+    _, ends = read_wal(checkpoint, batch)
+    return Progress(batch, min(ends) if ends else None)
+
+
+def progress_after(checkpoint: Path, since: int) -> Progress | None:
+    """The same for who looks often: one look for a file, as long as nothing has happened."""
+    if not os.path.exists(f"{checkpoint}/commits/{since + 1}"):
+        return None
+    return progress_of(checkpoint)
+
+
+def stop(query: StreamingQuery) -> None:
+    """Stop a query that may have failed already."""
+    try:
+        query.stop()
+    except Exception:
+        if query.isActive:
+            raise
+
