@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 
+from holdfast.app import App
 from holdfast.model.errors import (
     CorruptLog,
     Fenced,
@@ -32,7 +33,7 @@ from holdfast.stream.subscriber import Subscriber
 
 __version__ = "0.1.0"
 __all__ = [
-    "Bound", "CorruptLog", "Fenced", "HoldfastError", "LateTuple", "Producer", "Retention", "SchemaError",
+    "App", "Bound", "CorruptLog", "Fenced", "HoldfastError", "LateTuple", "Producer", "Retention", "SchemaError",
     "StorageError", "Stream", "StreamBusy", "StreamFull", "StreamStore", "Subscriber", "TupleType", "UnknownStream",
     "UsageError", "open",
 ]  # fmt: skip

@@ -1,0 +1,176 @@
+"""What a user writes down: an application, its nodes, and the promises around each. What runs it comes later.
+
+    app = holdfast.App("netmon", root="streams/")
+
+    @app.node(inputs=["monitor1", "monitor2", "monitor3"], max_delay="3s", replicas=2)
+    def active_sources(connections):
+        return connections.groupBy(F.window("stime", "10 seconds"), "source").count()
+
+Rules:
+1. This module does not import pyspark: describing, checking and drawing a diagram is for every tool.
+2. A decorated function stays what it was: it can be called and tested on plain DataFrames.
+3. Text such as "3s", "process" and "fork" lives here; inside there are microseconds and enumerations.
+4. A refused node changes nothing: the application is as before.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+from holdfast.diagram import Boundaries, Diagram, NodeSpec, check_node_name, diagram_of
+from holdfast.model.errors import UsageError
+from holdfast.model.schema import SchemaLike, parse_schema
+from holdfast.model.time import duration_us
+from holdfast.protocol.dpc.plan import Full, Policy, Stabilise
+
+__all__ = ["App", "Diagram", "NodeSpec"]
+
+Duration = str | int | float | timedelta
+PolicyName = Literal["process", "delay", "suspend"]
+F = TypeVar("F", bound=Callable[..., Any])
+E = TypeVar("E", bound=Enum)
+
+
+class App:
+    """An application: nodes that read and produce streams. `root` is where they live when it runs in one process."""
+
+    def __init__(self, name: str, *, root: str | os.PathLike[str] = "streams") -> None:
+        self.name = check_node_name(name, "the name of an application", "choose one such as 'netmon'")
+        self.root = Path(root)
+        self._diagram = diagram_of(name, ())
+        self._nodes: tuple[NodeSpec, ...] = ()
+
+    def node(
+        self,
+        *,
+        inputs: str | Sequence[str],
+        output: str | None = None,
+        name: str | None = None,
+        max_delay: Duration = "3s",
+        replicas: int = 1,
+        blocking: Sequence[str] = (),
+        during_failure: PolicyName = "process",
+        during_stabilisation: PolicyName = "process",
+        stabilise: Literal["fork", "stagger"] = "fork",
+        convergent: Duration | None = None,
+        capacity: Duration | None = None,
+        full: Literal["block", "keep_last"] = "block",
+        bucket: Duration | None = None,
+        stime: str | None = None,
+        boundaries: Boundaries = "auto",
+        output_mode: Literal["append"] = "append",
+        keepalive: Duration = "100ms",
+        output_schema: SchemaLike | None = None,
+    ) -> Callable[[F], F]:
+        """Declare the decorated function as a node; see `NodeSpec` for what each option means.
+
+        The function takes one DataFrame with all inputs merged, or one per input, in the order of `inputs`. The output
+        stream is named like the node unless `output` says otherwise.
+        """
+
+        def declare(function: F) -> F:
+            chosen = name if name is not None else getattr(function, "__name__", "")
+            check_node_name(chosen)
+            streams = _streams("inputs", inputs)
+            self._add(
+                NodeSpec(
+                    name=chosen,
+                    inputs=streams,
+                    output=chosen if output is None else output,
+                    function=function,
+                    max_delay_us=duration_us(max_delay),
+                    replicas=replicas,
+                    separate=_separate(chosen, function, streams),
+                    blocking=_streams("blocking", blocking),
+                    during_failure=_one_of(Policy, "during_failure", during_failure),
+                    during_stabilisation=_one_of(Policy, "during_stabilisation", during_stabilisation),
+                    stabilise=_one_of(Stabilise, "stabilise", stabilise),
+                    convergent_us=_optional_us(convergent),
+                    capacity_us=_optional_us(capacity),
+                    full=_one_of(Full, "full", full),
+                    bucket_us=_optional_us(bucket),
+                    stime=stime,
+                    boundaries=_word("boundaries", boundaries, get_args(Boundaries)),
+                    output_mode=_word("output_mode", output_mode, ("append",)),
+                    keepalive_us=duration_us(keepalive),
+                    output_schema=None if output_schema is None else parse_schema(output_schema),
+                )
+            )
+            return function
+
+        return declare
+
+    def _add(self, node: NodeSpec) -> None:
+        nodes = (*self._nodes, node)
+        self._diagram = diagram_of(self.name, nodes)
+        self._nodes = nodes
+
+    def diagram(self) -> Diagram:
+        """The nodes declared so far, checked and in topological order."""
+        return self._diagram
+
+    def start(self, **options: Any) -> Any:
+        """Run every node in this process, one replica each; returns what can be watched and stopped."""
+        from holdfast.host.embedded import start  # type: ignore[import-not-found]
+
+        return start(self, **options)
+
+    def run(self, **options: Any) -> Any:
+        """Like `start`, and stay until interrupted."""
+        from holdfast.host.embedded import run
+
+        return run(self, **options)
+
+    def __repr__(self) -> str:
+        return f"App({self.name!r}, nodes: {', '.join(node.name for node in self._nodes) or 'none'})"
+
+
+def _separate(name: str, function: Callable[..., Any], inputs: tuple[str, ...]) -> bool:
+    """Whether the function wants its inputs apart, as its parameters say."""
+    if not callable(function):
+        raise UsageError(f"node {name!r} must be a function; got {type(function).__name__}")
+    parameters = list(inspect.signature(function).parameters.values())
+    plain = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    if not plain or len(parameters) not in (1, len(inputs)):
+        many = "" if len(inputs) == 1 else f", or {len(inputs)}, one for each of {', '.join(inputs)}"
+        got = ", ".join(map(str, parameters)) or "none"
+        raise UsageError(f"the function of node {name!r} must take one parameter, the merged inputs{many}; got {got}")
+    said = tuple(p.name for p in parameters)
+    if len(said) > 1 and said != inputs and sorted(said) == sorted(inputs):
+        raise UsageError(
+            f"the parameters of node {name!r} must stand in the order of its inputs {', '.join(inputs)}; got "
+            f"{', '.join(said)}; change one of the two"
+        )
+    return len(said) > 1
+
+
+def _streams(what: str, given: str | Sequence[str]) -> tuple[str, ...]:
+    """One name or several: a single text is one name, not its letters."""
+    if isinstance(given, str):
+        return (given,)
+    if not isinstance(given, Sequence):
+        raise UsageError(f"{what} must be a list of stream names; got {given!r}")
+    return tuple(given)
+
+
+def _one_of(kind: type[E], what: str, value: str) -> E:
+    return kind(_word(what, value, tuple(member.value for member in kind)))
+
+
+W = TypeVar("W", bound=str)
+
+
+def _word(what: str, value: W, allowed: tuple[str, ...]) -> W:
+    if value not in allowed:
+        raise UsageError(f"{what} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
+    return value
+
+
+def _optional_us(value: Duration | None) -> int | None:
+    return None if value is None else duration_us(value)

@@ -1,0 +1,191 @@
+"""What a user may write down about nodes, and what is refused with a sentence."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.app import App
+from holdfast.model.errors import HoldfastError, UsageError
+from holdfast.protocol.dpc.plan import Full, Policy, Stabilise
+
+
+def merged(rows: Any) -> Any:
+    return rows
+
+
+def chain(*links: tuple[str, str, str]) -> App:
+    """An application from (input, node, output)."""
+    app = App("chain")
+    for stream, node, output in links:
+        app.node(inputs=[stream], name=node, output=output)(merged)
+    return app
+
+
+def test_describing_an_application_needs_no_spark() -> None:
+    code = "import sys, holdfast, holdfast.host.catalog; sys.exit('pyspark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_a_decorated_function_stays_what_it_was() -> None:
+    app = holdfast.App("netmon", root="streams/")
+
+    @app.node(inputs=["monitor1", "monitor2"], output="active", max_delay="3s", replicas=2)
+    def active_sources(connections: list[int]) -> list[int]:
+        return [c + 1 for c in connections]
+
+    assert active_sources([1]) == [2]
+    (spec,) = app.diagram().nodes
+    assert spec.function is active_sources
+    assert (spec.name, spec.inputs, spec.output) == ("active_sources", ("monitor1", "monitor2"), "active")
+    assert (spec.max_delay_us, spec.replicas, spec.separate) == (3_000_000, 2, False)
+    with pytest.raises(FrozenInstanceError):
+        spec.replicas = 3  # type: ignore[misc]
+
+
+def test_every_option_arrives_in_microseconds_and_enumerations() -> None:
+    app = App("all")
+    app.node(
+        inputs=("a", "b"), name="n", output="o", max_delay=timedelta(seconds=5), blocking=["b"],
+        during_failure="delay", during_stabilisation="suspend", stabilise="stagger", convergent="10s", capacity="1m",
+        full="keep_last", bucket="500ms", stime="at", boundaries="exact", keepalive="50ms", output_schema="x bigint",
+    )(lambda a, b: a)  # fmt: skip
+    spec = app.diagram().node("n")
+    assert (spec.max_delay_us, spec.convergent_us, spec.capacity_us) == (5_000_000, 10_000_000, 60_000_000)
+    assert (spec.bucket_us, spec.keepalive_us, spec.blocking, spec.separate) == (500_000, 50_000, ("b",), True)
+    assert (spec.during_failure, spec.during_stabilisation) == (Policy.DELAY, Policy.SUSPEND)
+    assert (spec.stabilise, spec.full) == (Stabilise.STAGGER, Full.KEEP_LAST)
+    assert (spec.stime, spec.boundaries, spec.output_mode) == ("at", "exact", "append")
+    assert spec.output_schema is not None
+    assert spec.output_schema.names == ["x"]
+
+
+def test_defaults_are_those_of_the_protocol() -> None:
+    app = App("plain")
+    app.node(inputs="a", name="n")(merged)
+    spec = app.diagram().node("n")
+    assert (spec.inputs, spec.output, spec.replicas, spec.max_delay_us) == (("a",), "n", 1, 3_000_000)
+    assert (spec.keepalive_us, spec.bucket_us, spec.capacity_us, spec.convergent_us) == (100_000, None, None, None)
+    assert (spec.during_failure, spec.stabilise, spec.full) == (Policy.PROCESS, Stabilise.FORK, Full.BLOCK)
+
+
+def _none() -> None: ...
+def _two(a: Any, b: Any) -> None: ...
+def _three(a: Any, b: Any, c: Any) -> None: ...
+def _star(*a: Any) -> None: ...
+def _named(*, a: Any) -> None: ...
+def _swapped(t: Any, s: Any) -> None: ...
+
+
+REFUSED: list[tuple[dict[str, Any], Callable[..., Any], str]] = [
+    ({"inputs": []}, merged, "at least one input"),
+    ({"inputs": ["s", "s"]}, merged, "must differ"),
+    ({"inputs": ["S"]}, merged, "got 'S'"),
+    ({"inputs": ["../s"]}, merged, "got '../s'"),
+    ({"inputs": ["s"], "output": "Out"}, merged, "got 'Out'"),
+    ({"inputs": ["s"], "name": "no@"}, merged, "the name of a node"),
+    ({"inputs": ["s"], "name": None}, lambda rows: rows, "give it one with name="),
+    ({"inputs": ["s"], "output": "s"}, merged, "n → n"),
+    ({"inputs": ["n"], "output": "o"}, merged, "named like a source"),
+    ({"inputs": ["s", "t"]}, _none, "got none"),
+    ({"inputs": ["s"]}, _two, "one parameter, the merged inputs; got"),
+    ({"inputs": ["s", "t"]}, _three, "or 2, one for each of s, t; got"),
+    ({"inputs": ["s", "t"]}, _star, "one parameter"),
+    ({"inputs": ["s", "t"]}, _named, "one parameter"),
+    ({"inputs": ["s", "t"]}, _swapped, "in the order of its inputs s, t; got t, s"),
+    ({"inputs": ["s"], "blocking": ["t"]}, merged, "must be among its inputs s; got t"),
+    ({"inputs": ["s"], "replicas": 0}, merged, "1 to 16 replicas; got 0"),
+    ({"inputs": ["s"], "replicas": "2"}, merged, "got '2'"),
+    ({"inputs": ["s"], "max_delay": "soon"}, merged, "a duration must look like"),
+    ({"inputs": ["s"], "max_delay": "300ms"}, merged, "must exceed 3 keepalives"),
+    ({"inputs": ["s"], "bucket": "10us"}, merged, "1ms or more"),
+    ({"inputs": ["s"], "capacity": "0s"}, merged, "longer than nothing"),
+    ({"inputs": ["s"], "full": "keep_last"}, merged, "without convergent="),
+    ({"inputs": ["s"], "full": "drop"}, merged, "must be one of 'block', 'keep_last'; got 'drop'"),
+    ({"inputs": ["s"], "during_failure": "panic"}, merged, "during_failure must be one of 'process', 'delay'"),
+    ({"inputs": ["s"], "stabilise": "roll"}, merged, "stabilise must be one of 'fork', 'stagger'"),
+    ({"inputs": ["s"], "boundaries": "never"}, merged, "boundaries must be one of"),
+    ({"inputs": ["s"], "output_mode": "complete"}, merged, "output_mode must be one of 'append'"),
+    ({"inputs": ["s"], "output_schema": "x nonsense"}, merged, "x"),
+    ({"inputs": 7}, merged, "a list of stream names"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "function", "why"), REFUSED)
+def test_a_node_that_cannot_be_is_refused_and_changes_nothing(
+    options: dict[str, Any], function: Callable[..., Any], why: str
+) -> None:
+    app = App("a")
+    with pytest.raises(HoldfastError, match=re.escape(why)) as caught:
+        app.node(**{"name": "n", **options})(function)
+    assert "\n" not in str(caught.value)
+    assert app.diagram().nodes == ()
+    app.node(inputs=["s"], name="n")(merged)
+
+
+def test_an_application_needs_a_name_that_can_be_a_folder() -> None:
+    with pytest.raises(UsageError, match="the name of an application"):
+        App("Net Mon")
+
+
+def test_a_stream_has_one_producer_and_a_node_one_name() -> None:
+    app = chain(("a", "one", "b"))
+    with pytest.raises(UsageError, match="got 'b' from nodes 'one' and 'two'"):
+        app.node(inputs=["c"], name="two", output="b")(merged)
+    with pytest.raises(UsageError, match="got 'one' twice"):
+        app.node(inputs=["c"], name="one", output="d")(merged)
+    assert [node.name for node in app.diagram().nodes] == ["one"]
+
+
+def test_a_loop_is_named() -> None:
+    app = chain(("c", "one", "a"), ("a", "two", "b"))
+    with pytest.raises(UsageError) as caught:
+        app.node(inputs=["b"], name="three", output="c")(merged)
+    found = re.search(r"got (\w+) → (\w+) → (\w+) → (\w+);", str(caught.value))
+    assert found is not None
+    loop = found.groups()
+    assert loop[0] == loop[3]
+    follows = {"one": "two", "two": "three", "three": "one"}
+    assert all(follows[before] == after for before, after in zip(loop, loop[1:], strict=False))
+
+
+def test_nodes_stand_in_the_order_in_which_tuples_pass() -> None:
+    app = chain(("b", "late", "c"), ("x", "side", "y"), ("a", "early", "b"), ("c", "last", "d"))
+    diagram = app.diagram()
+    order = [node.name for node in diagram.nodes]
+    assert order.index("early") < order.index("late") < order.index("last")
+    assert order == [node.name for node in app.diagram().nodes]
+    assert diagram.sources == ("x", "a")
+    assert diagram.sinks == ("y", "d")
+    assert diagram.producer_of("a") is None
+    assert [node.name for node in diagram.readers_of("b")] == ["late"]
+
+
+def test_the_pictures_show_every_stream_and_node() -> None:
+    app = App("netmon")
+    app.node(inputs=["m1", "m2", "m3"], name="union", replicas=2)(merged)
+    app.node(inputs=["union", "list.of-names"], name="join")(lambda a, b: a)
+    text = app.diagram().to_text()
+    assert text.splitlines() == [
+        "m1 ─┐",
+        "m2 ─┼─► union ×2 (within 3s) ─► union",
+        "m3 ─┘",
+        "union         ─┬─► join ×1 (within 3s) ─► join",
+        "list.of-names ─┘",
+    ]
+    mermaid = app.diagram().to_mermaid().splitlines()
+    assert mermaid[0] == "flowchart LR"
+    labels = dict(re.findall(r'(\w+)[(\[]+"([^"]+)"', "\n".join(mermaid)))
+    arrows = {(labels[a], labels[b]) for a, b in re.findall(r"(\w+) --> (\w+)", "\n".join(mermaid))}
+    assert arrows == {
+        ("m1", "union ×2"), ("m2", "union ×2"), ("m3", "union ×2"), ("union ×2", "union"),
+        ("union", "join ×1"), ("list.of-names", "join ×1"), ("join ×1", "join"),
+    }  # fmt: skip
