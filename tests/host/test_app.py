@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
@@ -154,7 +155,7 @@ def test_a_loop_is_named() -> None:
     loop = found.groups()
     assert loop[0] == loop[3]
     follows = {"one": "two", "two": "three", "three": "one"}
-    assert all(follows[before] == after for before, after in zip(loop, loop[1:], strict=False))
+    assert all(follows[before] == after for before, after in itertools.pairwise(loop))
 
 
 def test_nodes_stand_in_the_order_in_which_tuples_pass() -> None:

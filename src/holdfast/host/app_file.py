@@ -1,0 +1,96 @@
+"""Finds the application that a deployment names: `netmon.py`, `netmon.py:app`, `package.module` or with `:app`.
+
+Rules:
+1. A file is run afresh and not left among the imported modules. Spark then ships the functions in it by value, so that
+   its workers need not find the file. What the file itself imports from its folder they do find: the folder is put on
+   the path of this process and of those it starts.
+2. Without a name the module must hold exactly one App.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from holdfast.app import App
+from holdfast.model.errors import HoldfastError, UsageError
+
+
+def load_app(target: str, folder: Path) -> App:
+    """The App that `target` means, seen from `folder`."""
+    where, name = target, ""
+    if ":" in target:
+        where, _, name = target.rpartition(":")
+    if where.endswith(".py") or "/" in where:
+        module = _run_file(folder / where, target)
+    else:
+        _reachable(folder)
+        try:
+            module = importlib.import_module(where)
+        except HoldfastError:
+            raise
+        except Exception as error:
+            raise UsageError(f"the application {target!r} cannot be imported: {_said(error)}") from error
+    return _pick(module, target, name)
+
+
+def _run_file(path: Path, target: str) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(f"the application {target!r} must be a file; there is none at {path}; check app: in the file")
+    _reachable(path.parent)
+    name = f"holdfast_app_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"the application {target!r} must be a Python file; got {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # Dataclasses look their module up while it runs.
+    try:
+        spec.loader.exec_module(module)
+    except HoldfastError:
+        raise
+    except Exception as error:
+        raise UsageError(f"the application {path} cannot be run: {_said(error)}") from error
+    finally:
+        sys.modules.pop(name, None)
+    return module
+
+
+def _reachable(folder: Path) -> None:
+    text = str(folder.resolve())
+    if text not in sys.path:
+        sys.path.insert(0, text)
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if text not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([text, *paths])
+
+
+def _pick(module: ModuleType, target: str, name: str) -> App:
+    if name:
+        app = getattr(module, name, None)
+        if not isinstance(app, App):
+            raise UsageError(f"{target!r} must name an App; got {type(app).__name__}; check the part behind the colon")
+        return app
+    found = {id(value): (key, value) for key, value in vars(module).items() if isinstance(value, App)}
+    if len(found) != 1:
+        names = ", ".join(key for key, _ in found.values()) or "none"
+        raise UsageError(
+            f"the application {target!r} must hold one App; got {names}; make one with holdfast.App(…), or name which "
+            f"with '{target}:NAME'"
+        )
+    ((_, app),) = found.values()
+    return app
+
+
+def _said(error: Exception) -> str:
+    """The last line of a traceback: enough to find the mistake, and one line."""
+    line = ""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    if frame is not None:
+        line = f" ({Path(frame.tb_frame.f_code.co_filename).name} line {frame.tb_lineno})"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{line}"

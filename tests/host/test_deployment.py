@@ -1,0 +1,226 @@
+"""A deployment file is read as it was meant, or refused with the sentence that mends it."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.host.deployment import Deployment, load_deployment
+from holdfast.model.errors import UsageError
+
+Write = Callable[[str], Path]
+
+GOOD = """
+app: netmon.py
+token: secret.token
+hosts:
+  a: {address: "127.0.0.1:7401", root: "a/"}
+  b: {address: "127.0.0.1:7402", root: "b/", master: "spark://10.0.0.1:7077"}
+  src: {address: "[::1]:7403", root: "src/", tls: {cert: src.pem, key: src.key, ca: ca.pem}}
+sources: {monitor1: src, monitor2: src}
+nodes: {active: [a, b]}
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write(text: str) -> Path:
+        path = tmp_path / "netmon.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.fixture(autouse=True)
+def _path_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a loaded application puts on the path is gone after the test."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+
+
+def refused(path: Path, why: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(why)) as caught:
+        load_deployment(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_word_is_understood(write: Write, tmp_path: Path) -> None:
+    deployment = load_deployment(write(GOOD))
+    assert (deployment.app, deployment.token_file) == ("netmon.py", tmp_path / "secret.token")
+    a, b, src = deployment.hosts
+    assert (a.name, a.address, a.url, a.root) == ("a", "127.0.0.1:7401", "http://127.0.0.1:7401", tmp_path / "a")
+    assert (b.master, b.tls) == ("spark://10.0.0.1:7077", None)
+    assert src.tls is not None
+    assert (src.address, src.url) == ("[::1]:7403", "https://[::1]:7403")
+    assert (src.tls.certificate, src.tls.authority) == (tmp_path / "src.pem", tmp_path / "ca.pem")
+    assert dict(deployment.sources) == {"monitor1": "src", "monitor2": "src"}
+    assert dict(deployment.nodes) == {"active": ("a", "b")}
+
+
+def test_scalars_are_text_whatever_they_look_like(write: Write) -> None:
+    deployment = load_deployment(
+        write('app: on\nhosts: {no: {address: "127.0.0.1:7401", root: 1}}\nsources: {1: no}\n')
+    )
+    assert (deployment.app, deployment.hosts[0].name, deployment.hosts[0].root.name) == ("on", "no", "1")
+    assert dict(deployment.sources) == {"1": "no"}
+    assert deployment.token_file.name == "holdfast.token"
+
+
+HOST = '{address: "127.0.0.1:7401", root: "a/"}'
+
+REFUSED = [
+    ("app: x.py\nhosts: {}\n", "at least one host"),
+    (f"hosts: {{a: {HOST}}}\n", "missing required field `app`"),
+    ("", "Expected `object`"),
+    (f"app: x.py\nhosts: {{a: {HOST}}}\nreplicas: 2\n", "unknown field `replicas`"),
+    ('app: x.py\nhosts: {a: {address: "127.0.0.1:7401", root: a, por: 1}}\n', "unknown field `por`"),
+    ("app: x.py\nhosts: {a: {root: a}}\n", "missing required field `address`"),
+    ("app: x.py\nhosts: {A: {address: x, root: a}}\n", "the name of a host"),
+    ("app: x.py\nhosts: {a: {address: 7401, root: a}}\n", "must look like 127.0.0.1:7401"),
+    ('app: x.py\nhosts: {a: {address: "127.0.0.1:0", root: a}}\n', "must look like 127.0.0.1:7401"),
+    ('app: x.py\nhosts: {a: {address: "127.0.0.1:65536", root: a}}\n', "must look like 127.0.0.1:7401"),
+    ('app: x.py\nhosts: {a: {address: "::1:7401", root: a}}\n', "must look like 127.0.0.1:7401"),
+    ('app: x.py\nhosts: {a: {address: "10.0.0.1:7401", root: a}}\n', "that needs TLS"),
+    ('app: x.py\nhosts: {a: {address: "machine:7401", root: a}}\n', "that needs TLS"),
+    ('app: x.py\nhosts: {a: {address: "0.0.0.0:7401", root: a, tls: {cert: c, key: k}}}\n', "can call"),
+    ('app: x.py\nhosts: {a: {address: "127.0.0.1:7401", root: ""}}\n', "a folder of its own"),
+    (f"app: x.py\nhosts: {{a: {HOST}, b: {HOST}}}\n", "addresses of their own"),
+    (f'app: x.py\nhosts: {{a: {HOST}, b: {{address: "localhost:7401", root: b}}}}\n', "addresses of their own"),
+    (f'app: x.py\nhosts: {{a: {HOST}, b: {{address: "127.0.0.1:7402", root: a}}}}\n', "roots apart"),
+    (f'app: x.py\nhosts: {{a: {HOST}, b: {{address: "127.0.0.1:7402", root: a/b}}}}\n', "roots apart"),
+    (f'app: x.py\nhosts: {{a: {HOST}, b: {{address: "127.0.0.1:7402", root: x/../a}}}}\n', "roots apart"),
+    (f"app: x.py\nhosts: {{a: {HOST}}}\nsources: {{s: src}}\n", "no host 'src'"),
+    (f"app: x.py\nhosts: {{a: {HOST}}}\nnodes: {{n: [a, c]}}\n", "no host 'c'"),
+    (f"app: x.py\nhosts: {{a: {HOST}}}\nnodes: {{n: [a, a]}}\n", "got 'a' twice"),
+    (f"app: x.py\nhosts: {{a: {HOST}}}\nnodes: {{n: []}}\n", "at least one host; got an empty list"),
+    (f"app: x.py\nhosts: {{a: {HOST}}}\nnodes: {{n: a}}\n", "Expected `array`"),
+    (f"app: x.py\nhosts: {{a: {HOST}, a: {HOST}}}\n", "line 2: the key 'a' comes twice"),
+    ("app: &x y\nhosts: *x\n", "line 1: anchors and aliases are not allowed"),
+    ("app: *x\n", "line 1: anchors and aliases are not allowed"),
+    ("app: !!python/object/apply:os.system [ls]\n", "line 1: tags such as"),
+    ("app: !x y\n", "line 1: tags such as '!x'"),
+    ("? [a]\n: b\n", "a key must be plain text"),
+    ("app: [\n", "line 2"),
+    ("app: x\n---\napp: y\n", "line 2"),
+    ("app: \x07\n", "is not YAML"),
+    ("[" * 5000, "nested 16 deep at most"),
+    ("app: x # " + "x" * 300_000, "262144 bytes at most"),
+]
+
+
+@pytest.mark.parametrize(("text", "why"), REFUSED)
+def test_a_file_that_cannot_be_meant_is_refused_in_one_line(write: Write, text: str, why: str) -> None:
+    refused(write(text), why)
+
+
+def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path, write: Write) -> None:
+    refused(tmp_path / "none.yaml", "cannot be read")
+    path = write("")
+    path.write_bytes(b"app: \xff\xfe\n")
+    refused(path, "is not YAML")
+
+
+def test_roots_may_be_equal_on_different_machines(write: Write) -> None:
+    tls = "tls: {cert: c, key: k}"
+    text = "app: x.py\nhosts:\n" + "".join(
+        f'  h{n}: {{address: "10.0.0.{n}:7401", root: /var/holdfast, {tls}}}\n' for n in (1, 2)
+    )
+    assert len(load_deployment(write(text)).hosts) == 2
+
+
+def test_a_root_reached_by_a_link_is_the_same_root(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    refused(write(f'app: x.py\nhosts: {{a: {HOST}, b: {{address: "127.0.0.1:7402", root: b}}}}\n'), "roots apart")
+
+
+# --- the token
+
+
+@pytest.fixture
+def deployment(write: Write) -> Deployment:
+    return load_deployment(write(GOOD))
+
+
+def test_a_token_is_made_once_for_its_owner_alone(deployment: Deployment, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not there"):
+        deployment.token()
+    assert deployment.make_token()
+    token = deployment.token()
+    assert len(token) >= 32
+    assert stat.S_IMODE(deployment.token_file.stat().st_mode) == 0o600
+    assert not deployment.make_token()
+    assert deployment.token() == token
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["netmon.yaml", "secret.token"]
+
+
+@pytest.mark.parametrize("bad", ["short", "", "x" * 5000, "a token with spaces in it", "tökentökentöken…"])
+def test_a_weak_token_is_refused(deployment: Deployment, bad: str) -> None:
+    deployment.token_file.write_text(bad)
+    deployment.token_file.chmod(0o600)
+    with pytest.raises(UsageError, match="16 or more printable"):
+        deployment.token()
+
+
+def test_a_token_that_others_can_read_is_refused(deployment: Deployment) -> None:
+    deployment.make_token()
+    deployment.token_file.chmod(0o640)
+    with pytest.raises(UsageError, match="chmod 600"):
+        deployment.token()
+
+
+# --- the application
+
+
+def load(write: Write, tmp_path: Path, target: str, code: str) -> str:
+    (tmp_path / "netmon.py").write_text(code)
+    deployment = load_deployment(write(f'app: "{target}"\nhosts: {{a: {HOST}}}\n'))
+    return deployment.load_app().name
+
+
+def test_the_application_is_found_in_a_file_by_name_or_alone(write: Write, tmp_path: Path) -> None:
+    one = "import holdfast\nfirst = also = holdfast.App('one')\n"
+    assert load(write, tmp_path, "netmon.py", one) == "one"
+    two = one + "second = holdfast.App('two')\n"
+    assert load(write, tmp_path, "netmon.py:second", two) == "two"
+    with pytest.raises(UsageError, match="must hold one App; got "):
+        load(write, tmp_path, "netmon.py", two)
+    with pytest.raises(UsageError, match="must name an App; got NoneType"):
+        load(write, tmp_path, "netmon.py:third", two)
+    with pytest.raises(UsageError, match="got none"):
+        load(write, tmp_path, "netmon.py", "")
+
+
+def test_a_file_may_use_its_neighbours_and_dataclasses(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "neighbour_of_netmon.py").write_text("NAME = 'near'\n")
+    code = (
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nimport holdfast\n"
+        "from neighbour_of_netmon import NAME\n@dataclass\nclass C:\n    x: int\napp = holdfast.App(NAME)\n"
+    )
+    assert load(write, tmp_path, "netmon.py", code) == "near"
+    assert load(write, tmp_path, "./netmon.py:app", code) == "near"
+
+
+def test_the_application_may_be_a_module(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "a_module_of_mine.py").write_text("import holdfast\napp = holdfast.App('mine')\n")
+    assert load(write, tmp_path, "a_module_of_mine:app", "") == "mine"
+    with pytest.raises(UsageError, match="No module named"):
+        load(write, tmp_path, "no_such_module_here", "")
+
+
+def test_a_mistake_in_the_application_is_named_with_its_line(write: Write, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot be run: ZeroDivisionError: division by zero \(netmon.py line 2\)"):
+        load(write, tmp_path, "netmon.py", "x = 1\ny = x / 0\n")
+    with pytest.raises(UsageError, match="cannot be run: SyntaxError"):
+        load(write, tmp_path, "netmon.py", "def\n")
+    with pytest.raises(UsageError, match="there is none at"):
+        load(write, tmp_path, "other.py", "")
+    with pytest.raises(UsageError, match="the name of an application"):
+        load(write, tmp_path, "netmon.py", "import holdfast\nholdfast.App('Bad Name')\n")
