@@ -82,13 +82,19 @@ def padded(length: int) -> int:
     return -(-length // ALIGNMENT) * ALIGNMENT
 
 
+def checksum(body: bytes) -> int:
+    """What `body_crc` says: that of the body with its padding."""
+    padding = _ZEROS[: -len(body) % ALIGNMENT]
+    return crc32c(body) if not padding else int(google_crc32c.extend(crc32c(body), padding))
+
+
 def encode_frame(header: Header, body: bytes) -> list[bytes]:
     """The parts to write for one frame; `length` and `body_crc` of the given header are filled in here."""
     length = len(body)
     if length > BODY_MAX:
         raise CorruptLog(f"a frame may hold {BODY_MAX} bytes at most; got {length}; send smaller batches")
     padding = _ZEROS[: -length % ALIGNMENT]
-    body_crc = crc32c(body) if not padding else google_crc32c.extend(crc32c(body), padding)
+    body_crc = checksum(body)
     _, _, partition, rows, bucket, first_id, low, high, _, epoch, seq = header
     raw = _HEADER.pack(length, 0, FORMAT_VERSION, header[0], partition, rows, bucket, first_id, low, high, body_crc,
                        epoch, seq)  # fmt: skip

@@ -272,12 +272,13 @@ class LogReader:
 
     def _within(self, start_us: int, end_us: int) -> Iterator[tuple[SegmentEntry, Entries]]:
         for segment in self.segments:
-            entries = self._entries(segment, start_us, end_us)
+            entries = self.entries_of(segment, start_us, end_us)
             if entries is not None:
                 mask = (entries["stime_max_us"] >= start_us) & (entries["stime_min_us"] < end_us)
                 yield segment, entries[mask]
 
-    def _entries(self, segment: SegmentEntry, start_us: int, end_us: int) -> Entries | None:
+    def entries_of(self, segment: SegmentEntry, start_us: int, end_us: int) -> Entries | None:
+        """The index of one segment, in commit order; None, and not loaded, if it has no tuples in [start, end)."""
         if self._active is not None and segment.name == self._active.entry.name:
             return self._active.entries
         if segment.stime_min_us is None or segment.stime_max_us is None:
@@ -297,6 +298,12 @@ class LogReader:
     def read(self, extent: Extent) -> pa.RecordBatch:
         """The tuples of one event as stored: stime and the user's columns, in tuple_id order."""
         return read_extent(self._files, self.folder / extent.segment, extent.fields, self.stored)
+
+    def body(self, segment: str, fields: Fields) -> bytes:
+        """The same still encoded, checksum compared: to hand it on as it is."""
+        raw = _raw_body(self._files, self.folder / segment, fields)
+        check_body(raw, fields, f"{self.folder / segment} at byte {fields.offset}")
+        return raw[: fields.length]
 
     def scan(self, start_us: int, end_us: int) -> Iterator[tuple[Fields, pa.RecordBatch]]:
         """Events in [start, end) with their tuples, cut at the ends of the range."""
@@ -321,6 +328,10 @@ class LogReader:
 
 def read_extent(files: dict[Path, int], path: Path, fields: Fields, stored: pa.Schema) -> pa.RecordBatch:
     """The tuples of the event that `fields` describe; `files` keeps what was opened."""
+    return decode_body(_raw_body(files, path, fields), fields, stored, f"{path} at byte {fields.offset}")
+
+
+def _raw_body(files: dict[Path, int], path: Path, fields: Fields) -> bytes:
     fd = files.get(path)
     if fd is None:
         if len(files) >= _FILES_MAX:
@@ -329,8 +340,7 @@ def read_extent(files: dict[Path, int], path: Path, fields: Fields, stored: pa.S
             fd = files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise gone(path) from None
-    raw = os.pread(fd, padded(fields.length), fields.offset + HEADER_SIZE)
-    return decode_body(raw, fields, stored, f"{path} at byte {fields.offset}")
+    return os.pread(fd, padded(fields.length), fields.offset + HEADER_SIZE)
 
 
 def gone(segment: Path) -> Removed:
@@ -340,10 +350,14 @@ def gone(segment: Path) -> Removed:
     )
 
 
-def decode_body(raw: bytes, fields: Fields, stored: pa.Schema, where: str) -> pa.RecordBatch:
-    """An event's tuples from its padded body, checksum first (rule 4)."""
+def check_body(raw: bytes, fields: Fields, where: str) -> None:
     if len(raw) != padded(fields.length) or crc32c(raw) != fields.body_crc:
         raise CorruptLog(f"{where}: the body of the event does not match its checksum; run `holdfast verify`")
+
+
+def decode_body(raw: bytes, fields: Fields, stored: pa.Schema, where: str) -> pa.RecordBatch:
+    """An event's tuples from its padded body, checksum first (rule 4)."""
+    check_body(raw, fields, where)
     try:
         return pa.ipc.read_record_batch(pa.py_buffer(raw), stored)
     except (pa.ArrowInvalid, OSError) as error:

@@ -71,6 +71,8 @@ class Event(NamedTuple):
     stime_min_us: int
     stime_max_us: int
     body: bytes
+    first_tuple_id: int | None = None
+    """Set by whoever copies a stream: its tuples keep the ids that they have at their origin."""
 
 
 class LogWriter:
@@ -157,7 +159,7 @@ class LogWriter:
         closed: bool = False,
         pending: tuple[int, bytes] | None = None,
     ) -> State:
-        """Append one unit; return when it is durable. Events get consecutive tuple ids in the order given."""
+        """Append one unit; return when it is durable. Events without ids get consecutive ones in the order given."""
         state = self.state
         self._check_open()
         if state.closed and (events or closed):
@@ -205,14 +207,15 @@ class LogWriter:
         seq, next_id, start = self.state.commit_seq + 1, self.state.next_tuple_id, self._offset
         offset = start
         for e in events:
-            header = Header(Kind.EVENT, 0, e.partition, e.rows, e.bucket, next_id, e.stime_min_us, e.stime_max_us, 0,
+            first_id = next_id if e.first_tuple_id is None else e.first_tuple_id
+            header = Header(Kind.EVENT, 0, e.partition, e.rows, e.bucket, first_id, e.stime_min_us, e.stime_max_us, 0,
                             self.epoch, seq)  # fmt: skip
             frame = encode_frame(header, e.body)
-            entries.append(pack_entry(e.bucket, offset, len(e.body), e.rows, next_id, e.stime_min_us, e.stime_max_us,
+            entries.append(pack_entry(e.bucket, offset, len(e.body), e.rows, first_id, e.stime_min_us, e.stime_max_us,
                             int.from_bytes(frame[0][48:52], "little"), e.partition, 0))  # fmt: skip
             parts += frame
             offset += sum(map(len, frame))
-            next_id += e.rows
+            next_id = first_id + e.rows
         if pending is None:
             pending = self.pending_rows, self.pending
         else:

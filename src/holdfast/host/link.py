@@ -1,0 +1,272 @@
+"""How to reach one host: pull its streams, speak to its replicas.
+
+Rules:
+1. Whatever goes wrong on the way is a `PeerError` with one sentence: to the protocol it is all the same, a peer that
+   does not answer.
+2. Nothing waits for long: a connection that does not come about, or an answer that stays out, is given up.
+3. A token goes to loopback or through TLS, never in the clear (X1). Answers are bounded before they are read (X4).
+4. `CutLink` breaks a link on purpose, at once, pending pulls included: that is how failures are rehearsed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+import httpx
+
+from holdfast.host.serving import Serving
+from holdfast.host.wire import (
+    DEFINITION_BYTES_MAX,
+    HEAD_BYTES_MAX,
+    PORTION_BYTES,
+    PORTION_BYTES_MAX,
+    PORTION_TYPE,
+    Portion,
+    Position,
+    decode_definition,
+    decode_portion,
+    encode_message,
+)
+from holdfast.inputs.network import is_loopback
+from holdfast.model.errors import HoldfastError, PeerError, UsageError
+from holdfast.protocol.dpc.messages import Message
+from holdfast.protocol.dpc.signals import Lane
+from holdfast.stream.definition import Definition
+
+#: A host on the same network connects within a millisecond or two; one that takes this long is as good as gone.
+CONNECT_S = 1.0
+#: How long an answer may take beyond what the question allowed for.
+ANSWER_S = 2.0
+#: Pulls, each for as long as it waits, and messages share the connections to one host.
+_CONNECTIONS_MAX = 64
+_ERROR_BYTES_MAX = 4096
+
+T = TypeVar("T")
+Deliver = Callable[[str, str, Message], None]
+
+
+class Link(ABC):
+    """The way to one host."""
+
+    @abstractmethod
+    async def pull(
+        self, stream: str, lane: Lane, position: Position, wait_s: float, bytes_max: int = PORTION_BYTES
+    ) -> Portion:
+        """What the stream has from `position` on; waits up to `wait_s` for news, then brings a heartbeat."""
+
+    @abstractmethod
+    async def say(self, sender: str, to: str, message: Message) -> None:
+        """Hand a message to a replica, source or client of that host."""
+
+    @abstractmethod
+    async def definition(self, stream: str) -> Definition:
+        """What the stream is declared to be."""
+
+    async def close(self) -> None:  # noqa: B027 - most have nothing to close.
+        """Let go of connections."""
+
+
+def everybody(stream: str) -> bool:
+    """Every stream is served."""
+    return True
+
+
+class LocalLink(Link):
+    """The way to the host itself: same calls, no network."""
+
+    def __init__(self, serving: Serving, deliver: Deliver, answers: Callable[[str], bool] = everybody) -> None:
+        self._serving, self._deliver, self._answers = serving, deliver, answers
+
+    async def pull(
+        self, stream: str, lane: Lane, position: Position, wait_s: float, bytes_max: int = PORTION_BYTES
+    ) -> Portion:
+        if not self._answers(stream):
+            raise PeerError(f"this host does not serve stream {stream} yet; ask again later")
+        try:
+            return await self._serving.wait(stream, lane, position, wait_s, bytes_max)
+        except HoldfastError as error:
+            raise PeerError(f"this host cannot serve stream {stream}: {error}") from error
+
+    async def say(self, sender: str, to: str, message: Message) -> None:
+        # In a turn of its own, as from any other host: whoever speaks is never interrupted by the answer.
+        asyncio.get_running_loop().call_soon(self._deliver, sender, to, message)
+
+    async def definition(self, stream: str) -> Definition:
+        try:
+            return self._serving.store.open(stream).definition
+        except HoldfastError as error:
+            raise PeerError(f"this host cannot define stream {stream}: {error}") from error
+
+
+class HttpLink(Link):
+    """The way to a host with an address, such as `https://b.example:7411`."""
+
+    def __init__(self, address: str, token: str, *, ca: Path | None = None, name: str = "") -> None:
+        parts = urlsplit(address)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UsageError(f"a host's address must look like https://name:port; got {address!r}")
+        if parts.scheme == "http" and not is_loopback(parts.hostname):
+            raise UsageError(f"the token must not travel in the clear: {address} needs https, or must be loopback")
+        self.address = address.rstrip("/")
+        headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
+        if name:
+            headers["Holdfast-Host"] = name
+        verify: ssl.SSLContext | bool = True
+        if parts.scheme == "http":
+            verify = False
+        elif ca is not None:
+            verify = _trust(ca)
+        self._client = httpx.AsyncClient(
+            base_url=self.address, headers=headers, verify=verify, trust_env=False, follow_redirects=False,
+            limits=httpx.Limits(max_connections=_CONNECTIONS_MAX, max_keepalive_connections=_CONNECTIONS_MAX,
+                                keepalive_expiry=20),
+        )  # fmt: skip
+
+    async def pull(
+        self, stream: str, lane: Lane, position: Position, wait_s: float, bytes_max: int = PORTION_BYTES
+    ) -> Portion:
+        where = {"cursor": position} if isinstance(position, str) else {"from_us": str(position)}
+        asked = {**where, "wait_ms": str(round(wait_s * 1000)), "bytes_max": str(bytes_max)}
+        path = f"/v1/streams/{quote(stream, safe='')}/{lane.name.lower()}"
+        data = await self._ask("GET", path, wait_s, PORTION_BYTES_MAX + HEAD_BYTES_MAX, params=asked, kind=PORTION_TYPE)
+        portion = decode_portion(data)
+        if (portion.stream, portion.lane) != (stream, lane):
+            raise PeerError(f"{self.address} answered with {portion.stream} instead of {stream}; check its address")
+        return portion
+
+    async def say(self, sender: str, to: str, message: Message) -> None:
+        content = encode_message(sender, to, message)
+        await self._ask("POST", "/v1/messages", 0, _ERROR_BYTES_MAX, content=content)
+
+    async def definition(self, stream: str) -> Definition:
+        path = f"/v1/streams/{quote(stream, safe='')}/definition"
+        definition = decode_definition(await self._ask("GET", path, 0, DEFINITION_BYTES_MAX))
+        if definition.name != stream:
+            raise PeerError(f"{self.address} defined {definition.name} instead of {stream}; check its address")
+        return definition
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        wait_s: float,
+        bytes_max: int,
+        *,
+        params: dict[str, str] | None = None,
+        content: bytes | None = None,
+        kind: str = "application/json",
+    ) -> bytes:
+        """The body of a good answer; every other outcome is a `PeerError`."""
+        timeout = httpx.Timeout(wait_s + ANSWER_S, connect=CONNECT_S, pool=CONNECT_S)
+        headers = {"Content-Type": "application/json"} if content is not None else None
+        try:
+            async with self._client.stream(
+                method, path, params=params, content=content, headers=headers, timeout=timeout
+            ) as answer:
+                good = answer.status_code == 200
+                body = await _bounded(answer, bytes_max if good else _ERROR_BYTES_MAX, self.address)
+        except httpx.HTTPError as error:
+            reason = str(error) or type(error).__name__
+            raise PeerError(f"{self.address} could not be reached ({reason}); is the host up?") from error
+        if not good:
+            why = body.decode(errors="replace")
+            raise PeerError(f"{self.address} refused {method} {path} with {answer.status_code}: {why}")
+        if answer.headers.get("content-type", "").partition(";")[0] != kind:
+            raise PeerError(f"{self.address} must answer with {kind}; is it a Holdfast host?")
+        return body
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+async def _bounded(answer: httpx.Response, bytes_max: int, address: str) -> bytes:
+    """The raw body, given up as soon as it is too long, whatever its length claims to be."""
+    if answer.headers.get("content-encoding", "identity") != "identity":
+        raise PeerError(f"{address} must not compress its answers; it did")
+    parts, size = [], 0
+    async for chunk in answer.aiter_raw():
+        size += len(chunk)
+        if size > bytes_max:
+            raise PeerError(f"{address} may answer with {bytes_max} bytes at most; more came")
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+def _trust(ca: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(f"the certificates in {ca} cannot be used to check hosts: {error}") from None
+
+
+class Cuts:
+    """Which hosts and streams are out of reach on purpose (`holdfast fail`, `holdfast heal`)."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._changed = asyncio.Event()
+
+    def cut(self, name: str) -> None:
+        """From now on nothing comes from, or goes to, this host or stream."""
+        self._names.add(name)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def heal(self, name: str) -> None:
+        """It may be reached again. One that was not cut is fine."""
+        self._names.discard(name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._names))
+
+    def check(self, *names: str) -> None:
+        for name in names:
+            if name in self._names:
+                raise PeerError(f"{name} was cut off on purpose; heal it to go on")
+
+    async def guard(self, work: Coroutine[Any, Any, T], *names: str) -> T:
+        """Do the work unless one of these is cut, or until one is."""
+        try:
+            self.check(*names)
+        except PeerError:
+            work.close()
+            raise
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done():
+                change = asyncio.ensure_future(self._changed.wait())
+                await asyncio.wait({task, change}, return_when=asyncio.FIRST_COMPLETED)
+                change.cancel()
+                self.check(*names)
+            return task.result()
+        finally:
+            task.cancel()
+
+
+class CutLink(Link):
+    """A link that `Cuts` can break: for the host as a whole, or for single streams of it."""
+
+    def __init__(self, link: Link, cuts: Cuts, host: str) -> None:
+        self._link, self._cuts, self.host = link, cuts, host
+
+    async def pull(
+        self, stream: str, lane: Lane, position: Position, wait_s: float, bytes_max: int = PORTION_BYTES
+    ) -> Portion:
+        work = self._link.pull(stream, lane, position, wait_s, bytes_max)
+        return await self._cuts.guard(work, self.host, stream)
+
+    async def say(self, sender: str, to: str, message: Message) -> None:
+        await self._cuts.guard(self._link.say(sender, to, message), self.host)
+
+    async def definition(self, stream: str) -> Definition:
+        return await self._cuts.guard(self._link.definition(stream), self.host, stream)
+
+    async def close(self) -> None:
+        await self._link.close()

@@ -1,0 +1,258 @@
+"""Local copies of streams that are produced elsewhere, so that Spark reads local logs only.
+
+Rules:
+1. A mirror is the durable copy of main: a stream like any other, in a folder of its own. A copy is a volatile one of a
+   branch, or of main near its end, from one replica.
+2. What is told is readable here already, durably where it is a mirror (signals, rule 1).
+3. A copy begins anew whenever it is followed again and whenever the remote branch is another one. What was told before
+   stays readable until nobody needs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.clock import Clock, now_us
+from holdfast.host.held import Held, Place
+from holdfast.host.link import Link
+from holdfast.host.wire import Portion, Position, shape_of
+from holdfast.model.errors import UsageError
+from holdfast.model.time import BEGINNING_US, END_OF_TIME_US
+from holdfast.protocol.dpc.signals import Arrival, Lane
+from holdfast.stream.definition import Definition, Retention
+from holdfast.stream.disk import Disk, VolatileDisk
+from holdfast.stream.head import read_head
+from holdfast.stream.sealed import seal, unseal
+from holdfast.stream.store import Stream
+
+#: How long a producer may hold a pull that brings nothing: long enough to cost nothing, short enough that a broken
+#: connection which nobody noticed is found.
+WAIT_S = 2.0
+#: Empty buckets that one portion of a head tells of. Older ones are not news.
+_EMPTY_BUCKETS_MAX = 4096
+#: Beginnings of a copy that are kept at most, however often its link breaks.
+_INCARNATIONS_MAX = 64
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """More lies in the local copy: what `InputAdvanced` and `InputGap` need."""
+
+    boundary_us: int
+    arrivals: tuple[Arrival, ...] = ()
+    gap_us: int | None = None
+    """Everything before it that had not arrived is gone for ever."""
+    branch: str | None = None
+    """Id of the branch that a copy follows; None for main, and when the branch was dropped."""
+
+
+Told = Callable[[Advance], None]
+
+
+def ignore(advance: Advance) -> None:
+    """For whoever looks at the copy itself."""
+
+
+class Mirror:
+    """The durable local copy of main of one input."""
+
+    def __init__(self, folder: Path, definition: Definition, *, clock: Clock = now_us) -> None:
+        self.folder = Path(folder).absolute()
+        self.definition = _adopted(self.folder, definition)
+        self.stream = Stream(self.folder, self.definition, Disk(), clock)
+        self._held = Held(self.folder / "main", self.definition, Disk(), clock)
+
+    @property
+    def boundary_us(self) -> int:
+        """What main promises here."""
+        return self._held.boundary_us
+
+    async def follow(
+        self,
+        link: Link,
+        lane: Lane = Lane.MAIN,
+        from_us: int = BEGINNING_US,
+        told: Told = ignore,
+        *,
+        wait_s: float = WAIT_S,
+    ) -> None:
+        """Append what the host behind `link` has, until cancelled or `PeerError`.
+
+        First tells what is here already from `from_us` on.
+        """
+        if lane != Lane.MAIN:
+            raise UsageError(f"a mirror of {self.definition.name} follows main; got {lane.name}; use a Copy for that")
+        self._tell_present(from_us, told)
+        position: Position = max(from_us, self._held.closed_until_us())
+        first = True
+        while True:
+            portion = await link.pull(self.definition.name, lane, position, wait_s)
+            before = self._held.boundary_us
+            totals = await _aside(lambda p=portion, f=first: self._held.take(p, f))  # type: ignore[misc]
+            position, first = portion.cursor, False
+            arrivals = tuple(Arrival(bucket, tuples) for bucket, tuples in totals.items())
+            if arrivals or portion.gap_us is not None or self._held.boundary_us > before:
+                told(Advance(self._held.boundary_us, arrivals, portion.gap_us))
+
+    def _tell_present(self, from_us: int, told: Told) -> None:
+        arrivals = tuple(Arrival(bucket, tuples) for bucket, tuples in self._held.tuples_from(from_us).items())
+        removed = read_head(self._held.folder).removed_until_us
+        gap = removed if from_us < removed else None
+        if arrivals or gap is not None or self._held.reader.boundary_us > BEGINNING_US:
+            told(Advance(self._held.reader.boundary_us, arrivals, gap))
+
+    def pieces(self, bucket: int, tuples: int | None = None) -> list[Place]:
+        """Where the events of a bucket lie, in order; with `tuples` as many as hold the first so many tuples."""
+        return self._held.pieces(bucket, tuples)
+
+    def retain(self, from_us: int) -> None:
+        """Nobody needs what lies before `from_us` any more; whole segments of it go when the next portion comes."""
+        self._held.retain(from_us)
+
+    def close(self) -> None:
+        self._held.close()
+
+
+def _adopted(folder: Path, definition: Definition) -> Definition:
+    """The definition of the mirror in `folder`, made if there is none. It keeps what was mirrored from any replica."""
+    path, disk = folder / "stream", Disk()
+    try:
+        present = unseal(path.read_bytes(), Definition, str(path))
+    except FileNotFoundError:
+        disk.make_dir(folder / "main")
+        # How long the origin keeps its tuples is the origin's affair; here the readers decide.
+        present = msgspec.structs.replace(definition, retention=Retention(), bound=None)
+        disk.replace_file(path, seal(present))
+    if present.name != definition.name or shape_of(present) != shape_of(definition):
+        raise UsageError(
+            f"{folder} mirrors stream {present.name} ({present.columns}); asked for {definition.name} "
+            f"({definition.columns}); choose another folder or remove this one"
+        )
+    return present
+
+
+class _Incarnation:
+    """One beginning of a copy."""
+
+    def __init__(self, folder: Path, branch: str | None, first: int, held: Held) -> None:
+        self.folder, self.branch, self.first, self.held = folder, branch, first, held
+        self.told_until = first
+
+    def covers(self, bucket: int) -> bool:
+        return self.first <= bucket < self.held.closed_until_us() // self.held.definition.bucket_us
+
+    def remove(self) -> None:
+        self.held.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Copy:
+    """The volatile local copy of one replica's branch, or of its main near the end."""
+
+    def __init__(self, folder: Path, definition: Definition, *, clock: Clock = now_us) -> None:
+        self.folder, self.definition, self._clock = Path(folder).absolute(), definition, clock
+        shutil.rmtree(self.folder, ignore_errors=True)  # A fork that could still read it died with its process.
+        os.makedirs(self.folder)
+        self._incarnations: list[_Incarnation] = []
+        self._count = 0
+
+    async def follow(
+        self,
+        link: Link,
+        lane: Lane = Lane.BRANCH,
+        from_us: int = BEGINNING_US,
+        told: Told = ignore,
+        *,
+        wait_s: float = WAIT_S,
+    ) -> None:
+        """Copy the lane of the host behind `link` from the bucket at `from_us` on, until cancelled or `PeerError`."""
+        if lane == Lane.MAIN:
+            raise UsageError(f"a copy of {self.definition.name} follows a branch or a head; use a Mirror for main")
+        position: Position = from_us
+        current: _Incarnation | None = None
+        while True:
+            portion = await link.pull(self.definition.name, lane, position, wait_s)
+            position = portion.cursor
+            if lane == Lane.BRANCH and portion.branch is None:
+                if current is not None:
+                    told(Advance(BEGINNING_US))
+                current = None
+                continue
+            if current is None or current.branch != portion.branch:
+                current = self._begin(portion, from_us)
+            advance = await self._take(current, portion)
+            if advance is not None:
+                told(advance)
+
+    def _begin(self, portion: Portion, from_us: int) -> _Incarnation:
+        size = self.definition.bucket_us
+        self._count += 1
+        folder = self.folder / f"{self._count:06d}"
+        held = Held(folder, self.definition, VolatileDisk(), self._clock)
+        first_us = max(from_us, portion.root_us, portion.gap_us or BEGINNING_US)
+        self._incarnations.append(_Incarnation(folder, portion.branch, first_us // size, held))
+        for old in self._incarnations[:-_INCARNATIONS_MAX]:
+            old.remove()
+        del self._incarnations[:-_INCARNATIONS_MAX]
+        return self._incarnations[-1]
+
+    async def _take(self, current: _Incarnation, portion: Portion) -> Advance | None:
+        before = current.held.boundary_us
+        totals = await _aside(lambda: current.held.take(portion, False))
+        worth = dict(portion.worth)
+        if portion.lane == Lane.HEAD:
+            for bucket in self._empty(current, portion):
+                totals.setdefault(bucket, 0)
+        else:
+            for bucket in worth:
+                totals.setdefault(bucket, 0)
+        arrivals = tuple(Arrival(b, totals[b], worth.get(b, 1.0)) for b in sorted(totals))
+        if not arrivals and current.held.boundary_us <= before:
+            return None
+        return Advance(current.held.boundary_us, arrivals, None, portion.branch)
+
+    def _empty(self, current: _Incarnation, portion: Portion) -> range:
+        """Buckets of a head that are closed now: those without a tuple are news as well."""
+        if portion.boundary_us >= END_OF_TIME_US:
+            return range(0)
+        upto = portion.boundary_us // self.definition.bucket_us
+        first = max(current.told_until, upto - _EMPTY_BUCKETS_MAX)
+        current.told_until = max(current.told_until, upto)
+        return range(first, upto)
+
+    def pieces(self, bucket: int, tuples: int | None = None) -> list[Place]:
+        """As `Mirror.pieces`, from the newest beginning that has the bucket (and `tuples` of it, if given)."""
+        for incarnation in reversed(self._incarnations):
+            found = incarnation.held.pieces(bucket, tuples)
+            if tuples is not None and sum(place.fields.rows for place in found) < tuples:
+                continue
+            if found or incarnation.covers(bucket):
+                return found
+        return []
+
+    def retain(self, from_us: int) -> None:
+        """Nobody needs what lies before `from_us` any more."""
+        for old in [i for i in self._incarnations[:-1] if i.held.boundary_us <= from_us]:
+            self._incarnations.remove(old)
+            old.remove()
+        for incarnation in self._incarnations:
+            incarnation.held.retain(from_us)
+
+    def close(self) -> None:
+        for incarnation in self._incarnations:
+            incarnation.held.close()
+
+
+async def _aside(work: Callable[[], T]) -> T:
+    """Run what waits for the disk in a thread, so that the host's other affairs go on."""
+    return await asyncio.get_running_loop().run_in_executor(None, work)

@@ -1,0 +1,266 @@
+"""The door of a host: HTTP in the host's own event loop.
+
+Rules:
+1. Every request carries a token. With the viewer's one may look (GET), with the operator's also act (POST); hosts of
+   one deployment use the operator's. Tokens are compared in constant time (X1).
+2. Loopback by default; any other address needs TLS as well. A page in somebody's browser can reach loopback too, so a
+   foreign Origin or Host is refused.
+3. A body, an answer, a wait and a request have bounds (X4).
+4. A replica that recovers answers nobody (D12): pulling its stream is 503. What a stream is may always be asked.
+5. 200 with JSON or a portion; else 400 unreadable, 401 no token, 403 not allowed, 404 no such stream, 413 too large,
+   503 not now; each with `{"error": "one sentence"}`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from holdfast.host.link import Cuts, Deliver
+from holdfast.host.serving import Serving
+from holdfast.host.wire import (
+    MESSAGE_BYTES_MAX,
+    PORTION_BYTES,
+    PORTION_TYPE,
+    Position,
+    decode_message,
+    encode_definition,
+    encode_portion,
+)
+from holdfast.inputs.network import TOKEN_CHARS_MIN, Access, is_loopback
+from holdfast.model.errors import HoldfastError, PeerError, StorageError, UnknownStream, UsageError
+from holdfast.protocol.dpc.signals import Lane
+
+CONNECTIONS_MAX = 256
+#: A waiting pull is a connection and a look every 20 ms; readers who want to wait longer ask again.
+WAIT_S_MAX = 10.0
+#: How long a body may take to come.
+BODY_S_MAX = 5.0
+_LANES = {lane.name.lower(): lane for lane in Lane}
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class Service:
+    """Serves one host. `address` is the real one, also when port 0 was asked for."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        access: Access,
+        *,
+        deliver: Deliver,
+        status: Callable[[], dict[str, Any]],
+        fault: Callable[[dict[str, Any]], dict[str, Any] | None],
+        stop: Callable[[], None],
+        answers: Callable[[str], bool],
+        view_token: str | None = None,
+        cuts: Cuts | None = None,
+    ) -> None:
+        self.access = access.check()
+        if access.token is None:
+            raise UsageError("a host's service needs a token, on loopback as well; give one, or let one be made")
+        if view_token is not None and len(view_token) < TOKEN_CHARS_MIN:
+            raise UsageError(f"a token must have {TOKEN_CHARS_MIN} characters or more; got {len(view_token)}")
+        self.access.tls()  # A bad certificate is the caller's mistake: say so before anything listens.
+        self._serving, self._view_token, self._cuts = serving, view_token, cuts or Cuts()
+        self._deliver, self._status, self._fault, self._stop, self._answers = deliver, status, fault, stop, answers
+        self._socket = self.access.listen()
+        host, port = self._socket.getsockname()[:2]
+        self.host, self.port = host, port
+        shown = f"[{host}]" if ":" in host else host
+        self.address = f"{'https' if access.certificate else 'http'}://{shown}:{port}"
+        config = uvicorn.Config(
+            self.app(), log_config=None, access_log=False, lifespan="off", ws="none", http="h11",
+            limit_concurrency=CONNECTIONS_MAX, timeout_keep_alive=30, timeout_graceful_shutdown=2,
+            server_header=False, date_header=False, ssl_certfile=self.access.certificate,
+            ssl_keyfile=str(self.access.key) if self.access.key else None,
+        )  # fmt: skip
+        self._server = _QuietServer(config)
+        self._task: asyncio.Task[None] | None = None
+
+    def app(self) -> Starlette:
+        """The routes as an ASGI application."""
+
+        def route(path: str, handler: Handler, method: str) -> Route:
+            return Route(path, self._guarded(handler, method), methods=[method])
+
+        return Starlette(routes=[
+            route("/v1/messages", self._post_message, "POST"),
+            route("/v1/streams/{name}/definition", self._get_definition, "GET"),
+            route("/v1/streams/{name}/{lane}", self._get_lane, "GET"),
+            route("/v1/status", self._get_status, "GET"),
+            route("/v1/faults", self._post_fault, "POST"),
+            route("/v1/stop", self._post_stop, "POST"),
+        ])  # fmt: skip
+
+    async def start(self) -> None:
+        """Begin to answer; returns when requests are accepted."""
+        self._task = asyncio.ensure_future(self._server.serve(sockets=[self._socket]))
+        while not self._server.started and not self._task.done():
+            await asyncio.sleep(0.001)
+        if self._task.done():
+            await self._task
+
+    async def close(self) -> None:
+        """Answer no more; what is under way is finished, waits end."""
+        self._serving.end()
+        self._server.should_exit = True
+        if self._task is not None:
+            await self._task
+        self._socket.close()
+
+    # Who may --------------------------------------------------------------------------------------------------------
+
+    def _guarded(self, handler: Handler, method: str) -> Handler:
+        async def guarded(request: Request) -> Response:
+            try:
+                self._admit(request, method)
+                return await handler(request)
+            except _Refused as error:
+                return _error(error.status, str(error))
+            except UnknownStream as error:
+                return _error(404, str(error))
+            except (StorageError, PeerError) as error:
+                return _error(503, str(error))
+            except HoldfastError as error:
+                return _error(400, str(error))
+            except (ClientDisconnect, TimeoutError):
+                return _error(400, "the request did not come whole and in time")
+
+        return guarded
+
+    def _admit(self, request: Request, method: str) -> None:
+        """Rules 1 and 2."""
+        host = request.url.hostname or ""
+        if is_loopback(self.host) and not is_loopback(host):
+            raise _Refused(403, f"this host listens on this machine only; the request was for {host}")
+        origin = request.headers.get("origin")
+        if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
+            raise _Refused(403, f"a page of {origin} may not ask here")
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        token = token if scheme.lower() == "bearer" else ""
+        viewer = self._view_token is not None and hmac.compare_digest(token.encode(), self._view_token.encode())
+        if self.access.allows(token):
+            return
+        if not viewer:
+            raise _Refused(401, "the header 'Authorization: Bearer …' must carry a token of this host")
+        if method != "GET":
+            raise _Refused(403, "this token may look but not act; use the operator's")
+
+    # What they may ask ----------------------------------------------------------------------------------------------
+
+    async def _post_message(self, request: Request) -> Response:
+        data = await _body(request)
+        try:
+            sender, to, message = decode_message(data)
+        except PeerError as error:
+            raise _Refused(400, str(error)) from None
+        self._cuts.check(*_hosts(request), sender.rpartition("@")[2])
+        self._deliver(sender, to, message)
+        return JSONResponse({})
+
+    async def _get_definition(self, request: Request) -> Response:
+        self._cuts.check(*_hosts(request))
+        definition = self._serving.store.open(_stream(request)).definition
+        return Response(encode_definition(definition), media_type="application/json")
+
+    async def _get_lane(self, request: Request) -> Response:
+        lane, stream = _LANES.get(request.path_params["lane"]), _stream(request)
+        if lane is None:
+            raise _Refused(404, f"a stream is read as one of {', '.join(_LANES)}")
+        if not self._answers(stream):
+            raise _Refused(503, f"stream {stream} is not served yet: its replica recovers; ask again later")
+        position = _position(request)
+        wait_s = min(_number(request, "wait_ms", 0) / 1000, WAIT_S_MAX)
+        bytes_max = _number(request, "bytes_max", PORTION_BYTES)
+        work = self._serving.wait(stream, lane, position, wait_s, bytes_max)
+        parts = encode_portion(await self._cuts.guard(work, stream, *_hosts(request)))
+
+        async def sent() -> Any:
+            for part in parts:
+                yield part
+
+        return StreamingResponse(sent(), media_type=PORTION_TYPE,
+                                 headers={"Content-Length": str(sum(map(len, parts)))})  # fmt: skip
+
+    async def _get_status(self, request: Request) -> Response:
+        return Response(msgspec.json.encode(self._status()), media_type="application/json")
+
+    async def _post_fault(self, request: Request) -> Response:
+        try:
+            said = msgspec.json.decode(await _body(request), type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            raise _Refused(400, f"a fault must be a JSON object; {error}") from None
+        return JSONResponse(self._fault(said) or {})
+
+    async def _post_stop(self, request: Request) -> Response:
+        asyncio.get_running_loop().call_soon(self._stop)
+        return JSONResponse({})
+
+
+def _stream(request: Request) -> str:
+    return str(request.path_params["name"])
+
+
+def _hosts(request: Request) -> tuple[str, ...]:
+    """Which host asks, as it says itself: only for rehearsing failures."""
+    name = request.headers.get("holdfast-host")
+    return (name,) if name else ()
+
+
+def _position(request: Request) -> Position:
+    cursor = request.query_params.get("cursor")
+    if cursor is not None:
+        return cursor
+    text = request.query_params.get("from_us", "")
+    if not text.lstrip("-").isdigit() or len(text) > 20 or abs(int(text)) >= 2**63:
+        raise _Refused(400, f"a pull needs a cursor or from_us in microseconds; got {text[:40]!r}")
+    return int(text)
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 12):
+        raise _Refused(400, f"{name} must be a number from 0 on; got {text[:40]!r}")
+    return int(text)
+
+
+async def _body(request: Request) -> bytes:
+    """The body, given up as soon as it is too long or takes too long, whatever it claims to be."""
+    body = bytearray()
+    async with asyncio.timeout(BODY_S_MAX):
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MESSAGE_BYTES_MAX:
+                raise _Refused(413, f"a body may have {MESSAGE_BYTES_MAX} bytes at most")
+    return bytes(body)
+
+
+def _error(status: int, why: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"error": why}, status, dict(headers or {}))
+
+
+class _QuietServer(uvicorn.Server):
+    """Signals belong to the program that the host is part of."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()

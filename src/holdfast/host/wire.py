@@ -1,0 +1,323 @@
+"""What hosts send each other, as bytes: messages and portions of streams. No sockets here.
+
+Rules:
+1. The version comes first, and another one is refused instead of guessed.
+2. The schema is closed: a field, kind or lane that is not known is refused, and so is whatever exceeds its bound (X4).
+3. A body is compared with its CRC32C before anyone decodes it (L4). Bodies travel as they stand in the log, so that a
+   copy holds the very bytes of the origin.
+4. A cursor is the producer's own note of what it has sent; the reader hands it back and does not look into it.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.model.errors import HoldfastError, PeerError, UsageError
+from holdfast.model.names import check_name
+from holdfast.model.schema import parse_schema
+from holdfast.model.time import BEGINNING_US
+from holdfast.protocol.dpc import messages
+from holdfast.protocol.dpc.messages import Message
+from holdfast.protocol.dpc.signals import Lane
+from holdfast.protocol.dpc.states import StreamState
+from holdfast.stream.definition import PARTITIONS_MAX, Definition
+from holdfast.stream.frame import FORMAT_VERSION, crc32c
+from holdfast.stream.pack import EVENT_ROWS_MAX
+from holdfast.stream.writer import Event
+
+WIRE_VERSION: Literal[1] = 1
+PORTION_TYPE = "application/vnd.holdfast.portion"
+#: What a reader asks for at a time: some milliseconds of a fast network, so that a long catch-up does not hold up the
+#: event loop of either host.
+PORTION_BYTES = 4 << 20
+#: No portion is longer: it is held in memory whole. It bounds the size of a single event, too.
+PORTION_BYTES_MAX = 256 << 20
+#: Events of one portion. Their headers are decoded one by one, some microseconds each.
+EVENTS_MAX = 16_384
+#: Buckets whose worth is told in one portion: some hours of a branch.
+WORTHS_MAX = 65_536
+HEAD_BYTES_MAX = 4 << 20
+MESSAGE_BYTES_MAX = 64 << 10
+DEFINITION_BYTES_MAX = 1 << 20
+_CURSOR_CHARS_MAX = 256
+_REPORTS_MAX = 256
+
+_PREFIX = struct.Struct("<8sHHII")
+_MAGIC = b"HOLDPORT"
+
+_I64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+_Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+_Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._@-]{0,255}\Z")]
+_Hex = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,64}\Z")]
+
+
+# Messages -----------------------------------------------------------------------------------------------------------
+
+
+class _Spoken(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
+    pass
+
+
+class _Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    stream: _Name
+    state: StreamState
+    main_us: _I64
+    fresh: bool
+
+
+class _KeepaliveRequest(_Spoken, frozen=True, tag="keepalive_request"):
+    pass
+
+
+class _KeepaliveReply(_Spoken, frozen=True, tag="keepalive_reply"):
+    reports: Annotated[tuple[_Report, ...], Meta(max_length=_REPORTS_MAX)]
+
+
+class _AuthorisationRequest(_Spoken, frozen=True, tag="authorisation_request"):
+    asked_us: _I64
+
+
+class _AuthorisationReply(_Spoken, frozen=True, tag="authorisation_reply"):
+    granted: bool
+    asked_us: _I64
+
+
+class _AuthorisationDone(_Spoken, frozen=True, tag="authorisation_done"):
+    asked_us: _I64
+
+
+class _Ack(_Spoken, frozen=True, tag="ack"):
+    stream: _Name
+    upto_us: _I64
+
+
+_Said = _KeepaliveRequest | _KeepaliveReply | _AuthorisationRequest | _AuthorisationReply | _AuthorisationDone | _Ack
+#: Every message and the form in which it is sent; the fields of both have the same names.
+_FORMS: Mapping[type[Any], type[Any]] = {
+    messages.KeepaliveRequest: _KeepaliveRequest,
+    messages.KeepaliveReply: _KeepaliveReply,
+    messages.AuthorisationRequest: _AuthorisationRequest,
+    messages.AuthorisationReply: _AuthorisationReply,
+    messages.AuthorisationDone: _AuthorisationDone,
+    messages.Ack: _Ack,
+}
+_MEANT: Mapping[type[Any], type[Any]] = {form: meant for meant, form in _FORMS.items()}
+
+
+class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: Literal[1]
+    sender: _Name
+    to: _Name
+    message: _Said
+
+
+_envelope = msgspec.json.Decoder(_Envelope)
+
+
+def encode_message(sender: str, to: str, message: Message) -> bytes:
+    """One message in its envelope, as JSON."""
+    if isinstance(message, messages.KeepaliveReply):
+        said: Any = _KeepaliveReply(tuple(_Report(r.stream, r.state, r.main_us, r.fresh) for r in message.reports))
+    else:
+        form = _FORMS[type(message)]
+        said = form(*(getattr(message, name) for name in form.__struct_fields__))
+    return msgspec.json.encode(_Envelope(WIRE_VERSION, sender, to, said))
+
+
+def decode_message(data: bytes) -> tuple[str, str, Message]:
+    """Sender, receiver and message; `PeerError` if that is not what came."""
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise PeerError(f"a message may have {MESSAGE_BYTES_MAX} bytes at most; got {len(data)}")
+    try:
+        envelope = _envelope.decode(data)
+    except msgspec.MsgspecError as error:
+        raise PeerError(f"a message must follow version {WIRE_VERSION} of the schema; got one where {error}") from None
+    said = envelope.message
+    if isinstance(said, _KeepaliveReply):
+        reports = tuple(messages.StreamReport(r.stream, r.state, r.main_us, r.fresh) for r in said.reports)
+        return envelope.sender, envelope.to, messages.KeepaliveReply(reports)
+    fields = (getattr(said, name) for name in said.__struct_fields__)
+    return envelope.sender, envelope.to, _MEANT[type(said)](*fields)
+
+
+# Portions -----------------------------------------------------------------------------------------------------------
+
+
+class Cursor(NamedTuple):
+    """What a producer has sent a reader so far (rule 4)."""
+
+    origin: str
+    """Id of the stream, or of its branch."""
+    from_us: int
+    """Buckets before this were not asked for."""
+    next_id: int
+    """Events from this tuple id on were not sent yet."""
+    boundary_us: int
+    """The last boundary that was sent."""
+
+    @property
+    def text(self) -> str:
+        return f"{WIRE_VERSION}.{self.origin or '-'}.{self.from_us}.{self.next_id}.{self.boundary_us}"
+
+
+def parse_cursor(text: str) -> Cursor:
+    parts = text[:_CURSOR_CHARS_MAX].split(".")
+    try:
+        version, origin, *numbers = parts
+        from_us, next_id, boundary_us = map(int, numbers)
+        if version != str(WIRE_VERSION) or max(map(abs, (from_us, next_id, boundary_us))) >= 2**63:
+            raise ValueError
+    except ValueError:
+        raise UsageError(f"a cursor must be one that this host gave out; got {text[:80]!r}; start again") from None
+    return Cursor("" if origin == "-" else origin, from_us, next_id, boundary_us)
+
+
+Position = str | int
+"""Where a pull goes on: a cursor, or the stime (in microseconds) of the first bucket that is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """A stretch of one lane of one stream: events in commit order, and what they amount to."""
+
+    stream: str
+    lane: Lane
+    origin: str
+    """Id of the producer's stream. Replicas have different ones; a stream made anew has a new one."""
+    shape: int
+    """`shape_of` the definition: what the bodies look like."""
+    cursor: str
+    """Where the next pull goes on."""
+    boundary_us: int = BEGINNING_US
+    """Nothing that is still to come has a smaller stime, whether it was written already or not."""
+    closed: bool = False
+    """The stream ended, and this is its end."""
+    wall_us: int = 0
+    """When the writer was last alive, by its own clock."""
+    events: tuple[Event, ...] = ()
+    gap_us: int | None = None
+    """What lies between the position asked for and here is gone for ever."""
+    branch: str | None = None
+    """Id of the tentative branch; None: there is none now."""
+    root_us: int = BEGINNING_US
+    """Where the branch begins."""
+    worth: tuple[tuple[int, float], ...] = ()
+    """What buckets of the branch are worth, also those without a tuple."""
+
+
+class _Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    stream: _Name
+    lane: Lane
+    origin: _Hex
+    shape: _U32
+    cursor: Annotated[str, Meta(max_length=_CURSOR_CHARS_MAX)]
+    boundary_us: _I64
+    closed: bool
+    wall_us: _I64
+    gap_us: _I64 | None
+    branch: _Hex | None
+    root_us: _I64
+    worth: Annotated[tuple[tuple[_I64, float], ...], Meta(max_length=WORTHS_MAX)]
+    events: Annotated[tuple[_Frame, ...], Meta(max_length=EVENTS_MAX)]
+
+
+class _Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    bucket: _I64
+    partition: Annotated[int, Meta(ge=0, lt=PARTITIONS_MAX)]
+    rows: Annotated[int, Meta(ge=1, le=EVENT_ROWS_MAX)]
+    first_tuple_id: _Count
+    stime_min_us: _I64
+    stime_max_us: _I64
+    length: Annotated[int, Meta(ge=0, le=PORTION_BYTES_MAX)]
+    crc: _U32
+
+
+_head = msgspec.msgpack.Decoder(_Head)
+
+
+def shape_of(definition: Definition) -> int:
+    """Equal for streams whose events can be told apart by nothing but their tuples."""
+    text = f"{definition.bucket_us} {definition.partitions} {definition.partition_by} {definition.arrow}"
+    return crc32c(text.encode())
+
+
+def encode_portion(portion: Portion) -> list[bytes]:
+    """The parts of the body, in order."""
+    p = portion
+    frames = tuple(
+        _Frame(e.bucket, e.partition, e.rows, e.first_tuple_id or 0, e.stime_min_us, e.stime_max_us, len(e.body),
+               crc32c(e.body))
+        for e in p.events
+    )  # fmt: skip
+    head = msgspec.msgpack.encode(_Head(p.stream, p.lane, p.origin, p.shape, p.cursor, p.boundary_us, p.closed,
+                                        p.wall_us, p.gap_us, p.branch, p.root_us, p.worth, frames))  # fmt: skip
+    return [_PREFIX.pack(_MAGIC, WIRE_VERSION, 0, len(head), crc32c(head)), head, *(e.body for e in p.events)]
+
+
+def decode_portion(data: bytes) -> Portion:
+    """The portion, every checksum compared (rule 3); `PeerError` if a bit or a length is wrong."""
+    if len(data) < _PREFIX.size:
+        raise PeerError(f"a portion must begin with {_PREFIX.size} bytes of prefix; got {len(data)}; pull again")
+    magic, version, _, length, crc = _PREFIX.unpack_from(data)
+    if magic != _MAGIC:
+        raise PeerError("a portion must begin with its mark; something else came; check the address of the host")
+    if version != WIRE_VERSION:
+        raise PeerError(f"a portion must be of version {WIRE_VERSION}; got {version}; upgrade the older host")
+    body = memoryview(data)[_PREFIX.size + length :]
+    raw = data[_PREFIX.size : _PREFIX.size + length]
+    if length > HEAD_BYTES_MAX or len(raw) != length or crc32c(raw) != crc:
+        raise PeerError("the head of a portion does not match its checksum; pull again")
+    try:
+        head = _head.decode(raw)
+    except msgspec.MsgspecError as error:
+        raise PeerError(f"the head of a portion cannot be read ({error}); upgrade the older host") from None
+    if sum(f.length for f in head.events) != len(body):
+        raise PeerError(f"a portion announced other bodies than the {len(body)} bytes that came; pull again")
+    events, at = [], 0
+    for f in head.events:
+        content = bytes(body[at : at + f.length])
+        at += f.length
+        if crc32c(content) != f.crc:
+            raise PeerError(
+                f"stream {head.stream}: the event of bucket {f.bucket} does not match its checksum; pull again"
+            )
+        events.append(Event(f.bucket, f.partition, f.rows, f.stime_min_us, f.stime_max_us, content, f.first_tuple_id))
+    return Portion(head.stream, head.lane, head.origin, head.shape, head.cursor, head.boundary_us, head.closed,
+                   head.wall_us, tuple(events), head.gap_us, head.branch, head.root_us, head.worth)  # fmt: skip
+
+
+# Definitions --------------------------------------------------------------------------------------------------------
+
+
+def encode_definition(definition: Definition) -> bytes:
+    return msgspec.json.encode(definition)
+
+
+def decode_definition(data: bytes) -> Definition:
+    """A definition that may be used to make a stream here; `PeerError` otherwise."""
+    if len(data) > DEFINITION_BYTES_MAX:
+        raise PeerError(f"a definition may have {DEFINITION_BYTES_MAX} bytes at most; got {len(data)}")
+    try:
+        definition = msgspec.json.decode(data, type=Definition)
+        base64.b64decode(definition.arrow, validate=True)
+        check_name(definition.name)
+        parse_schema(definition.schema)
+        sound = (
+            definition.format == FORMAT_VERSION
+            and len(definition.id_bytes) == 16
+            and definition.bucket_us >= 1000
+            and 1 <= definition.partitions <= PARTITIONS_MAX
+        )
+    except (msgspec.MsgspecError, HoldfastError, ValueError) as error:
+        raise PeerError(f"the definition of a stream cannot be used: {error}") from None
+    if not sound:
+        raise PeerError(f"the definition of stream {definition.name} is not one of format {FORMAT_VERSION}")
+    return definition
