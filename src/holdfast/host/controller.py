@@ -114,8 +114,8 @@ class Controller:
         except FileNotFoundError:
             return 0
 
-    def close(self) -> None:
-        """Stop both queries; what they have committed is the next start's beginning."""
+    def stop_queries(self) -> None:
+        """Stop both queries; what they have committed is the next start's beginning. Takes Spark a moment."""
         self.stopped = True
         self._forking.close()
         self._starter.shutdown()
@@ -123,6 +123,9 @@ class Controller:
             self._stable = self._starting.result()
         if self._stable is not None:
             stop(self._stable)
+
+    def close(self) -> None:
+        """Let go of files and connections."""
         for intake in self._intakes.values():
             intake.close()
         self._decision.close()
@@ -226,6 +229,8 @@ class Controller:
         return self._intakes[self.plan.inputs[source].stream].stream.definition.bucket_us
 
     def _truncate(self, order: Truncate) -> None:
+        if not self.output.definition.retention.acknowledged:
+            return  # The stream is kept for longer than its readers need it.
         acknowledge(self.output.folder, "replicas", order.upto_us, now_us(), Disk())
         self.output.retain()
 

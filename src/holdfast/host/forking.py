@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _RETRY_US = 2_000_000
 
 #: Asking Spark whether a query lives costs a call into the JVM; a dead one is noticed this much later.
-HEALTH_US = 200_000
+HEALTH_US = 1_000_000
 
 
 class Forking:

@@ -2,7 +2,7 @@
 
 Rules:
 1. The core subscribes and unsubscribes; the intake does as told and reports what is readable, never more.
-2. A cut input (see `cuts`) is silent: nothing arrives and nobody answers for it. What was readable stays readable.
+2. A cut input (see `link.Cuts`) is silent: nothing arrives and nobody answers for it. What was readable stays readable.
 3. Pieces are exact: whoever reads them again reads the same tuples.
 """
 
@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from holdfast.host.cuts import Cuts
 from holdfast.host.feed import Feed
+from holdfast.host.link import Cuts
+from holdfast.host.network import severed
 from holdfast.protocol.dpc.effects import Part
-from holdfast.protocol.dpc.signals import InputAdvanced, InputGap, Lane
+from holdfast.protocol.dpc.signals import Disconnected, InputAdvanced, InputGap, Lane
 from holdfast.stream.store import Stream
 from holdfast.stream.tentative import PlannedPiece
+
+InputSignal = InputAdvanced | InputGap | Disconnected
 
 
 class Intake(ABC):
@@ -39,8 +42,8 @@ class Intake(ABC):
         """Stop reading this lane."""
 
     @abstractmethod
-    def poll(self) -> list[InputAdvanced | InputGap]:
-        """What has arrived since the last look."""
+    def poll(self) -> list[InputSignal]:
+        """What has arrived since the last look, and which connections broke."""
 
     @abstractmethod
     def pieces(self, source: int, start_us: int, end_us: int, part: Part) -> list[PlannedPiece]:
@@ -79,8 +82,8 @@ class DirectIntake(Intake):
         if lane == Lane.MAIN:
             self._subscribed = False
 
-    def poll(self) -> list[InputAdvanced | InputGap]:
-        if not self._subscribed or self._cuts.severed(self._producer):
+    def poll(self) -> list[InputSignal]:
+        if not self._subscribed or severed(self._cuts, self._producer):
             return []
         seen = self._feed.poll()
         return [] if seen is None else [InputAdvanced(self._stream.name, self._producer, Lane.MAIN, *seen)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from holdfast.host.cuts import Cuts
+from holdfast.host.link import Cuts
 from holdfast.protocol.dpc.effects import Send
 from holdfast.protocol.dpc.messages import KeepaliveReply, KeepaliveRequest, Message, StreamReport
 from holdfast.protocol.dpc.states import StreamState
@@ -17,6 +17,12 @@ from holdfast.stream.reader import LogReader
 from holdfast.stream.store import StreamStore
 
 Deliver = Callable[[str, Message], None]
+
+
+def severed(cuts: Cuts, replica: str) -> bool:
+    """Whether the replica `node@host`, or the source `stream@host`, was cut off: by its own name or its host's."""
+    name, _, host = replica.partition("@")
+    return name in cuts.names or host in cuts.names
 
 
 class SourceVoice:
@@ -60,11 +66,11 @@ class Network:
 
     def heard(self, sender: str, to: str, message: Message) -> None:
         """What came from another host."""
-        if not self._cuts.severed(sender):
+        if not severed(self._cuts, sender):
             self._route(sender, to, message)
 
     def _route(self, sender: str, to: str, message: Message) -> None:
-        if self._cuts.severed(to):
+        if severed(self._cuts, to):
             return
         if to in self._local:
             self._local[to](sender, message)

@@ -14,9 +14,9 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -25,6 +25,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 
 from holdfast.clock import monotonic_us, pause
+from holdfast.diagram import NodeSpec
 from holdfast.model.errors import StorageError, UsageError
 from holdfast.model.time import SECOND_US, duration_text
 from holdfast.model.tuples import RESERVED, STREAM_COLUMN
@@ -40,17 +41,6 @@ _SETTLE_US_MAX = 10 * SECOND_US
 _SETTLE_POLL_US = 2_000
 #: Operators that drop a tuple exactly at the watermark: their boundary must stay below it (SPARK-40821).
 _STRICT = ("Deduplicate", "Join", "WithState", "session_window")
-
-
-class NodeDescription(Protocol):
-    """What this module needs to know of a node."""
-
-    name: str
-    output: str
-    function: Callable[..., DataFrame]
-    separate: bool
-    boundaries: str
-    stime: str | None
 
 
 class Progress(NamedTuple):
@@ -80,7 +70,7 @@ class NodeQueries:
     """Starts and watches the queries of one replica. `home` is the replica's own folder."""
 
     def __init__(
-        self, spark: SparkSession, node: NodeDescription, inputs: Sequence[Stream], outputs: Path, home: Path
+        self, spark: SparkSession, node: NodeSpec, inputs: Sequence[Stream], outputs: Path, home: Path
     ) -> None:
         self._spark, self._node, self._inputs, self._outputs, self._home = spark, node, tuple(inputs), outputs, home
         self._boundaries = node.boundaries if node.boundaries != "auto" else self._suitable_boundaries()
@@ -244,4 +234,3 @@ def stop(query: StreamingQuery) -> None:
     except Exception:
         if query.isActive:
             raise
-

@@ -262,7 +262,7 @@ class NodeCore:
         stable, frontier = self.stable, self.inputs.sunion.frontier
         outstanding = self.fork.outstanding(stable)
         if self.state == NodeState.RECOVERING:
-            if not failing and frontier - stable <= self.plan.near and self.inputs.level():
+            if not failing and frontier - stable <= self.plan.level and self.inputs.level():
                 self._move(NodeState.STABLE)
             return
         if not outstanding or (failing and frontier == stable):

@@ -103,9 +103,14 @@ class NodePlan:
     """How much input the query's state depends on if it is convergent-capable (§4.1.3); None: perhaps all of it."""
 
     @property
-    def near(self) -> int:
+    def level(self) -> int:
         """So few buckets behind its inputs, the stable query is level with them: batches always trail what arrives."""
         return max(HANDOVER_BUCKETS, self.delay_us // (2 * self.bucket_us))
+
+    @property
+    def near(self) -> int:
+        """So few buckets behind its inputs, the stable query is waited for instead of the fork, within the delay."""
+        return max(HANDOVER_BUCKETS, self.delay_us // self.bucket_us)
 
     @property
     def stall_us(self) -> int:

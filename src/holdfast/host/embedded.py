@@ -1,0 +1,136 @@
+"""An application in one process: every node once, all streams in one folder, no network.
+
+running = app.start()
+...
+running.stop()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pyspark.sql import SparkSession
+
+from holdfast.clock import monotonic_us, pause
+from holdfast.host.catalog import HERE, Catalog
+from holdfast.host.host import Host
+from holdfast.model.errors import UsageError
+from holdfast.model.time import duration_us
+from holdfast.spark.session import session
+from holdfast.stream.store import StreamStore
+
+if TYPE_CHECKING:
+    from holdfast.app import App
+
+T = TypeVar("T")
+_POLL_US = 20_000
+
+
+class Running:
+    """An application at work, in a thread of this process."""
+
+    def __init__(self, app: App, spark: Callable[[], SparkSession]) -> None:
+        self._app, self._spark = app, spark
+        self._loop = asyncio.new_event_loop()
+        self._host: Host | None = None
+        self._ready = threading.Event()
+        self._trouble: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"holdfast-{app.name}", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+        self._check()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._host = Host(HERE, Catalog(self._app.diagram()), self._app.root.absolute(), self._spark)
+            self._loop.run_until_complete(self._host.run(self._ready.set))
+        except BaseException as error:
+            self._trouble = error
+        finally:
+            self._ready.set()
+
+    def _check(self) -> None:
+        if self._trouble is not None:
+            raise self._trouble
+
+    @property
+    def streams(self) -> StreamStore:
+        """Where the application's streams lie."""
+        return StreamStore(self._app.root)
+
+    def status(self) -> dict[str, Any]:
+        """States, positions and forks of all nodes."""
+        self._check()
+        return self._in_loop(lambda host: host.status())
+
+    def fail(self, stream: str) -> None:
+        """Cut a stream off from the nodes that read it, to see what happens."""
+        self._check_stream(stream)
+        self._in_loop(lambda host: host.cuts.cut(stream))
+
+    def heal(self, stream: str) -> None:
+        """Let a stream through again."""
+        self._check_stream(stream)
+        self._in_loop(lambda host: host.cuts.heal(stream))
+
+    def _check_stream(self, stream: str) -> None:
+        known = self._app.diagram().streams
+        if stream not in known:
+            raise UsageError(f"no stream {stream!r} in application {self._app.name!r}; there are: {', '.join(known)}")
+
+    def wait_until_stable(self, timeout: str | int | float = "60s") -> None:
+        """Return once every node is STABLE; raise if that takes too long."""
+        deadline = monotonic_us() + duration_us(timeout)
+        while any(replica["state"] != "STABLE" for replica in self.status()["replicas"]):
+            if monotonic_us() > deadline:
+                states = {r["replica"]: r["state"] for r in self.status()["replicas"]}
+                raise TimeoutError(f"the nodes were not all STABLE within {timeout}: {states}")
+            pause(_POLL_US)
+
+    def _in_loop(self, ask: Callable[[Host], T]) -> T:
+        async def asked() -> T:
+            assert self._host is not None
+            return ask(self._host)
+
+        return asyncio.run_coroutine_threadsafe(asked(), self._loop).result()
+
+    def stop(self) -> None:
+        """Stop all queries; the next start goes on where they were."""
+        if self._thread.is_alive():
+            assert self._host is not None
+            self._loop.call_soon_threadsafe(self._host.stop)
+            self._thread.join()
+        self._check()
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def start(app: App, *, spark: SparkSession | None = None, **settings: str) -> Running:
+    """Run the application in this process; `settings` go to the SparkSession that is made if none is given."""
+    return Running(app, lambda: spark or node_session(app.name, **settings))
+
+
+def run(app: App, **options: Any) -> None:
+    """Run the application until Ctrl-C."""
+    logging.getLogger("holdfast").setLevel(logging.INFO)
+    with start(app, **options) as running:
+        try:
+            while True:
+                running.status()
+                pause(200_000)
+        except KeyboardInterrupt:
+            logging.getLogger(__name__).info("stopping %s", app.name)
+
+
+def node_session(name: str, *, master: str | None = None, **settings: str) -> SparkSession:
+    """A session in which stable queries and forks get their fair shares."""
+    return session(name, master=master, **{"spark_scheduler_mode": "FAIR", **settings})

@@ -1,0 +1,226 @@
+"""A host: one process with one SparkSession that runs replicas and serves their streams.
+
+Rules:
+1. One event loop runs everything: cores, mirrors, the HTTP service. Only Spark's own work happens on other threads.
+2. A replica is set up as soon as its inputs are known: streams of this host when they exist, others when their host
+   answers. Nobody waits for a host that is down except those who read from it.
+3. A host without nodes only serves the sources that lie on it, and starts no Spark.
+4. Streams lie below the root, everything else below `.holdfast` there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from holdfast.diagram import NodeSpec
+from holdfast.host.catalog import Catalog, replica_name
+from holdfast.host.controller import Controller
+from holdfast.host.intake import DirectIntake, Intake
+from holdfast.host.link import CutLink, Cuts, HttpLink, Link, LocalLink
+from holdfast.host.network import Network, SourceVoice
+from holdfast.host.remote import MirroredIntake
+from holdfast.host.serving import Serving
+from holdfast.model.errors import HoldfastError, PeerError, UnknownStream, UsageError
+from holdfast.protocol.dpc.messages import Message
+from holdfast.spark.node import NodeQueries
+from holdfast.stream.definition import Definition
+from holdfast.stream.store import StreamStore
+
+log = logging.getLogger(__name__)
+
+#: How often a replica looks at the world. What it adds to latency is half of it.
+PULSE_S = 0.01
+#: How often a replica that cannot be set up yet asks again for what is missing.
+_RETRY_S = 0.25
+#: Messages under way to one host at a time. A host that does not answer must not make more and more of them.
+_UNDER_WAY_MAX = 16
+
+
+class Host:
+    """Runs what the catalog places on the host `name`. `spark` is called when the first node is set up."""
+
+    def __init__(
+        self, name: str, catalog: Catalog, root: Path, spark: Callable[[], SparkSession], token: str | None = None
+    ) -> None:
+        self.name, self.catalog, self.root, self._make_spark, self._token = name, catalog, root, spark, token
+        self.store = StreamStore(root)
+        self.cuts = Cuts()
+        self.serving = Serving(self.store)
+        self.controllers: dict[str, Controller] = {}
+        self._network = Network(name, self.cuts, self._say_abroad)
+        self._links: dict[str, Link] = {}
+        self._under_way: dict[str, set[asyncio.Task[None]]] = {}
+        self._spark: SparkSession | None = None
+        self._setups: list[asyncio.Task[None]] = []
+        self._stopping = asyncio.Event()
+        self.trouble: BaseException | None = None
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    async def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Run until `stop`."""
+        for stream in self.catalog.sources_on(self.name):
+            self._network.add_source(replica_name(stream, self.name), SourceVoice(self.store, stream))
+        nodes = self.catalog.nodes_on(self.name)
+        if nodes:
+            self._spark = await asyncio.get_running_loop().run_in_executor(None, self._make_spark)
+        self._setups = [asyncio.ensure_future(self._set_up(node)) for node in nodes]
+        ready()
+        try:
+            while not self._stopping.is_set():
+                for controller in list(self.controllers.values()):
+                    controller.pulse()
+                self._look_for_trouble()
+                await asyncio.sleep(PULSE_S)
+        finally:
+            await self._close()
+
+    def stop(self) -> None:
+        """End `run` soon. Call it in the loop's thread."""
+        self._stopping.set()
+
+    def _look_for_trouble(self) -> None:
+        for task in self._setups:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+    async def _close(self) -> None:
+        for task in self._setups:
+            task.cancel()
+        loop = asyncio.get_running_loop()
+        self.serving.end()
+        await asyncio.gather(*(loop.run_in_executor(None, c.stop_queries) for c in self.controllers.values()))
+        for controller in self.controllers.values():
+            controller.close()
+        for link in self._links.values():
+            await link.close()
+        self._network.close()
+        self.serving.close()
+
+    # -- replicas ----------------------------------------------------------------------------------------------------
+
+    async def _set_up(self, node: NodeSpec) -> None:
+        """Rule 2."""
+        assert self._spark is not None
+        definitions = [await self._definition(stream) for stream in node.inputs]
+        bucket_us = max(d.bucket_us for d in definitions)
+        for d in definitions:
+            if bucket_us % d.bucket_us:
+                raise UsageError(
+                    f"the inputs of node {node.name} must have buckets that fit into each other; {d.name} has "
+                    f"{d.bucket_us} µs, another {bucket_us} µs; create them with equal buckets"
+                )
+        home = self.root / ".holdfast" / "nodes" / node.name
+        home.mkdir(parents=True, exist_ok=True)
+        intakes = {d.name: self._intake(d, home, bucket_us, node) for d in definitions}
+        plan = self.catalog.plan_of(node.name, self.name, bucket_us)
+        spark = self._spark
+
+        def prepare() -> tuple[NodeQueries, Any]:
+            queries = NodeQueries(spark, node, [i.stream for i in intakes.values()], self.root, home)
+            return queries, queries.create_output(node.bucket_us or bucket_us)
+
+        queries, output = await asyncio.get_running_loop().run_in_executor(None, prepare)
+        controller = Controller(plan, queries, intakes, output, home, self._network.say)
+        self.controllers[plan.replica] = controller
+        self._network.add(plan.replica, controller.deliver)
+        log.info("%s: set up, reading %s", plan.replica, ", ".join(node.inputs))
+
+    async def _definition(self, stream: str) -> Definition:
+        """What an input is, asked of its producers until one knows."""
+        said = False
+        while True:
+            for producer in self.catalog.producers(stream):
+                try:
+                    if self.catalog.host_of(producer) == self.name:
+                        return self.store.open(stream).definition
+                    return await self._link_to(producer).definition(stream)
+                except (PeerError, UnknownStream) as error:
+                    if not said:
+                        log.info("waiting for stream %s: %s", stream, error)
+                        said = True
+            await asyncio.sleep(_RETRY_S)
+
+    def _intake(self, definition: Definition, home: Path, bucket_us: int, node: NodeSpec) -> Intake:
+        producers = self.catalog.producers(definition.name)
+        source = self.catalog.diagram.producer_of(definition.name) is None
+        if source and self.catalog.host_of(producers[0]) == self.name:
+            return DirectIntake(self.store.open(definition.name), producers[0], bucket_us, self.cuts)
+        return MirroredIntake(home / "inputs", definition, producers, bucket_us, self._link_to)
+
+    def answers(self, stream: str) -> bool:
+        """Whether readers may be served: sources always, nodes once they are level with their inputs (D12)."""
+        producer = self.catalog.diagram.producer_of(stream)
+        if producer is None:
+            return stream in self.catalog.sources_on(self.name)
+        controller = self.controllers.get(replica_name(producer.name, self.name))
+        return controller is not None and controller.core is not None and controller.core.answers
+
+    # -- other hosts -------------------------------------------------------------------------------------------------
+
+    def _link_to(self, replica: str) -> Link:
+        host = self.catalog.host_of(replica)
+        if host not in self._links:
+            if host == self.name:
+                link: Link = LocalLink(self.serving, self.deliver, self.answers)
+            else:
+                spec = self.catalog.spec_of(host)
+                assert self._token is not None
+                link = HttpLink(spec.url, self._token, ca=spec.tls.authority if spec.tls else None, name=self.name)
+            self._links[host] = CutLink(link, self.cuts, host)
+        return self._links[host]
+
+    def deliver(self, sender: str, to: str, message: Message) -> None:
+        """A message from elsewhere, for one of ours."""
+        self._network.heard(sender, to, message)
+
+    def _say_abroad(self, sender: str, to: str, message: Message) -> None:
+        host = self.catalog.host_of(to)
+        under_way = self._under_way.setdefault(host, set())
+        if len(under_way) < _UNDER_WAY_MAX:
+            task = asyncio.ensure_future(self._say(sender, to, message))
+            under_way.add(task)
+            task.add_done_callback(under_way.discard)
+
+    async def _say(self, sender: str, to: str, message: Message) -> None:
+        try:
+            await self._link_to(to).say(sender, to, message)
+        except HoldfastError as error:
+            log.debug("%s to %s: %s", sender, to, error)
+
+    # -- for people --------------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """What `holdfast status` shows."""
+        waiting = [n.name for n in self.catalog.nodes_on(self.name)
+                   if replica_name(n.name, self.name) not in self.controllers]  # fmt: skip
+        replicas = [controller.status() for controller in self.controllers.values()]
+        replicas += [
+            {"replica": replica_name(name, self.name), "node": name, "state": "WAITING", "inputs": []}
+            for name in waiting
+        ]
+        return {"host": self.name, "replicas": replicas, "cuts": list(self.cuts.names)}
+
+    def fault(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Cut and heal links: `a-b` between hosts, `stream>host`, as `holdfast fail` sends them."""
+        for text in order.get("heal", []):
+            self.cuts.heal(self._other_end(text))
+        for text in order.get("cut", []):
+            self.cuts.cut(self._other_end(text))
+        return {"cuts": list(self.cuts.names)}
+
+    def _other_end(self, text: str) -> str:
+        """What a link leads to, seen from here."""
+        stream, arrow, host = text.partition(">")
+        if arrow and host == self.name:
+            return stream
+        for other in self.catalog.hosts:
+            if text in (f"{self.name}-{other}", f"{other}-{self.name}"):
+                return other
+        raise UsageError(f"host {self.name} has no link {text!r}; use HOST-HOST or STREAM>{self.name}")

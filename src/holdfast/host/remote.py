@@ -1,0 +1,168 @@
+"""An input that may come from several producers, or from another host: mirrored here, so that Spark reads local logs.
+
+Rules:
+1. Main goes into one durable mirror, whoever it comes from: producers are alike bucket by bucket. Tentative lanes go
+   into a volatile copy per producer and lane.
+2. One lane is followed by one task. A task that ends because its link broke says so; the core decides what next.
+3. Mirrors count in buckets of the stream, the core in buckets of the node, which may be several of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.host.intake import InputSignal, Intake
+from holdfast.host.link import Link
+from holdfast.host.mirror import Advance, Copy, Mirror
+from holdfast.model.errors import HoldfastError, PeerError
+from holdfast.model.time import BEGINNING_US
+from holdfast.protocol.dpc.effects import Part
+from holdfast.protocol.dpc.signals import Arrival, Disconnected, InputAdvanced, InputGap, Lane
+from holdfast.stream.definition import Definition
+from holdfast.stream.store import Stream
+from holdfast.stream.tentative import ALL_ROWS, PlannedPiece
+
+log = logging.getLogger(__name__)
+
+#: How often producers are asked for a stream that has not begun.
+_FIND_S = 0.25
+
+
+class MirroredIntake(Intake):
+    """One input of one replica, through links."""
+
+    def __init__(
+        self,
+        home: Path,
+        definition: Definition,
+        producers: tuple[str, ...],
+        bucket_us: int,
+        link_to: Callable[[str], Link],
+    ) -> None:
+        self._home, self._definition, self._size, self._link_to = home, definition, bucket_us, link_to
+        self._mirror = Mirror(home / definition.name, definition)
+        self._copies: dict[tuple[str, Lane], Copy] = {}
+        self._tasks: dict[tuple[str, Lane], asyncio.Task[None]] = {}
+        self._news: deque[InputSignal] = deque()
+        self._totals: dict[tuple[str, Lane], dict[int, tuple[int, float]]] = {}
+        self._first_us: int | None = None
+        self._finding = asyncio.ensure_future(self._find_first(producers))
+
+    @property
+    def stream(self) -> Stream:
+        return self._mirror.stream
+
+    def first_us(self) -> int | None:
+        return self._first_us
+
+    async def _find_first(self, producers: tuple[str, ...]) -> None:
+        """Ask the producers, until one knows, where the stream begins."""
+        while self._first_us is None:
+            for producer in producers:
+                with contextlib.suppress(PeerError):
+                    portion = await self._link_to(producer).pull(self._definition.name, Lane.MAIN, BEGINNING_US, 0, 1)
+                    firsts = [event.stime_min_us for event in portion.events]
+                    if firsts or portion.boundary_us > BEGINNING_US:
+                        self._first_us = min(firsts, default=portion.boundary_us)
+                        return
+            await asyncio.sleep(_FIND_S)
+
+    def subscribe(self, replica: str, lane: Lane, from_us: int) -> None:
+        key = (replica, lane)
+        before = self._tasks.get(key)
+        if before is not None:
+            before.cancel()
+        self._totals[key] = {}
+        copy = self._mirror if lane == Lane.MAIN else self._copy(replica, lane)
+        self._tasks[key] = asyncio.ensure_future(self._follow(key, copy, from_us, before))
+
+    def _copy(self, replica: str, lane: Lane) -> Copy:
+        key = (replica, lane)
+        if key not in self._copies:
+            folder = (
+                self._home / "copies" / f"{self._definition.name}-{replica.replace('@', '-at-')}-{lane.name.lower()}"
+            )
+            self._copies[key] = Copy(folder, self._definition)
+        return self._copies[key]
+
+    async def _follow(
+        self, key: tuple[str, Lane], copy: Mirror | Copy, from_us: int, before: asyncio.Task[None] | None
+    ) -> None:
+        replica, lane = key
+        if before is not None:
+            await asyncio.wait({before})
+        try:
+            await copy.follow(self._link_to(replica), lane, from_us, lambda advance: self._told(key, advance))
+        except PeerError as error:
+            log.info("%s from %s: %s", self._definition.name, replica, error)
+        except HoldfastError as error:
+            log.error("%s from %s: %s", self._definition.name, replica, error)
+        self._news.append(Disconnected(replica))
+
+    def unsubscribe(self, replica: str, lane: Lane) -> None:
+        task = self._tasks.pop((replica, lane), None)
+        if task is not None:
+            task.cancel()
+
+    def _told(self, key: tuple[str, Lane], advance: Advance) -> None:
+        replica, lane = key
+        if advance.gap_us is not None:
+            self._news.append(InputGap(self._definition.name, advance.gap_us))
+        arrivals = self._in_node_buckets(key, advance.arrivals)
+        self._news.append(InputAdvanced(self._definition.name, replica, lane, advance.boundary_us, arrivals))
+
+    def _in_node_buckets(self, key: tuple[str, Lane], arrivals: tuple[Arrival, ...]) -> tuple[Arrival, ...]:
+        """Rule 3."""
+        ratio = self._size // self._definition.bucket_us
+        if ratio == 1:
+            return arrivals
+        totals = self._totals[key]
+        for arrival in arrivals:
+            totals[arrival.bucket] = (arrival.tuples, arrival.worth)
+        told = []
+        for bucket in sorted({arrival.bucket // ratio for arrival in arrivals}):
+            within = [totals[b] for b in range(bucket * ratio, (bucket + 1) * ratio) if b in totals]
+            told.append(Arrival(bucket, sum(n for n, _ in within), min(worth for _, worth in within)))
+        for old in [b for b in totals if b < (told[-1].bucket - 1) * ratio] if told else []:
+            del totals[old]
+        return tuple(told)
+
+    def poll(self) -> list[InputSignal]:
+        news = list(self._news)
+        self._news.clear()
+        return news
+
+    def pieces(self, source: int, start_us: int, end_us: int, part: Part) -> list[PlannedPiece]:
+        copy: Mirror | Copy = self._mirror
+        if part.lane != Lane.MAIN:
+            assert part.lane is not None
+            assert part.replica is not None
+            copy = self._copy(part.replica, part.lane)
+        left = None if part.closed else part.tuples
+        pieces = []
+        for bucket in range(start_us // self._definition.bucket_us, end_us // self._definition.bucket_us):
+            for place in copy.pieces(bucket, left):
+                take = place.fields.rows if left is None else min(left, place.fields.rows)
+                whole = take == place.fields.rows
+                if take:
+                    pieces.append(PlannedPiece(source, place.path, place.fields, ALL_ROWS if whole else take))
+                left = None if left is None else left - take
+        return pieces
+
+    def retain(self, from_us: int) -> None:
+        self._mirror.retain(from_us)
+        for copy in self._copies.values():
+            copy.retain(from_us)
+
+    def close(self) -> None:
+        self._finding.cancel()
+        for task in self._tasks.values():
+            task.cancel()
+        self._mirror.close()
+        for copy in self._copies.values():
+            copy.close()
