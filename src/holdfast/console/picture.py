@@ -20,8 +20,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.text import Text
 
+from holdfast.console.arrivals import Cell
 from holdfast.console.axis import Axis, stime_axis, wall_axis
-from holdfast.console.recording import Cell, Mark, Recording
+from holdfast.console.recording import Mark, Recording
 from holdfast.console.verdict import seconds
 from holdfast.model.tuples import TupleType
 
@@ -31,6 +32,8 @@ _LABEL = 8
 #: The squares of figure 5-4 are drawn in so many rows: with three inputs, one cut link leaves one row of holes.
 _HELD_ROWS = 3
 
+#: A control character in a mark must not move the cursor.
+_SAFE = dict.fromkeys((*range(32), 127, *range(128, 160)), "?")
 COLOURS = {"stable": "green", "tentative": "yellow", "hole": "bright_black", "control": "red", "mark": "cyan",
            "bound": "magenta", "axis": "bright_black"}  # fmt: skip
 STATE_COLOURS = {"EMPTY": "bright_black", "STABLE": "green", "TENTATIVE": "yellow", "CORRECTING": "red"}
@@ -167,11 +170,14 @@ class Picture:
         width = -(-axis.span_us // canvas.width)
         slots = self.recording.held(self.now_us, width)
         for held in slots:
-            full = -(-held.tuples * _HELD_ROWS // max(1, held.expected))
+            full = max(round(held.tuples * _HELD_ROWS / max(1, held.expected)), 1 if held.tuples else 0)
             # A slot of a column's width begins somewhere within a column and reaches into the next.
             for x in {axis.cell(held.stime_us, canvas.width), axis.cell(held.stime_us + width - 1, canvas.width)}:
                 for y in range(_HELD_ROWS):
                     canvas.put(x, y, _kind(held.type) if y < full else "hole")
+        for control in self.recording.controls:
+            if control.stime_us is not None and control.wall_us <= self.now_us:
+                canvas.put(axis.cell(control.stime_us, canvas.width), _HELD_ROWS - 1, "control")
         return _labelled(canvas, {}, symbols)
 
     def _latency(self, cells: list[Cell], wall: Axis, canvas: Canvas, symbols: Symbols) -> Iterator[Text]:
@@ -182,10 +188,10 @@ class Picture:
             canvas.put(x, scale.cell(bound, canvas.height), "bound")
         for cell in cells:
             if cell.new:
-                x, y = wall.cell(cell.wall_us, canvas.width), scale.cell(max(0, cell.latency_us_max), canvas.height)
-                canvas.put(x, y, _kind(cell.type))
+                at = scale.cell(max(0, cell.latency_us_max), canvas.height)
+                canvas.put(wall.cell(cell.wall_us, canvas.width), at, _kind(cell.type))
         self._draw_marks(wall, canvas)
-        labels = {scale.cell(us, canvas.height): scale.text(us) for us in scale.ticks(max(1, canvas.height // 3))}
+        labels = {scale.cell(us, canvas.height): scale.text(us) for us in scale.ticks(max(1, canvas.height // 2))}
         labels[scale.cell(bound, canvas.height)] = "X" if not self.normal_us else "normal+X"
         return _labelled(canvas, labels, symbols)
 
@@ -198,7 +204,7 @@ class Picture:
         names = {"stable": "stable", "tentative": "tentative", "hole": "missing", "control": "UNDO, REC_DONE",
                  "mark": "cut, healed", "bound": f"X = {seconds(self.delay_us)}"}  # fmt: skip
         for kind, name in names.items():
-            line.append(getattr(symbols, kind) * 2, COLOURS[kind]).append(f" {name}   ")
+            line.append(getattr(symbols, kind), COLOURS[kind]).append(f" {name}  ")
         return line
 
 
@@ -214,30 +220,39 @@ def _labelled(canvas: Canvas, labels: dict[int | None, str], symbols: Symbols) -
 
 def _time_labels(wall: Axis, plot: int, symbols: Symbols) -> Iterator[Text]:
     yield Text(" " * _LABEL + symbols.corner + symbols.floor * plot, COLOURS["axis"])
-    labels = [(wall.cell(us, plot), wall.text(us)) for us in wall.ticks(plot // 10)]
-    yield Text(_placed(labels, plot), COLOURS["axis"])
+    line = _Line(plot)
+    for us in wall.ticks(plot // 10):
+        line.place(wall.cell(us, plot), wall.text(us))
+    yield Text(line.text, COLOURS["axis"])
 
 
 def _mark_lines(events: list[Mark], wall: Axis, plot: int) -> Iterator[Text]:
     """Marks and controls below the axis, on two lines so that neighbours do not hide each other."""
-    lines: list[list[tuple[int | None, str]]] = [[], []]
-    ends = [-1, -1]
+    together: dict[int, list[str]] = {}
     for event in events:
-        x = wall.cell(event.wall_us, plot)
-        for i in (0, 1):
-            if x is not None and x > ends[i]:
-                text = "^" + event.text
-                lines[i].append((x, text))
-                ends[i] = x + len(text)
-                break
+        if (x := wall.cell(event.wall_us, plot)) is not None:
+            together.setdefault(x, []).append(event.text.translate(_SAFE))
+    lines = (_Line(plot), _Line(plot))
+    for x, texts in together.items():
+        text = ", ".join(dict.fromkeys(texts))
+        any(line.place(x, f"^{text}") or line.place(x - len(text), f"{text}^") for line in lines)
     for line in lines:
-        yield Text(_placed(line, plot), COLOURS["mark"])
+        yield Text(line.text, COLOURS["mark"])
 
 
-def _placed(labels: list[tuple[int | None, str]], plot: int) -> str:
-    line = " " * (_LABEL + 1)
-    for x, text in labels:
-        at = _LABEL + 1 + (x or 0)
-        if x is not None and at >= len(line.rstrip()) + (1 if line.strip() else 0):
-            line = line.rstrip().ljust(at) + text
-    return line[: _LABEL + 1 + plot]
+class _Line:
+    """Words at given columns; a word that finds no room is refused."""
+
+    def __init__(self, plot: int) -> None:
+        self._plot, self._words = plot, ""
+
+    @property
+    def text(self) -> str:
+        return " " * (_LABEL + 1) + self._words
+
+    def place(self, x: int | None, text: str) -> bool:
+        free_from = len(self._words) + 1 if self._words else 0
+        if x is None or x < free_from or x + len(text) > self._plot:
+            return False
+        self._words = self._words.ljust(x) + text
+        return True
