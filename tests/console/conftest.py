@@ -5,7 +5,7 @@ The script knows nothing of the code under test but `take` and `mark`; what must
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from functools import cache
 
 import pyarrow as pa
 import pytest
@@ -25,7 +25,8 @@ START = 1_700_000_000 * SECOND
 SCHEMA = reader_schema(parse_schema("source int, n bigint"))
 
 
-def tuples(kind: TupleType, bucket: int, sources: Iterable[int] = (1, 2, 3)) -> pa.RecordBatch:
+@cache
+def tuples(kind: TupleType, bucket: int, sources: tuple[int, ...] = (1, 2, 3)) -> pa.RecordBatch:
     """What a bucket holds from these sources."""
     rows = [
         {"tuple_type": int(kind), "tuple_id": bucket * 3 * RATE + n * 3 + source, "source": source, "n": n,

@@ -43,9 +43,14 @@ class Held(NamedTuple):
     """What a client holds of one slot of stime, and how many tuples are known or expected to belong there."""
 
     stime_us: int
+    until_us: int
     type: TupleType
     tuples: int
     expected: int
+
+    def full(self, rows: int) -> int:
+        """How many of so many rows are filled; what is there at all shows."""
+        return max(round(self.tuples * rows / max(1, self.expected)), 1 if self.tuples else 0)
 
 
 class Latency(NamedTuple):
@@ -146,12 +151,16 @@ def held_of(cells: Iterable[Cell], at_us: int, era: int, width_us: int) -> list[
         elif here and cell.era == era:
             tentative[slot] += cell.tuples
     usual = int(np.median(list(in_the_end.values()))) if in_the_end else 0
-    held = [Held(slot, TupleType.INSERTION, n, n) for slot, n in stable.items() if n and slot not in tentative]
+    held = [
+        Held(slot, slot + width_us, TupleType.INSERTION, n, n)
+        for slot, n in stable.items()
+        if n and slot not in tentative
+    ]
     first, last = min(tentative, default=0), max(tentative, default=0)
     for slot in sorted({*tentative, *(slot for slot in in_the_end if first < slot < last)}):
         count = tentative[slot] + stable[slot]
         if slot in tentative or not count:
             # The newest slot is still growing: nothing is missed there yet.
             expected = count if slot == last else in_the_end.get(slot) or usual
-            held.append(Held(slot, TupleType.TENTATIVE, count, max(expected, count)))
+            held.append(Held(slot, slot + width_us, TupleType.TENTATIVE, count, max(expected, count)))
     return sorted(held)

@@ -102,6 +102,8 @@ class Picture:
         symbols = ASCII if options.ascii_only or options.legacy_windows else Symbols()
         lines = self.lines(min(options.max_width, WIDTH_MAX), self._height(console), symbols)
         for line in lines:
+            if symbols is ASCII:
+                line.plain = line.plain.encode("ascii", "replace").decode()  # Marks are somebody's own words.
             line.no_wrap, line.overflow = True, "crop"
             yield line
 
@@ -141,7 +143,7 @@ class Picture:
         line.append(f"{recording.standing:,} tentative now", "yellow" if recording.standing else "")
         line.append(f" ({recording.tentative:,} in all)")
         if latency := recording.latency():
-            line.append(f", latency ≤ {seconds(latency.us_max)}")
+            line.append(f", latency at most {seconds(latency.us_max)}")
         return line
 
     def _events(self, wall: Axis) -> list[Mark]:
@@ -167,14 +169,11 @@ class Picture:
     def _held(self, wall: Axis, canvas: Canvas, symbols: Symbols) -> Iterator[Text]:
         stimes = stime_axis(self.recording, wall)
         axis = wall if stimes.zero_us == wall.zero_us else stimes
-        width = -(-axis.span_us // canvas.width)
-        slots = self.recording.held(self.now_us, width)
-        for held in slots:
-            full = max(round(held.tuples * _HELD_ROWS / max(1, held.expected)), 1 if held.tuples else 0)
-            # A slot of a column's width begins somewhere within a column and reaches into the next.
-            for x in {axis.cell(held.stime_us, canvas.width), axis.cell(held.stime_us + width - 1, canvas.width)}:
+        for held in self.recording.held(self.now_us, axis.span_us // canvas.width):
+            low, high = (round(axis.share(us) * canvas.width) for us in (held.stime_us, held.until_us))
+            for x in range(max(0, low), min(high, canvas.width)):
                 for y in range(_HELD_ROWS):
-                    canvas.put(x, y, _kind(held.type) if y < full else "hole")
+                    canvas.put(x, y, _kind(held.type) if y < held.full(_HELD_ROWS) else "hole")
         for control in self.recording.controls:
             if control.stime_us is not None and control.wall_us <= self.now_us:
                 canvas.put(axis.cell(control.stime_us, canvas.width), _HELD_ROWS - 1, "control")

@@ -266,15 +266,16 @@ class Recording:
         return latency_of(cell for cell in self.cells() if since < cell.wall_us < until)
 
     def held(self, at_us: int | None = None, width_us: int = 0) -> list[Held]:
-        """What the client held at that time (now, if none is given), with `width_us` of stime in each slot.
+        """What the client held at that time (now, if none is given), with about `width_us` of stime in each slot.
 
-        How many tuples a slot should have is known once it was corrected; before that it is taken to be what a stable
-        slot usually has.
+        A slot has whole buckets, because these come and go as one. How many tuples it should have is known once it was
+        corrected; before that it is taken to be what a stable slot usually has.
         """
         with self._lock:
             at = at_us if at_us is not None else self.ended_us or 0
             era = self._era - sum(c.type is TupleType.UNDO for c in self._controls if c.wall_us > at)
-            return held_of(self.cells(), at, era, max(width_us, self.slot_us))
+            unit = max(self.bucket_us, self.slot_us)
+            return held_of(self.cells(), at, era, max(1, -(-width_us // unit)) * unit)
 
     # Keeping it.
 

@@ -25,13 +25,14 @@ _WIDTH, _LEFT, _RIGHT = 1000, 64, 16
 _PLOT = _WIDTH - _LEFT - _RIGHT
 _SQUARE = 4
 _RECEIVED_HEIGHT, _LATENCY_HEIGHT = 300, 170
-#: Squares of figure 5-4: so many columns of stime, so many squares in each.
-_HELD_COLUMNS, _HELD_ROWS = 92, 6
+#: Squares of figure 5-4: up to so many columns of stime, so many squares of that height in each.
+_HELD_COLUMNS, _HELD_ROWS, _HELD_HEIGHT = 92, 6, 10.0
 
 
 def write_report(
     path: Path | str, recording: Recording, verdict: Verdict, *, delay_us: int, normal_us: int = 0,
-    title: str = "A failure, as the client saw it", settings: Mapping[str, str] | None = None,
+    since_us: int | None = None, title: str = "A failure, as the client saw it",
+    settings: Mapping[str, str] | None = None,
 ) -> Path:  # fmt: skip
     """Write the page and say where it is. `delay_us` is X, `normal_us` the latency without failure."""
     page = report_html(recording, verdict, delay_us=delay_us, normal_us=normal_us, title=title, settings=settings or {})
@@ -41,10 +42,10 @@ def write_report(
 
 def report_html(
     recording: Recording, verdict: Verdict, *, delay_us: int, normal_us: int = 0,
-    title: str = "A failure, as the client saw it", settings: Mapping[str, str] | None = None,
+    since_us: int | None = None, title: str = "A failure, as the client saw it",
+    settings: Mapping[str, str] | None = None,
 ) -> str:  # fmt: skip
     """The whole page."""
-    drawing = _Drawing(recording, delay_us, normal_us)
     good = "pass" if verdict.passed else "fail"
     said = "every promise was kept" if verdict.passed else "a promise was broken"
     rows = "".join(f"<tr><th scope='row'>{_e(k)}</th><td>{_e(v)}</td></tr>" for k, v in (settings or {}).items())
@@ -62,12 +63,8 @@ def report_html(
 </head>
 <body>
 <header><h1>{_e(title)}</h1>{when}<p class="badge {good}">{said}</p></header>
-<ul class="figures">{"".join(_figures(recording, delay_us, normal_us))}</ul>
-<ul class="legend">{_LEGEND}</ul>
-<h2>What the client held, by stime</h2>
-{drawing.held()}
-<h2>What it received, and how late</h2>
-{drawing.over_time()}
+<ul class="figures">{"".join(_figures(recording, delay_us, normal_us, since_us))}</ul>
+{_Drawing(recording, delay_us, normal_us).html()}
 <h2>Verdict</h2>
 {verdict.html()}
 {table}
@@ -90,8 +87,8 @@ _LEGEND = (
 )
 
 
-def _figures(recording: Recording, delay_us: int, normal_us: int) -> Iterator[str]:
-    latency = recording.latency()
+def _figures(recording: Recording, delay_us: int, normal_us: int, since_us: int | None) -> Iterator[str]:
+    latency = recording.latency(since_us)
     failures = recording.failures()
     times = [failure.to_correct_us for failure in failures if failure.to_correct_us is not None]
     added = "–" if latency is None else seconds(max(0, latency.us_max - normal_us))
@@ -115,9 +112,18 @@ class _Drawing:
         self.wall = Axis(began, began + span + span // 50, began)
         self.stimes = stime_axis(recording, self.wall)
 
+    def html(self) -> str:
+        """Both, with the legend."""
+        if self.recording.began_us is None:
+            return "<p>Nothing was received.</p>"
+        return (
+            f'<ul class="legend">{_LEGEND}</ul><h2>What the client held, by stime</h2>{self._held()}'
+            f"<h2>What it received, and how late</h2>{self._over_time()}"
+        )
+
     # As in figure 5-4: before the first UNDO, and in the end.
 
-    def held(self) -> str:
+    def _held(self) -> str:
         """What the client held during the failure and in the end."""
         moments = [(self.recording.ended_us, "in the end")]
         undone = next((c.wall_us for c in self.recording.controls if c.type is TupleType.UNDO), None)
@@ -126,19 +132,15 @@ class _Drawing:
         return "".join(self._held_at(at, text) for at, text in moments)
 
     def _held_at(self, at_us: int | None, text: str) -> str:
-        axis = self.stimes
-        width = max(1, -(-axis.span_us // _HELD_COLUMNS))
-        size, top = _PLOT / _HELD_COLUMNS, 14.0
-        parts = []
-        for held in self.recording.held(at_us, width):
-            column = axis.cell(held.stime_us + width // 2, _HELD_COLUMNS)
-            if column is None:
+        axis, top, parts = self.stimes, 14.0, []
+        for held in self.recording.held(at_us, axis.span_us // _HELD_COLUMNS):
+            left, right = (max(0.0, axis.share(us)) * _PLOT + _LEFT for us in (held.stime_us, held.until_us))
+            if right <= _LEFT:
                 continue
-            full = max(round(held.tuples * _HELD_ROWS / max(1, held.expected)), 1 if held.tuples else 0)
             said = f"stime {axis.text(held.stime_us)}: {held.tuples:,} of {held.expected:,} tuples"
             squares = "".join(
-                _square(_kind(held.type) if row < full else "hole", _LEFT + column * size,
-                        top + (_HELD_ROWS - 1 - row) * size, size - 1.4)
+                _square(_kind(held.type) if row < held.full(_HELD_ROWS) else "hole", left,
+                        top + (_HELD_ROWS - 1 - row) * _HELD_HEIGHT, right - left - 1.4, _HELD_HEIGHT - 1.4)
                 for row in range(_HELD_ROWS)
             )  # fmt: skip
             parts.append(f"<g><title>{_e(said)}</title>{squares}</g>")
@@ -146,7 +148,7 @@ class _Drawing:
             if control.stime_us is not None and at_us is not None and control.wall_us <= at_us:
                 x = _LEFT + self.stimes.share(control.stime_us) * _PLOT
                 parts.append(_diamond(x, top - 7, f"{control.type.name} after stime {axis.text(control.stime_us)}"))
-        height = top + _HELD_ROWS * size
+        height = top + _HELD_ROWS * _HELD_HEIGHT
         parts.append(_bottom_axis(axis, height + 2, "stime"))
         return (
             f"<figure><figcaption>{_e(text)}</figcaption>"
@@ -156,7 +158,7 @@ class _Drawing:
 
     # As in figures 5-6 and 5-4: sequence and latency over time.
 
-    def over_time(self) -> str:
+    def _over_time(self) -> str:
         """Arrivals above, latency below, and what was done to the system."""
         events = self._events()
         labels, top = _event_labels(events, self.wall)
@@ -224,11 +226,11 @@ def _kind(type: int) -> str:
     return "stable" if type == TupleType.INSERTION else "tentative"
 
 
-def _square(kind: str, x: float, y: float, size: float) -> str:
-    if kind == "tentative":
-        r = size / 2
-        return f'<circle class="tentative" cx="{x + r:.1f}" cy="{y + r:.1f}" r="{r:.1f}"/>'
-    return f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{size:.1f}" height="{size:.1f}"/>'
+def _square(kind: str, x: float, y: float, width: float, height: float | None = None) -> str:
+    """Tentative ones are round: a circle, or what comes nearest to it."""
+    width, height = max(0.6, width), width if height is None else height
+    radius = f' rx="{min(width, height) / 2:.1f}"' if kind == "tentative" else ""
+    return f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"{radius}/>'
 
 
 def _diamond(x: float, y: float, text: str) -> str:

@@ -1,4 +1,4 @@
-"""How the report looks, in the light and in the dark scheme. Text in the drawing has a halo, so that lines may cross it."""
+"""How the report looks, in the light and in the dark scheme. Text in the drawing has a halo: lines may cross it."""
 
 STYLE = """
 :root{color-scheme:light dark;--ground:#fff;--text:#1b1f24;--soft:#5b6570;--line:#d5dae0;--panel:#f5f7f9;
@@ -16,7 +16,8 @@ h1{font-size:24px;margin:0}h2{font-size:17px;margin:30px 0 8px}
 ul{list-style:none;margin:0;padding:0}
 .figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(190px,1fr));gap:10px;margin:18px 0}
 .figures li{background:var(--panel);border-radius:8px;padding:10px 14px}
-.figures b{display:block;font-size:22px;font-variant-numeric:tabular-nums}.figures span{color:var(--soft);font-size:13px}
+.figures b{display:block;font-size:22px;font-variant-numeric:tabular-nums}
+.figures span{color:var(--soft);font-size:13px}
 .legend{display:flex;flex-wrap:wrap;gap:6px 20px;font-size:13px;color:var(--soft)}
 .legend svg{width:12px;height:12px;margin-right:6px;vertical-align:-1px}
 figure{margin:0 0 8px;overflow-x:auto}figcaption{font-size:13px;color:var(--soft);margin:6px 0}
@@ -31,8 +32,10 @@ text{font-size:12px;fill:var(--soft);paint-order:stroke;stroke:var(--ground);str
 .name{font-weight:600}
 .event{font-weight:600;fill:var(--mark)}.control-text{fill:var(--control)}.bound-text{fill:var(--bound);font-weight:600}
 table{border-collapse:collapse;width:100%;font-size:14px}
-th,td{text-align:left;padding:7px 12px 7px 0;border-bottom:1px solid var(--line);vertical-align:top;overflow-wrap:anywhere}
+th,td{text-align:left;padding:7px 12px 7px 0;border-bottom:1px solid var(--line);vertical-align:top}
+.settings td{overflow-wrap:anywhere}
 thead th{color:var(--soft);font-weight:500}.settings th{width:30%;font-weight:500;color:var(--soft)}
 td.pass,td.fail{font-weight:600;white-space:nowrap;width:80px}
+@media (max-width:640px){table{font-size:12px}th,td{padding-right:8px}td.pass,td.fail{width:auto}}
 @media print{body{max-width:none;padding:0}}
 """

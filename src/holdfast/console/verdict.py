@@ -114,7 +114,7 @@ def _failure_for(began_us: int, done_us: int | None, marks: Sequence[Mark]) -> b
 def time_to_correct(recording: Recording, limit_us: int | None = None) -> Check:
     """From the healing to REC_DONE, for the failure that took longest (D3: bounded)."""
     name = "time from healing to REC_DONE"
-    required = "REC_DONE comes" if limit_us is None else f"≤ {seconds(limit_us)}"
+    required = "REC_DONE comes" if limit_us is None else f"at most {seconds(limit_us)}"
     failures = recording.failures()
     if not failures:
         return Check(name, True, "no failure", required)
