@@ -115,7 +115,7 @@ class Picture:
     def lines(self, width: int, height: int, symbols: Symbols) -> list[Text]:
         """All lines of the picture."""
         plot = max(8, width - _LABEL - 1)
-        room = max(10, height - _HELD_ROWS - 9)  # State, titles, axis, marks and legend take the rest.
+        room = max(10, height - _HELD_ROWS - 10)  # State, titles, axis, marks and legend take the rest.
         upper, lower = room - room * 2 // 5, room * 2 // 5
         wall = wall_axis(self.recording, self.now_us, self.window_us)
         cells = [c for c in self.recording.cells() if wall.low_us <= c.wall_us < wall.high_us]
@@ -226,12 +226,12 @@ def _time_labels(wall: Axis, plot: int, symbols: Symbols) -> Iterator[Text]:
 
 
 def _mark_lines(events: list[Mark], wall: Axis, plot: int) -> Iterator[Text]:
-    """Marks and controls below the axis, on two lines so that neighbours do not hide each other."""
+    """Marks and controls below the axis, on three lines so that neighbours do not hide each other."""
     together: dict[int, list[str]] = {}
     for event in events:
         if (x := wall.cell(event.wall_us, plot)) is not None:
             together.setdefault(x, []).append(event.text.translate(_SAFE))
-    lines = (_Line(plot), _Line(plot))
+    lines = (_Line(plot), _Line(plot), _Line(plot))
     for x, texts in together.items():
         text = ", ".join(dict.fromkeys(texts))
         any(line.place(x, f"^{text}") or line.place(x - len(text), f"{text}^") for line in lines)
