@@ -143,7 +143,7 @@ class Picture:
         line.append(f"{recording.standing:,} tentative now", "yellow" if recording.standing else "")
         line.append(f" ({recording.tentative:,} in all)")
         if latency := recording.latency():
-            line.append(f", latency at most {seconds(latency.us_max)}")
+            line.append(f", latency max {seconds(latency.us_max)}")
         return line
 
     def _events(self, wall: Axis) -> list[Mark]:
