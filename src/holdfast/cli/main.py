@@ -17,7 +17,23 @@ from typing import Annotated, NoReturn, ParamSpec
 import typer
 
 from holdfast import __version__
-from holdfast.cli import create, delete, repair, replay, retain, send, streams, tail, verify
+from holdfast.cli import (
+    create,
+    delete,
+    down,
+    fail,
+    heal,
+    host,
+    repair,
+    replay,
+    retain,
+    send,
+    status,
+    streams,
+    tail,
+    up,
+    verify,
+)
 from holdfast.cli.session import Root
 from holdfast.model.errors import HoldfastError
 
@@ -28,6 +44,12 @@ _HELP = """Durable streams: make them, feed them, watch them, mend them.
   echo '{"source": "10.0.0.1", "bytes": 512}' | holdfast send monitor1
   holdfast tail monitor1
   holdfast streams
+
+And applications over several hosts: start them, watch them, break them, stop them.
+
+\b
+  holdfast up netmon.yaml
+  holdfast status netmon.yaml --watch
 
 Streams live below a folder: --root, or the environment variable HOLDFAST_ROOT, or ./streams. Every verb takes --json
 and then prints one JSON object per line.
@@ -61,7 +83,8 @@ def _plainly(command: Callable[P, None]) -> Callable[P, None]:
     return told
 
 
-for _verb in (streams, create, send, tail, replay, verify, repair, retain, delete):
+for _verb in (streams, create, send, tail, replay, verify, repair, retain, delete, up, status, fail, heal, down,
+              host):  # fmt: skip
     app.command(_verb.__name__.rpartition(".")[2])(_plainly(_verb.command))
 
 

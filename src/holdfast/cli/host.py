@@ -1,0 +1,29 @@
+"""holdfast host"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.hosts import File
+from holdfast.cli.running import claimed
+from holdfast.host.deployment import load_deployment
+
+
+def command(
+    file: File,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which of its hosts to be.")],
+) -> None:
+    """Be one host of a deployment, until Ctrl-C. `holdfast up` starts all of them in the background.
+
+    \b
+    holdfast host netmon.yaml a
+    """
+    deployment = load_deployment(file)
+    spec = deployment.host(name)
+    deployment.token()  # A host without its token would run and refuse everybody.
+    with claimed(spec):
+        from holdfast.host.host import run_host  # type: ignore[import-not-found]
+
+        run_host(deployment, name)

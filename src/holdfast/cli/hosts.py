@@ -1,0 +1,177 @@
+"""Speaks to the hosts of a deployment: their status, the links they are to cut, and the wish that they stop.
+
+Rules:
+1. The token goes to the addresses of the deployment and nowhere else: no proxies, no redirects.
+2. A host that does not answer, or not as it should, is a `PeerError` of one sentence that says which and why.
+3. Answers are bounded and checked. Words that are not known are passed over: a newer host may say more.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from holdfast.host.deployment import Deployment, HostSpec
+from holdfast.model.errors import PeerError, UsageError
+
+if TYPE_CHECKING:
+    import httpx
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The deployment, a YAML file.")]
+Hosts = Annotated[
+    list[str] | None, typer.Option("--host", metavar="NAME", help="Only this host; may be given several times.")
+]
+
+#: A host on a busy machine answers within this, or something is wrong.
+TIMEOUT_S = 5.0
+#: The status of a thousand replicas has half of it.
+ANSWER_BYTES_MAX = 4 << 20
+
+
+class OutputStatus(msgspec.Struct, frozen=True):
+    stream: str
+    state: str
+    boundary_us: int | None = None
+    fresh: bool = False
+
+
+class ForkStatus(msgspec.Struct, frozen=True):
+    state: str
+    id: int | str | None = None
+
+
+class InputStatus(msgspec.Struct, frozen=True):
+    stream: str
+    reading: tuple[str, ...] = ()
+    boundary_us: int | None = None
+    failing: bool = False
+
+
+class ReplicaStatus(msgspec.Struct, frozen=True):
+    replica: str
+    node: str
+    state: str
+    stable_until_us: int | None = None
+    frontier_us: int | None = None
+    output: OutputStatus | None = None
+    fork: ForkStatus | None = None
+    inputs: tuple[InputStatus, ...] = ()
+
+
+class HostStatus(msgspec.Struct, frozen=True):
+    """What GET /v1/status says."""
+
+    host: str
+    replicas: tuple[ReplicaStatus, ...] = ()
+    cuts: tuple[str, ...] = ()
+
+
+class Unreachable(PeerError):
+    """Nobody answered."""
+
+
+class HostClient:
+    """One host of the deployment."""
+
+    def __init__(self, spec: HostSpec, token: str) -> None:
+        self.spec, self._token = spec, token
+
+    def status(self) -> HostStatus:
+        body = self._call("GET", "/v1/status")
+        try:
+            status = msgspec.json.decode(body, type=HostStatus)
+        except msgspec.DecodeError as error:
+            raise PeerError(f"{self._who} answers, but not as a host does: {error}") from None
+        if status.host != self.spec.name:
+            raise PeerError(f"{self._who} says that it is {status.host!r}; another deployment uses the same address")
+        return status
+
+    def faults(self, *, cut: Sequence[str] = (), heal: Sequence[str] = ()) -> None:
+        """Cut these links and heal those, as `holdfast.host.cuts` spells them."""
+        self._call("POST", "/v1/faults", {"cut": list(cut), "heal": list(heal)})
+
+    def stop(self) -> None:
+        """Ask the host to end; it says yes and then ends."""
+        self._call("POST", "/v1/stop")
+
+    @property
+    def _who(self) -> str:
+        return f"host {self.spec.name!r} at {self.spec.url}"
+
+    def _call(self, method: str, path: str, json: Any = None) -> bytes:
+        import httpx
+
+        headers = {"Authorization": f"Bearer {self._token}"}
+        verify = _trust(self.spec)
+        try:
+            with (
+                httpx.Client(base_url=self.spec.url, timeout=TIMEOUT_S, trust_env=False, verify=verify) as client,
+                client.stream(method, path, headers=headers, json=json) as answer,
+            ):
+                body = _bounded(answer, self._who)
+        except httpx.ConnectError as error:
+            raise Unreachable(f"{self._who} does not answer: {error}") from None
+        except httpx.TimeoutException:
+            raise PeerError(f"{self._who} did not answer within {TIMEOUT_S:.0f} s") from None
+        except httpx.HTTPError as error:
+            raise PeerError(f"{self._who} broke off: {error or type(error).__name__}") from None
+        if answer.status_code == 401:
+            raise PeerError(f"{self._who} does not accept the token; use the token file it was started with")
+        if answer.status_code >= 300:
+            raise PeerError(f"{self._who} refused {path} with {answer.status_code}: {_reason(body)}")
+        return body
+
+
+def clients(deployment: Deployment, names: Sequence[str] | None = None) -> list[HostClient]:
+    """A client for each host, or for the named ones."""
+    token = deployment.token()
+    specs = [deployment.host(name) for name in names] if names else deployment.hosts
+    return [HostClient(spec, token) for spec in specs]
+
+
+def statuses(asked: Sequence[HostClient]) -> list[HostStatus | PeerError]:
+    """What each host says, asked all at once: one that hangs must not hide the others."""
+
+    def ask(client: HostClient) -> HostStatus | PeerError:
+        try:
+            return client.status()
+        except PeerError as error:
+            return error
+
+    with ThreadPoolExecutor(max_workers=min(16, len(asked))) as pool:
+        return list(pool.map(ask, asked))
+
+
+def _trust(spec: HostSpec) -> ssl.SSLContext | bool:
+    if spec.tls is None:
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # Not used; the default would read all authorities each time.
+    if spec.tls.authority is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=spec.tls.authority)
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(f"the authority {spec.tls.authority} of host {spec.name!r} cannot be used: {error}") from None
+
+
+def _bounded(answer: httpx.Response, who: str) -> bytes:
+    body = bytearray()
+    for chunk in answer.iter_bytes():
+        body += chunk
+        if len(body) > ANSWER_BYTES_MAX:
+            raise PeerError(f"{who} answers with more than {ANSWER_BYTES_MAX} bytes; it cannot be a host of ours")
+    return bytes(body)
+
+
+def _reason(body: bytes) -> str:
+    try:
+        said = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        return "no reason given"
+    text = str(said.get("error", "no reason given")) if isinstance(said, dict) else "no reason given"
+    return "".join(char if char.isprintable() else " " for char in text[:500])

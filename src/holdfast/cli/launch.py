@@ -1,0 +1,178 @@
+"""Starts hosts as processes of their own, and takes back those that were started if one does not come up.
+
+Rules:
+1. A host runs in a session of its own: it outlives the terminal and hears no Ctrl-C meant for somebody else.
+2. It is up when it answers for itself over HTTP; until then its process and its log are watched.
+3. Only processes started here are ended here, and only while they are still our children.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.cli.hosts import HostClient
+from holdfast.cli.running import holder, log_file
+from holdfast.clock import monotonic_us, pause
+from holdfast.host.deployment import Deployment, HostSpec
+from holdfast.model.errors import PeerError, StorageError, UsageError
+
+_EVERY_US = 100_000
+#: Spark needs a few seconds to end in order.
+_TERM_S = 20
+_LOG_TAIL_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A host process that we started."""
+
+    spec: HostSpec
+    process: subprocess.Popen[bytes]
+    log: Path
+    log_from: int
+    """Where this start's part of the log begins."""
+
+
+def check_startable(spec: HostSpec) -> None:
+    """Refuse a host that is up, whose address is taken, or whose files are missing."""
+    pid = holder(spec)
+    if pid is not None:
+        raise UsageError(
+            f"host {spec.name!r} is up already (pid {pid or 'not visible from here'}); stop it with `holdfast down`, "
+            "or start only others with --host"
+        )
+    for path in () if spec.tls is None else (spec.tls.certificate, spec.tls.key, spec.tls.authority):
+        if path is not None and not path.is_file():
+            raise UsageError(f"host {spec.name!r} needs the TLS file {path}; it is not there; check tls: in the file")
+    try:
+        _bind(spec, spec.port)
+    except OSError as error:
+        raise StorageError(
+            f"host {spec.name!r} cannot listen on {spec.address}: {error.strerror or error}; free the address, or give "
+            "the host another one"
+        ) from None
+
+
+def is_local(spec: HostSpec) -> bool:
+    """Whether the address belongs to this machine."""
+    try:
+        _bind(spec, 0)
+    except OSError as error:
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            return False
+    return True
+
+
+def _bind(spec: HostSpec, port: int) -> None:
+    family = socket.AF_INET6 if ":" in spec.ip else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((spec.ip, port))
+
+
+def launch(deployment: Deployment, spec: HostSpec) -> Launched:
+    """Start `holdfast host FILE NAME`."""
+    spec.own.mkdir(parents=True, exist_ok=True)
+    log = log_file(spec)
+    fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        log_from = os.fstat(fd).st_size
+        command = [sys.executable, "-m", "holdfast.cli.main", "host", str(deployment.file), spec.name]
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=fd, stderr=fd, start_new_session=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+    finally:
+        os.close(fd)
+    return Launched(spec, process, log, log_from)
+
+
+def launch_all(
+    deployment: Deployment, specs: Sequence[HostSpec], wait_us: int, up: Callable[[Launched, int], None]
+) -> list[Launched]:
+    """Start all of them and wait until each answers; `up` hears of each with the time it took. All or none."""
+    token = deployment.token()
+    launched: list[Launched] = []
+    begun = monotonic_us()
+    try:
+        for spec in specs:
+            launched.append(launch(deployment, spec))
+        waiting = list(launched)
+        while waiting:
+            for host in list(waiting):
+                if _answers(host, token):
+                    waiting.remove(host)
+                    up(host, monotonic_us() - begun)
+            if waiting and monotonic_us() - begun > wait_us:
+                host = waiting[0]
+                raise PeerError(
+                    f"host {host.spec.name!r} did not answer within {wait_us / 1e6:.0f} s; {_gone(launched)}; its log "
+                    f"is {host.log}; allow more with --wait"
+                )
+            pause(_EVERY_US if waiting else 0)
+    except BaseException as error:
+        _take_back(launched)
+        if isinstance(error, _Ended):
+            raise PeerError(
+                f"host {error.host.spec.name!r} did not start: {_last_words(error.host)}; {_gone(launched)}; its log "
+                f"is {error.host.log}"
+            ) from None
+        raise
+    return launched
+
+
+class _Ended(Exception):
+    def __init__(self, host: Launched) -> None:
+        super().__init__(host.spec.name)
+        self.host = host
+
+
+def _answers(host: Launched, token: str) -> bool:
+    if host.process.poll() is not None:
+        raise _Ended(host)
+    try:
+        HostClient(host.spec, token).status()
+    except PeerError:
+        return False
+    return True
+
+
+def _gone(launched: Sequence[Launched]) -> str:
+    return "nothing was left running" if len(launched) == 1 else "the others were stopped again"
+
+
+def _take_back(launched: Sequence[Launched]) -> None:
+    for host in launched:
+        if host.process.poll() is None:
+            host.process.terminate()
+    for host in launched:
+        try:
+            host.process.wait(_TERM_S)
+        except subprocess.TimeoutExpired:
+            # Not waited for yet, so the number still means this process and the session that it leads.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(host.process.pid, signal.SIGKILL)
+            host.process.wait()
+
+
+def _last_words(host: Launched) -> str:
+    """The last line that the host wrote: as a rule the sentence that says why."""
+    try:
+        with host.log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(host.log_from, size - _LOG_TAIL_BYTES))
+            lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        lines = []
+    if not lines:
+        return f"it ended with code {host.process.returncode} and said nothing"
+    return "".join(char if char.isprintable() else " " for char in lines[-1].removeprefix("holdfast: "))
