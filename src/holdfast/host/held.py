@@ -73,21 +73,25 @@ class Held:
     def boundary_us(self) -> int:
         return self._writer.state.boundary_us
 
+    @property
     def closed_until_us(self) -> int:
+        """Every bucket that ends here or before is complete."""
         boundary = self.boundary_us
         return boundary if abs(boundary) >= END_OF_TIME_US else closed_until(boundary, self.definition.bucket_us)
 
     # Taking in --------------------------------------------------------------------------------------------------
 
-    def take(self, portion: Portion, first: bool) -> dict[int, int]:
+    def take(self, portion: Portion, begin_us: int | None = None) -> dict[int, int]:
         """Store what is new, durably if the disk is; how many tuples each bucket has now that it speaks of or closes.
 
-        `first` says that a producer is followed from here on, and begins with the first open bucket.
+        `begin_us` comes with the first portion of a producer: where its stream was asked for from.
         """
         with self._lock:
             self._check(portion)
-            if first:
+            if begin_us is not None:
                 self._unproven = set(self._open)
+                if begin_us > self.closed_until_us:
+                    self._note_gap(begin_us)  # What was not asked for is not here; readers must not take it for empty.
             if portion.gap_us is not None:
                 self._note_gap(portion.gap_us)
             try:

@@ -44,7 +44,7 @@ CONNECT_S = 1.0
 #: How long an answer may take beyond what the question allowed for.
 ANSWER_S = 2.0
 #: Pulls, each for as long as it waits, and messages share the connections to one host.
-_CONNECTIONS_MAX = 64
+_CONNECTIONS_MAX = 128
 _ERROR_BYTES_MAX = 4096
 
 T = TypeVar("T")
@@ -239,6 +239,8 @@ class Cuts:
             work.close()
             raise
         task = asyncio.ensure_future(work)
+        task.add_done_callback(_retrieved)
+        change: asyncio.Future[Any] | None = None
         try:
             while not task.done():
                 change = asyncio.ensure_future(self._changed.wait())
@@ -248,6 +250,14 @@ class Cuts:
             return task.result()
         finally:
             task.cancel()
+            if change is not None:
+                change.cancel()
+
+
+def _retrieved(task: asyncio.Future[Any]) -> None:
+    """How work that was cut off ends interests nobody."""
+    if not task.cancelled():
+        task.exception()
 
 
 class CutLink(Link):

@@ -15,6 +15,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -93,13 +94,14 @@ class Mirror:
         if lane != Lane.MAIN:
             raise UsageError(f"a mirror of {self.definition.name} follows main; got {lane.name}; use a Copy for that")
         self._tell_present(from_us, told)
-        position: Position = max(from_us, self._held.closed_until_us())
-        first = True
+        start = max(from_us, self._held.closed_until_us)
+        position: Position = start
+        begin: int | None = start
         while True:
             portion = await link.pull(self.definition.name, lane, position, wait_s)
             before = self._held.boundary_us
-            totals = await _aside(lambda p=portion, f=first: self._held.take(p, f))  # type: ignore[misc]
-            position, first = portion.cursor, False
+            totals = await _aside(partial(self._held.take, portion, begin))
+            position, begin = portion.cursor, None
             arrivals = tuple(Arrival(bucket, tuples) for bucket, tuples in totals.items())
             if arrivals or portion.gap_us is not None or self._held.boundary_us > before:
                 told(Advance(self._held.boundary_us, arrivals, portion.gap_us))
@@ -149,7 +151,7 @@ class _Incarnation:
         self.told_until = first
 
     def covers(self, bucket: int) -> bool:
-        return self.first <= bucket < self.held.closed_until_us() // self.held.definition.bucket_us
+        return self.first <= bucket < self.held.closed_until_us // self.held.definition.bucket_us
 
     def remove(self) -> None:
         self.held.close()
@@ -208,7 +210,7 @@ class Copy:
 
     async def _take(self, current: _Incarnation, portion: Portion) -> Advance | None:
         before = current.held.boundary_us
-        totals = await _aside(lambda: current.held.take(portion, False))
+        totals = await _aside(partial(current.held.take, portion))
         worth = dict(portion.worth)
         if portion.lane == Lane.HEAD:
             for bucket in self._empty(current, portion):

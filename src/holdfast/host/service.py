@@ -23,7 +23,7 @@ import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from holdfast.host.link import Cuts, Deliver
@@ -185,20 +185,15 @@ class Service:
         lane, stream = _LANES.get(request.path_params["lane"]), _stream(request)
         if lane is None:
             raise _Refused(404, f"a stream is read as one of {', '.join(_LANES)}")
+        self._serving.check(stream)
         if not self._answers(stream):
             raise _Refused(503, f"stream {stream} is not served yet: its replica recovers; ask again later")
         position = _position(request)
         wait_s = min(_number(request, "wait_ms", 0) / 1000, WAIT_S_MAX)
         bytes_max = _number(request, "bytes_max", PORTION_BYTES)
         work = self._serving.wait(stream, lane, position, wait_s, bytes_max)
-        parts = encode_portion(await self._cuts.guard(work, stream, *_hosts(request)))
-
-        async def sent() -> Any:
-            for part in parts:
-                yield part
-
-        return StreamingResponse(sent(), media_type=PORTION_TYPE,
-                                 headers={"Content-Length": str(sum(map(len, parts)))})  # fmt: skip
+        portion = await self._cuts.guard(work, stream, *_hosts(request))
+        return Response(b"".join(encode_portion(portion)), media_type=PORTION_TYPE)
 
     async def _get_status(self, request: Request) -> Response:
         return Response(msgspec.json.encode(self._status()), media_type="application/json")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ from holdfast.host.wire import (
     parse_cursor,
     shape_of,
 )
-from holdfast.model.errors import CorruptLog, Removed, StorageError, UnknownStream, UsageError
+from holdfast.model.errors import CorruptLog, PeerError, Removed, StorageError, UnknownStream, UsageError
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US
 from holdfast.protocol.dpc.signals import Lane
 from holdfast.stream.branch import BranchReader, branch_folder
@@ -85,8 +86,11 @@ class Serving:
             served.look(lane)
             return served.portion(lane, position, bytes_max)
         except FileNotFoundError:
-            del self._served[stream]
             raise UnknownStream(f"stream {stream} was removed while it was read; check the name") from None
+
+    def check(self, stream: str) -> None:
+        """Refuse a name that is none, and a stream that is not here."""
+        self._of(stream)
 
     async def wait(
         self, stream: str, lane: Lane, position: Position, wait_s: float, bytes_max: int = PORTION_BYTES
@@ -97,8 +101,10 @@ class Serving:
         seen = self._of(stream).look(lane)  # Before the pull: what comes between is seen again, not missed.
         portion = self.pull(stream, lane, position, bytes_max)
         while not _news(portion, position):
+            if self.ended:
+                raise PeerError("this host is about to stop; ask another one")
             left = end - loop.time()
-            if left <= 0 or self.ended:
+            if left <= 0:
                 break
             poked = self._poked
             try:
@@ -129,6 +135,9 @@ class Serving:
 
     def _of(self, stream: str) -> _Served:
         served = self._served.get(stream)
+        if served is not None and not served.current():
+            self._served.pop(stream).close()
+            served = None
         if served is None:
             served = self._served[stream] = _Served(self.store, stream)
         return served
@@ -156,6 +165,18 @@ class _Served:
         self._worth = _Worths(stream.folder)
         self._shape = shape_of(stream.definition)
         self._changes = 0
+        self._file = self._stat()
+
+    def current(self) -> bool:
+        """Is this still the stream of that name? It may have been removed and made anew."""
+        return self._file == self._stat()
+
+    def _stat(self) -> tuple[int, int]:
+        try:
+            found = os.stat(self.folder / "stream")
+        except FileNotFoundError:
+            return 0, 0
+        return found.st_ino, found.st_mtime_ns
 
     def look(self, lane: Lane) -> tuple[str, int]:
         """See what is new; the answer differs from the last one if something is."""

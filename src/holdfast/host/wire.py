@@ -266,10 +266,10 @@ def decode_portion(data: bytes) -> Portion:
     """The portion, every checksum compared (rule 3); `PeerError` if a bit or a length is wrong."""
     if len(data) < _PREFIX.size:
         raise PeerError(f"a portion must begin with {_PREFIX.size} bytes of prefix; got {len(data)}; pull again")
-    magic, version, _, length, crc = _PREFIX.unpack_from(data)
+    magic, version, reserved, length, crc = _PREFIX.unpack_from(data)
     if magic != _MAGIC:
         raise PeerError("a portion must begin with its mark; something else came; check the address of the host")
-    if version != WIRE_VERSION:
+    if version != WIRE_VERSION or reserved:
         raise PeerError(f"a portion must be of version {WIRE_VERSION}; got {version}; upgrade the older host")
     body = memoryview(data)[_PREFIX.size + length :]
     raw = data[_PREFIX.size : _PREFIX.size + length]
