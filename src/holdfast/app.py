@@ -117,7 +117,7 @@ class App:
 
     def start(self, **options: Any) -> Any:
         """Run every node in this process, one replica each; returns what can be watched and stopped."""
-        from holdfast.host.embedded import start  # type: ignore[import-not-found]
+        from holdfast.host.embedded import start
 
         return start(self, **options)
 

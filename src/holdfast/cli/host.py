@@ -24,6 +24,6 @@ def command(
     spec = deployment.host(name)
     deployment.token()  # A host without its token would run and refuse everybody.
     with claimed(spec):
-        from holdfast.host.host import run_host  # type: ignore[import-not-found]
+        from holdfast.host.deployed import run_host
 
         run_host(deployment, name)

@@ -93,6 +93,7 @@ class Mirror:
         """
         if lane != Lane.MAIN:
             raise UsageError(f"a mirror of {self.definition.name} follows main; got {lane.name}; use a Copy for that")
+        from_us = from_us // self.definition.bucket_us * self.definition.bucket_us
         self._tell_present(from_us, told)
         start = max(from_us, self._held.closed_until_us)
         position: Position = start

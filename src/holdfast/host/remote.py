@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from holdfast.clock import monotonic_us
 from holdfast.host.intake import InputSignal, Intake
 from holdfast.host.link import Link
 from holdfast.host.mirror import Advance, Copy, Mirror
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 
 #: How often producers are asked for a stream that has not begun.
 _FIND_S = 0.25
+#: A lane that breaks within this time was never really followed.
+_FAST_US = 1_000_000
 
 
 class MirroredIntake(Intake):
@@ -96,12 +99,15 @@ class MirroredIntake(Intake):
         replica, lane = key
         if before is not None:
             await asyncio.wait({before})
+        begun_us = monotonic_us()
         try:
             await copy.follow(self._link_to(replica), lane, from_us, lambda advance: self._told(key, advance))
         except PeerError as error:
             log.info("%s from %s: %s", self._definition.name, replica, error)
         except HoldfastError as error:
             log.error("%s from %s: %s", self._definition.name, replica, error)
+        if monotonic_us() - begun_us < _FAST_US:
+            await asyncio.sleep(_FIND_S)  # The core tries again at once; a link that is down must not spin.
         self._news.append(Disconnected(replica))
 
     def unsubscribe(self, replica: str, lane: Lane) -> None:

@@ -1,0 +1,52 @@
+"""A host of a deployment, as a process of its own: what `holdfast host` runs.
+
+It ends by SIGTERM, Ctrl-C or `POST /v1/stop`, and then stops its queries first. What it had committed is where its next
+start goes on; so kill -9 loses nothing but time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+
+from holdfast.host.catalog import Catalog
+from holdfast.host.deployment import Deployment, HostSpec
+from holdfast.host.embedded import node_session
+from holdfast.host.host import Host
+from holdfast.host.service import Service
+from holdfast.inputs.network import Access
+
+log = logging.getLogger(__name__)
+
+
+def run_host(deployment: Deployment, name: str) -> None:
+    """Be the host `name` until told to stop."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("holdfast").setLevel(logging.INFO)
+    asyncio.run(_run(deployment, name))
+
+
+async def _run(deployment: Deployment, name: str) -> None:
+    spec, app, token = deployment.host(name), deployment.load_app(), deployment.token()
+    catalog = Catalog(app.diagram(), deployment)
+    host = Host(name, catalog, spec.root, lambda: node_session(f"{app.name}@{name}", master=spec.master), token)
+    service = Service(
+        host.serving, _access(spec, token), deliver=host.deliver, status=host.status, fault=host.fault, stop=host.stop,
+        answers=host.answers, cuts=host.cuts,
+    )  # fmt: skip
+    loop = asyncio.get_running_loop()
+    for end in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(end, host.stop)
+    await service.start()
+    log.info("host %s answers at %s; its streams are below %s", name, service.address, spec.root)
+    try:
+        await host.run()
+    finally:
+        await service.close()
+        log.info("host %s stopped", name)
+
+
+def _access(spec: HostSpec, token: str) -> Access:
+    tls = spec.tls
+    return Access(spec.ip, spec.port, token, tls.certificate if tls else None, tls.key if tls else None)
