@@ -1,0 +1,275 @@
+"""The door of a host: who may come in, and with what."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import ssl
+import subprocess
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from holdfast.host.link import Cuts, HttpLink
+from holdfast.host.service import Service
+from holdfast.host.serving import Serving
+from holdfast.host.wire import MESSAGE_BYTES_MAX, PORTION_TYPE, decode_portion, encode_message
+from holdfast.inputs.network import Access
+from holdfast.model.errors import PeerError, UsageError
+from holdfast.protocol.dpc.messages import Ack, KeepaliveRequest
+from holdfast.protocol.dpc.signals import Lane
+from tests.host.conftest import SECOND, TOKEN, VIEW_TOKEN, Origin, hosted, linked, never, until
+
+OPERATOR = {"Authorization": f"Bearer {TOKEN}"}
+VIEWER = {"Authorization": f"Bearer {VIEW_TOKEN}"}
+LANE = "/v1/streams/s/main?from_us=0"
+ACK = encode_message("a@b", "c@d", Ack("s", 5))
+
+
+def ask(origin: Origin, talk: Callable[[httpx.AsyncClient], Awaitable[None]], **given: Any) -> None:
+    async def play() -> None:
+        async with (
+            hosted(origin.store, **given) as service,
+            httpx.AsyncClient(base_url=service.address, timeout=20) as client,
+        ):
+            await talk(client)
+
+    asyncio.run(play())
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Origin:
+    made = Origin(tmp_path / "o")
+    made.fill(1, 5)
+    return made
+
+
+def test_without_a_token_nothing_is_said_or_done(origin: Origin) -> None:
+    """X1"""
+
+    async def talk(client: httpx.AsyncClient) -> None:
+        wrong = (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": f"Basic {TOKEN}"},
+            {"Authorization": "Bearer"},
+        )
+        for headers in wrong:
+            for path in (LANE, "/v1/status", "/v1/streams/s/definition"):
+                assert (await client.get(path, headers=headers)).status_code == 401
+            for path in ("/v1/messages", "/v1/faults", "/v1/stop"):
+                assert (await client.post(path, headers=headers, content=ACK)).status_code == 401
+
+    ask(origin, talk, view_token=VIEW_TOKEN)
+
+
+def test_who_may_look_may_not_act(origin: Origin) -> None:
+    async def talk(client: httpx.AsyncClient) -> None:
+        assert (await client.get("/v1/status", headers=VIEWER)).json() == {"state": "STABLE"}
+        portion = await client.get(LANE, headers=VIEWER)
+        assert portion.headers["content-type"] == PORTION_TYPE
+        assert len(decode_portion(portion.content).events) == 4
+        for path in ("/v1/messages", "/v1/faults", "/v1/stop"):
+            answer = await client.post(path, headers=VIEWER, content=ACK)
+            assert answer.status_code == 403
+            assert "look but not act" in answer.json()["error"]
+
+    ask(origin, talk, view_token=VIEW_TOKEN, status=lambda: {"state": "STABLE"})
+
+
+def test_an_operator_may_act(origin: Origin) -> None:
+    done: list[Any] = []
+
+    async def talk(client: httpx.AsyncClient) -> None:
+        assert (await client.post("/v1/messages", headers=OPERATOR, content=ACK)).json() == {}
+        said = await client.post("/v1/faults", headers=OPERATOR, json={"cut": "b"})
+        assert said.json() == {"cut": ["b"]}
+        assert (await client.post("/v1/stop", headers=OPERATOR)).status_code == 200
+        await until(lambda: len(done) == 3)
+        assert done == [("a@b", "c@d", Ack("s", 5)), {"cut": "b"}, "stop"]
+
+    def fault(wish: dict[str, Any]) -> dict[str, Any]:
+        done.append(wish)
+        return {"cut": ["b"]}
+
+    ask(origin, talk, deliver=lambda *a: done.append(a), fault=fault, stop=lambda: done.append("stop"))
+
+
+def test_a_page_in_a_browser_may_not_ask(origin: Origin) -> None:
+    """X1"""
+
+    async def talk(client: httpx.AsyncClient) -> None:
+        for header in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
+            assert (await client.get("/v1/status", headers={**OPERATOR, **header})).status_code == 403
+            assert (await client.post("/v1/stop", headers={**OPERATOR, **header})).status_code == 403
+
+    ask(origin, talk)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v1/streams/other/main?from_us=0", 404),
+        ("/v1/streams/other/definition", 404),
+        ("/v1/streams/s/sideways?from_us=0", 404),
+        ("/v1/streams/..%2fo%2fs/main?from_us=0", 404),
+        ("/v1/streams/%2e%2e/definition", 400),
+        ("/v1/streams/..%5cs/main?from_us=0", 400),
+        ("/v1/streams/%00/main?from_us=0", 400),
+        ("/v1/streams/S/main?from_us=0", 400),
+        ("/v1/streams/s/main", 400),
+        ("/v1/streams/s/main?from_us=x", 400),
+        ("/v1/streams/s/main?from_us=" + "9" * 40, 400),
+        ("/v1/streams/s/main?cursor=1.zz.0.0.0", 400),
+        ("/v1/streams/s/main?cursor=%2e%2e", 400),
+        ("/v1/streams/s/main?from_us=0&wait_ms=-1", 400),
+        ("/v1/streams/s/main?from_us=0&bytes_max=x", 400),
+        ("/v1/elsewhere", 404),
+    ],
+)
+def test_what_cannot_be_served_is_refused_with_a_sentence(origin: Origin, path: str, status: int) -> None:
+    """X2"""
+
+    async def talk(client: httpx.AsyncClient) -> None:
+        answer = await client.get(path, headers=OPERATOR)
+        assert answer.status_code == status, answer.text
+
+    ask(origin, talk)
+
+
+def test_a_body_that_is_too_large_is_given_up(origin: Origin) -> None:
+    """X4"""
+
+    async def talk(client: httpx.AsyncClient) -> None:
+        async def chunks() -> Any:
+            for _ in range(10):
+                yield b" " * (MESSAGE_BYTES_MAX // 4)
+
+        for content in (b" " * (MESSAGE_BYTES_MAX + 1), chunks()):
+            for path in ("/v1/messages", "/v1/faults"):
+                with contextlib.suppress(httpx.WriteError):
+                    assert (await client.post(path, headers=OPERATOR, content=content)).status_code == 413
+                content = b" " * (MESSAGE_BYTES_MAX + 1)
+        for content in (b"{", b"[]", b'"x"', b"\xff"):
+            for path in ("/v1/messages", "/v1/faults"):
+                assert (await client.post(path, headers=OPERATOR, content=content)).status_code == 400
+
+    ask(origin, talk)
+
+
+def test_an_answer_that_is_asked_to_be_huge_is_bounded(origin: Origin) -> None:
+    async def talk(client: httpx.AsyncClient) -> None:
+        assert (await client.get(LANE + "&bytes_max=999999999999", headers=OPERATOR)).status_code == 200
+        assert len(decode_portion((await client.get(LANE + "&bytes_max=0", headers=OPERATOR)).content).events) == 1
+
+    ask(origin, talk)
+
+
+def test_a_replica_that_recovers_serves_nobody_but_says_what_its_stream_is(origin: Origin) -> None:
+    """D12"""
+    recovering = True
+
+    async def play() -> None:
+        nonlocal recovering
+        async with hosted(origin.store, answers=lambda _: not recovering) as service, linked(service) as link:
+            with pytest.raises(PeerError, match="recovers"):
+                await link.pull("s", Lane.MAIN, 0, 1)
+            assert (await link.definition("s")).id == origin.definition.id
+            recovering = False
+            assert len((await link.pull("s", Lane.MAIN, 0, 1)).events) == 4
+
+    asyncio.run(play())
+
+
+def test_other_addresses_need_tls_and_a_token(origin: Origin) -> None:
+    """X1"""
+    calls: dict[str, Any] = {"deliver": never, "status": dict, "fault": never, "stop": never, "answers": never}
+    serving = Serving(origin.store)
+    for access in (Access("0.0.0.0", token=TOKEN), Access("0.0.0.0")):
+        with pytest.raises(UsageError, match="needs a token and TLS"):
+            Service(serving, access, **calls)
+    with pytest.raises(UsageError, match="needs a token, on loopback as well"):
+        Service(serving, Access(), **calls)
+    with pytest.raises(UsageError, match="16 characters"):
+        Service(serving, Access(token=TOKEN), view_token="short", **calls)
+    with pytest.raises(UsageError, match="in the clear"):
+        HttpLink("http://b.example:7411", TOKEN)
+    with pytest.raises(UsageError, match="must look like"):
+        HttpLink("b.example:7411", TOKEN)
+
+
+def test_a_wait_is_bounded_and_ends_when_the_host_stops(origin: Origin) -> None:
+    async def play() -> None:
+        async with hosted(origin.store) as service, linked(service) as link:
+            first = await link.pull("s", Lane.MAIN, 0, 5)
+            waiting = asyncio.ensure_future(link.pull("s", Lane.MAIN, first.cursor, 9))
+            await asyncio.sleep(0.2)
+            assert not waiting.done()
+            await service.close()
+            with pytest.raises(PeerError):
+                await waiting
+
+    asyncio.run(play())
+
+
+def test_a_host_that_is_cut_off_reaches_nobody_here(origin: Origin) -> None:
+    """Both directions: what comes from there is refused as well, and its waiting pulls end."""
+    cuts, heard = Cuts(), []
+
+    async def play() -> None:
+        calls: dict[str, Any] = {"cuts": cuts, "deliver": lambda *a: heard.append(a)}
+        async with hosted(origin.store, **calls) as service, linked(service, name="b") as link:
+            first = await link.pull("s", Lane.MAIN, 0, 5)
+            waiting = asyncio.ensure_future(link.pull("s", Lane.MAIN, first.cursor, 9))
+            await asyncio.sleep(0.1)
+            cuts.cut("b")
+            with pytest.raises(PeerError, match="cut off on purpose"):
+                await waiting
+            with pytest.raises(PeerError, match="cut off on purpose"):
+                await link.say("n@b", "m@a", KeepaliveRequest())
+            assert heard == []
+            cuts.heal("b")
+            await link.say("n@b", "m@a", KeepaliveRequest())
+            assert heard == [("n@b", "m@a", KeepaliveRequest())]
+            cuts.cut("s")
+            with pytest.raises(PeerError, match="cut off on purpose"):
+                await link.pull("s", Lane.MAIN, 0, 5)
+
+    asyncio.run(play())
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    if shutil.which("openssl") is None:
+        pytest.skip("making a certificate needs openssl")
+    made, key = tmp_path / "host.pem", tmp_path / "host.key"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+               "-days", "2", "-subj", "/CN=holdfast", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key),
+               "-out", str(made)]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True)
+    return made, key
+
+
+def test_tls_works_with_a_certificate_of_ones_own(origin: Origin, certificate: tuple[Path, Path]) -> None:
+    access = Access("0.0.0.0", token=TOKEN, certificate=certificate[0], key=certificate[1])
+
+    async def play() -> None:
+        async with hosted(origin.store, access, deliver=never) as service:
+            service.address = f"https://127.0.0.1:{service.port}"
+            async with linked(service, ca=certificate[0]) as link:
+                assert (await link.pull("s", Lane.MAIN, SECOND, 5)).boundary_us == 5 * SECOND
+            async with linked(service) as link:
+                with pytest.raises(PeerError, match="could not be reached"):
+                    await link.pull("s", Lane.MAIN, SECOND, 5)
+            async with linked(service, "wrong-wrong-wrong-wrong", ca=certificate[0]) as link:
+                with pytest.raises(PeerError, match="401"):
+                    await link.pull("s", Lane.MAIN, SECOND, 5)
+            with pytest.raises((httpx.HTTPError, ssl.SSLError)):
+                async with httpx.AsyncClient() as plain:
+                    await plain.get(f"http://127.0.0.1:{service.port}/v1/status")
+
+    asyncio.run(play())
