@@ -1,0 +1,283 @@
+"""One stream as it is served: which of its events a reader at a given position lacks.
+
+Rules 1 to 4 of `serving` are carried out here.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from holdfast.host.wire import (
+    EVENTS_MAX,
+    PORTION_BYTES_MAX,
+    WORTHS_MAX,
+    Cursor,
+    Portion,
+    Position,
+    parse_cursor,
+    shape_of,
+)
+from holdfast.model.errors import CorruptLog, Removed, StorageError, UsageError
+from holdfast.model.time import BEGINNING_US, END_OF_TIME_US
+from holdfast.protocol.dpc.signals import Lane
+from holdfast.stream.branch import BranchReader, branch_folder
+from holdfast.stream.head import read_head
+from holdfast.stream.index import Fields
+from holdfast.stream.reader import LogReader
+from holdfast.stream.store import StreamStore
+from holdfast.stream.writer import Event
+
+#: How often a pull that retention or a dropped branch interferes with is begun anew.
+_ATTEMPTS = 8
+#: What a portion's head needs beside its bodies.
+_HEADROOM_BYTES = 8 << 20
+
+Seen = tuple[str, int]
+"""What a lane looked like; differs as soon as there is something new."""
+
+
+class _Cut(NamedTuple):
+    """What of a log goes into one portion."""
+
+    events: tuple[Event, ...]
+    next_id: int
+    boundary_us: int
+    whole: bool
+    """Nothing that is there was left for the next portion."""
+
+
+class _Hole(msgspec.Struct, frozen=True):
+    first_us: int
+    upto_us: int
+
+
+class _BucketWorth(msgspec.Struct, frozen=True):
+    bucket: int
+    worth: float
+
+
+class Served:
+    """One stream, its branch, and what is remembered of both between pulls."""
+
+    def __init__(self, store: StreamStore, name: str) -> None:
+        stream = store.open(name)
+        self.folder, self.definition = stream.folder, stream.definition
+        self._main = stream.reader()
+        self._branch = BranchReader(stream.folder, stream.definition)
+        self._worth = _Worths(stream.folder)
+        self._shape = shape_of(stream.definition)
+        self._changes = 0
+        self._file = self._stat()
+
+    def current(self) -> bool:
+        """Is this still the stream of that name? It may have been removed and made anew."""
+        return self._file == self._stat()
+
+    def _stat(self) -> tuple[int, int]:
+        try:
+            found = os.stat(self.folder / "stream")
+        except FileNotFoundError:
+            return 0, 0
+        return found.st_ino, found.st_mtime_ns
+
+    def look(self, lane: Lane) -> Seen:
+        """See what is new; the answer differs from the last one if something is."""
+        if lane != Lane.BRANCH:
+            self._changes += self._main.refresh()
+            return "", self._changes
+        root = self._branch.refresh()
+        log = self._branch.log
+        return (root.id, log.size_bytes) if root is not None and log is not None else ("", 0)
+
+    def portion(self, lane: Lane, position: Position, bytes_max: int) -> Portion:
+        bytes_max = max(1, min(bytes_max, PORTION_BYTES_MAX - _HEADROOM_BYTES))
+        for _ in range(_ATTEMPTS):
+            try:
+                if lane == Lane.BRANCH:
+                    return self._of_branch(position, bytes_max) or self._no_branch(position)
+                return self._of_main(lane, position, bytes_max)
+            except _Again:
+                self.look(lane)
+        raise StorageError(f"stream {self.definition.name}: it changed faster than it could be read; pull again")
+
+    # Main and head --------------------------------------------------------------------------------------------------
+
+    def _of_main(self, lane: Lane, position: Position, bytes_max: int) -> Portion:
+        log, id = self._main, self.definition.id
+        known = self._known(position, id)
+        if known.origin != id:
+            raise UsageError(f"stream {self.definition.name}: it was made anew since; begin again from a bucket")
+        start, gap = self._start(known), None
+        hole = next((h for h in self._holes() if h.upto_us > start), None)
+        if hole is not None and hole.first_us <= start:
+            start = gap = hole.upto_us
+            hole = next((h for h in self._holes() if h.upto_us > start), None)
+        upto = END_OF_TIME_US if hole is None else hole.first_us
+        try:
+            cut = self._cut(log, start, known, upto, bytes_max)
+            removed = self._removed(start, known)  # After the look: what went before or during it is noticed.
+            if removed is not None:
+                start = gap = removed
+                cut = self._cut(log, start, known, upto, bytes_max)
+                if self._removed(start, known) is not None:
+                    raise _Again
+        except Removed:
+            raise _Again from None
+        cursor = Cursor(id, start, cut.next_id, cut.boundary_us)
+        return Portion(self.definition.name, lane, id, self._shape, cursor.text, cut.boundary_us,
+                       log.closed and cut.whole and hole is None, log.wall_us, cut.events, gap)  # fmt: skip
+
+    def _known(self, position: Position, origin: str) -> Cursor:
+        if isinstance(position, str):
+            return parse_cursor(position)
+        return Cursor(origin, self._bucket_begin(position), 0, BEGINNING_US)
+
+    def _start(self, known: Cursor) -> int:
+        """The beginning of the first bucket of which something may be missing."""
+        return max(known.from_us, self._bucket_begin(known.boundary_us))
+
+    def _bucket_begin(self, us: int) -> int:
+        size = self.definition.bucket_us
+        return us // size * size if us > BEGINNING_US else BEGINNING_US
+
+    def _removed(self, start: int, known: Cursor) -> int | None:
+        """Where the stream begins now, if something that this reader lacks was removed from its front."""
+        until = read_head(self._main.folder).removed_until_us
+        if not BEGINNING_US < start < until:
+            return None
+        for segment in self._main.segments:
+            entries = self._main.entries_of(segment, BEGINNING_US, END_OF_TIME_US)
+            if entries is not None and len(entries):
+                if int(entries["first_tuple_id"][0]) <= known.next_id:
+                    return None  # It was sent before it was removed.
+                break
+        size = self.definition.bucket_us
+        return -(-until // size) * size
+
+    def _holes(self) -> list[_Hole]:
+        """Ranges that were never written: the host skipped them and said so, one JSON object a line, in order."""
+        try:
+            lines = (self.folder / "holes").read_bytes().splitlines()
+            return [msgspec.json.decode(line, type=_Hole) for line in lines]
+        except FileNotFoundError:
+            return []
+        except msgspec.MsgspecError as error:
+            raise CorruptLog(f"{self.folder / 'holes'}: it cannot be read ({error}); restore it") from error
+
+    # The branch -----------------------------------------------------------------------------------------------------
+
+    def _of_branch(self, position: Position, bytes_max: int) -> Portion | None:
+        root, log = self._branch.root, self._branch.log
+        if root is None or log is None:
+            return None
+        known = self._known(position, "")
+        if known.origin != root.id:
+            known = Cursor(root.id, known.from_us, 0, BEGINNING_US)
+        start = self._start(known)
+        try:
+            cut = self._cut(log, start, known, END_OF_TIME_US, bytes_max)
+            worth = self._worth.read(root.id)
+        except (Removed, CorruptLog, FileNotFoundError):
+            if self._branch.current():
+                raise
+            raise _Again from None  # Dropped while we looked.
+        if not self._branch.current():
+            raise _Again
+        size = self.definition.bucket_us
+        told = {e.bucket: worth.get(e.bucket, 1.0) for e in cut.events}
+        if cut.boundary_us < END_OF_TIME_US:
+            first = max(start, root.root_us) // size
+            told |= {b: w for b, w in worth.items() if first <= b < cut.boundary_us // size}
+        newest = sorted(told.items())[-WORTHS_MAX:]
+        cursor = Cursor(root.id, known.from_us, cut.next_id, cut.boundary_us)
+        return Portion(self.definition.name, Lane.BRANCH, self.definition.id, self._shape, cursor.text,
+                       cut.boundary_us, log.closed and cut.whole, log.wall_us, cut.events, None, root.id, root.root_us,
+                       tuple(newest))  # fmt: skip
+
+    def _no_branch(self, position: Position) -> Portion:
+        cursor = Cursor("", self._known(position, "").from_us, 0, BEGINNING_US)
+        return Portion(self.definition.name, Lane.BRANCH, self.definition.id, self._shape, cursor.text)
+
+    # Both -----------------------------------------------------------------------------------------------------------
+
+    def _cut(self, log: LogReader, start: int, known: Cursor, upto: int, bytes_max: int) -> _Cut:
+        """Events with stimes in [start, upto) that were not sent yet, up to the limits, and the boundary of rule 3."""
+        chosen: list[tuple[str, Fields]] = []
+        next_id, taken, rest = known.next_id, 0, END_OF_TIME_US
+        full = False
+        for segment in log.segments:
+            if full and segment.stime_min_us is not None:
+                rest = min(rest, segment.stime_min_us)
+                continue
+            entries = log.entries_of(segment, start, upto)
+            if entries is None or not len(entries):
+                continue
+            wanted = (entries["stime_max_us"] >= start) & (entries["stime_min_us"] < upto)
+            entries = entries[wanted & (entries["first_tuple_id"] >= known.next_id)]
+            sizes = np.cumsum(entries["length"].astype(np.int64)) + taken
+            count = 0 if full else min(int(np.searchsorted(sizes, bytes_max, "right")), EVENTS_MAX - len(chosen))
+            if not full and not chosen and len(entries):
+                count = max(count, 1)  # One event at least, to get on at all.
+            chosen += [(segment.name, Fields(*row)) for row in entries[:count].tolist()]
+            if count:
+                taken = int(sizes[count - 1])
+            if count < len(entries):
+                full = True
+                rest = min(rest, int(entries["stime_min_us"][count:].min()))
+        if taken > PORTION_BYTES_MAX - _HEADROOM_BYTES:
+            raise StorageError(
+                f"stream {self.definition.name}: an event of {taken} bytes is too long to be sent; the limit is "
+                f"{PORTION_BYTES_MAX - _HEADROOM_BYTES}; write smaller batches"
+            )
+        events = tuple(Event(f.bucket, f.partition, f.rows, f.stime_min_us, f.stime_max_us, log.body(name, f),
+                             f.first_tuple_id) for name, f in chosen)  # fmt: skip
+        if events:
+            last = chosen[-1][1]
+            next_id = last.first_tuple_id + last.rows
+        boundary = min(log.boundary_us, upto)
+        if full:
+            boundary = min(boundary, max(start, self._bucket_begin(rest)))
+        return _Cut(events, next_id, max(known.boundary_us, boundary), not full)
+
+    def close(self) -> None:
+        self._main.close()
+        self._branch.close()
+
+
+class _Again(Exception):
+    """What was being read changed under our eyes."""
+
+
+class _Worths:
+    """What the fork's buckets are worth: lines that the host adds beside the branch before it writes the bucket."""
+
+    def __init__(self, stream_folder: Path) -> None:
+        self._path = branch_folder(stream_folder) / "worth"
+        self._branch, self._read = "", 0
+        self._known: dict[int, float] = {}
+
+    def read(self, branch: str) -> dict[int, float]:
+        if branch != self._branch:
+            self._branch, self._read, self._known = branch, 0, {}
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                data = file.read()
+        except FileNotFoundError:
+            return self._known
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for line in whole.splitlines():
+            try:
+                said = msgspec.json.decode(line, type=_BucketWorth)
+            except msgspec.MsgspecError as error:
+                raise CorruptLog(f"{self._path}: a line cannot be read ({error})") from error
+            if math.isfinite(said.worth):
+                self._known[said.bucket] = said.worth
+        return self._known
