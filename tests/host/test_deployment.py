@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -213,6 +214,25 @@ def test_the_application_may_be_a_module(write: Write, tmp_path: Path) -> None:
     assert load(write, tmp_path, "a_module_of_mine:app", "") == "mine"
     with pytest.raises(UsageError, match="No module named"):
         load(write, tmp_path, "no_such_module_here", "")
+
+
+def test_functions_of_an_application_reach_spark_s_workers_without_the_file(write: Write, tmp_path: Path) -> None:
+    """Spark ships them with its own cloudpickle; a worker knows neither the file nor its folder."""
+    from pyspark import cloudpickle
+
+    code = (
+        "import holdfast\nTEN = 10\ndef times(x):\n    return TEN * x\napp = holdfast.App('a')\n"
+        "@app.node(inputs=['s'])\ndef n(rows):\n    return times(rows)\n"
+    )
+    (tmp_path / "netmon.py").write_text(code)
+    app = load_deployment(write(f"app: netmon.py\nhosts: {{a: {HOST}}}\n")).load_app()
+    shipped = cloudpickle.dumps(app.diagram().node("n").function)
+    (tmp_path / "netmon.py").unlink()
+    worker = "import pickle, sys; print(pickle.load(sys.stdin.buffer)(4))"
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path != str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", worker], input=shipped, capture_output=True, env=env, check=False)
+    assert done.stdout == b"40\n", done
 
 
 def test_a_mistake_in_the_application_is_named_with_its_line(write: Write, tmp_path: Path) -> None:
