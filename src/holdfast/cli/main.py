@@ -6,6 +6,7 @@ and a reader that went away end quietly.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -20,6 +21,7 @@ from holdfast import __version__
 from holdfast.cli import (
     create,
     delete,
+    demo,
     down,
     fail,
     heal,
@@ -48,6 +50,7 @@ _HELP = """Durable streams: make them, feed them, watch them, mend them.
 And applications over several hosts: start them, watch them, break them, stop them.
 
 \b
+  holdfast demo
   holdfast up netmon.yaml
   holdfast status netmon.yaml --watch
 
@@ -72,7 +75,12 @@ def _plainly(command: Callable[P, None]) -> Callable[P, None]:
             command(*args, **kwargs)
             sys.stdout.flush()
         except KeyboardInterrupt:
-            sys.exit(130)
+            # Everything was let go of on the way here. What else Python would do at its end may have been interrupted
+            # half-way, a lock of the log for instance, and would complain.
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError):
+                    stream.flush()
+            os._exit(130)
         except BrokenPipeError:
             # Python would complain once more when it closes the pipe at its end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -84,7 +92,7 @@ def _plainly(command: Callable[P, None]) -> Callable[P, None]:
 
 
 for _verb in (streams, create, send, tail, replay, verify, repair, retain, delete, up, status, fail, heal, down,
-              host):  # fmt: skip
+              host, demo):  # fmt: skip
     app.command(_verb.__name__.rpartition(".")[2])(_plainly(_verb.command))
 
 
