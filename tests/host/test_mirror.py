@@ -83,7 +83,7 @@ def test_a_mirror_is_read_like_any_stream(tmp_path: Path) -> None:
     origin.fill(1, 5)
     mirror = Mirror(tmp_path / "m" / "s", origin.definition)
     asyncio.run(level(mirror, origin, local(origin)))
-    merge = Merge(holdfast.open(tmp_path / "m"), ["s"])
+    merge = Merge([holdfast.open(tmp_path / "m").open("s")])
     reader = PieceReader(merge.sources, stream_column=False)
     batches = reader.read(merge.pieces(SECOND, 5 * SECOND), SECOND, 5 * SECOND)
     assert [t for b in batches for t in zip(*map(list, (b["tuple_id"].to_pylist(), b["n"].to_pylist())), strict=True)] \

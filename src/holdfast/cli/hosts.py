@@ -72,6 +72,10 @@ class HostStatus(msgspec.Struct, frozen=True):
     cuts: tuple[str, ...] = ()
 
 
+#: Made once, before threads use it: msgspec looks types up lazily, and not in several threads at once.
+_status = msgspec.json.Decoder(HostStatus)
+
+
 class Unreachable(PeerError):
     """Nobody answered."""
 
@@ -85,7 +89,7 @@ class HostClient:
     def status(self) -> HostStatus:
         body = self._call("GET", "/v1/status")
         try:
-            status = msgspec.json.decode(body, type=HostStatus)
+            status = _status.decode(body)
         except msgspec.DecodeError as error:
             raise PeerError(f"{self._who} answers, but not as a host does: {error}") from None
         if status.host != self.spec.name:

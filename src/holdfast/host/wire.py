@@ -30,6 +30,7 @@ from holdfast.protocol.dpc.states import StreamState
 from holdfast.stream.definition import PARTITIONS_MAX, Definition
 from holdfast.stream.frame import FORMAT_VERSION, crc32c
 from holdfast.stream.pack import EVENT_ROWS_MAX
+from holdfast.stream.sealed import decoder_of
 from holdfast.stream.writer import Event
 
 WIRE_VERSION: Literal[1] = 1
@@ -306,7 +307,7 @@ def decode_definition(data: bytes) -> Definition:
     if len(data) > DEFINITION_BYTES_MAX:
         raise PeerError(f"a definition may have {DEFINITION_BYTES_MAX} bytes at most; got {len(data)}")
     try:
-        definition = msgspec.json.decode(data, type=Definition)
+        definition = decoder_of(Definition).decode(data)
         base64.b64decode(definition.arrow, validate=True)
         check_name(definition.name)
         parse_schema(definition.schema)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+import threading
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -10,6 +11,19 @@ from holdfast.model.errors import CorruptLog
 from holdfast.stream.frame import FORMAT_VERSION, crc32c
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+
+_decoders: dict[type[msgspec.Struct], msgspec.json.Decoder[Any]] = {}
+_building = threading.Lock()
+
+
+def decoder_of(kind: type[T]) -> msgspec.json.Decoder[T]:
+    """The decoder of a type, made by one thread at a time: msgspec looks a type up lazily, and two threads that do so
+    at once can crash the process."""
+    with _building:
+        if kind not in _decoders:
+            _decoders[kind] = msgspec.json.Decoder(kind)
+        return _decoders[kind]
 
 
 def seal(value: msgspec.Struct) -> bytes:
@@ -23,7 +37,7 @@ def unseal(data: bytes, kind: type[T], where: str) -> T:
     if data[-1:] != b"\n" or crc != b"%08x" % crc32c(text):
         raise CorruptLog(f"{where}: the file does not match its checksum; run `holdfast repair`")
     try:
-        value = msgspec.json.decode(text, type=kind)
+        value = decoder_of(kind).decode(text)
     except msgspec.MsgspecError as error:
         raise CorruptLog(f"{where}: the file is unreadable ({error}); run `holdfast repair`") from error
     if value.format != FORMAT_VERSION:  # type: ignore[attr-defined]
