@@ -93,6 +93,31 @@ def test_an_answer_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
     asyncio.run(play())
 
 
+@pytest.mark.parametrize("limit", ["ANSWER_S", "TRANSFER_S"])
+def test_a_host_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    """A gray failure: the connection stays, nothing comes; or a drop comes now and then."""
+    monkeypatch.setattr(f"holdfast.host.link.{limit}", 0.3)
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n" if limit == "TRANSFER_S" else b"")
+            while limit == "TRANSFER_S" and not writer.is_closing():
+                writer.write(b"x")
+                await writer.drain()
+                await asyncio.sleep(0.02)
+            await reader.read()
+
+    async def play() -> None:
+        server = await asyncio.start_server(silent, "127.0.0.1", 0)
+        link = HttpLink(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", TOKEN)
+        with pytest.raises(PeerError, match="could not be reached"):
+            await link.pull("s", Lane.MAIN, 0, 0.1)
+        await link.close()
+        server.close()
+
+    asyncio.run(play())
+
+
 def test_a_host_that_is_not_there_is_a_peer_error() -> None:
     async def play() -> None:
         link = HttpLink("http://127.0.0.1:1", TOKEN)

@@ -212,6 +212,26 @@ def test_a_poke_wakes_whoever_waits(tmp_path: Path) -> None:
     asyncio.run(play())
 
 
+def test_nobody_who_waits_is_forgotten_for_another(tmp_path: Path) -> None:
+    origin = Origin(tmp_path)
+    origin.fill(1, 4)
+    serving = Serving(origin.store)
+
+    async def play() -> None:
+        behind = serving.pull("s", Lane.MAIN, 0).cursor
+        first = asyncio.ensure_future(serving.wait("s", Lane.MAIN, behind, 60))
+        await asyncio.sleep(0)
+        origin.add(boundary=5)
+        level = serving.pull("s", Lane.MAIN, behind).cursor
+        second = asyncio.ensure_future(serving.wait("s", Lane.MAIN, level, 60))
+        await until(first.done)
+        assert not second.done()
+        origin.add(boundary=6)
+        await until(second.done)
+
+    asyncio.run(play())
+
+
 @pytest.mark.parametrize("name", ["../s", "s/../s", "..", "", "S", "s\0", "/etc/passwd", "a" * 200])
 def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
     """X2"""

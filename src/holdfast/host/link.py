@@ -43,6 +43,8 @@ from holdfast.stream.definition import Definition
 CONNECT_S = 1.0
 #: How long an answer may take beyond what the question allowed for.
 ANSWER_S = 2.0
+#: How long an answer may take as a whole, however steadily it drips.
+TRANSFER_S = 30.0
 #: Pulls, each for as long as it waits, and messages share the connections to one host.
 _CONNECTIONS_MAX = 128
 _ERROR_BYTES_MAX = 4096
@@ -166,12 +168,15 @@ class HttpLink(Link):
         timeout = httpx.Timeout(wait_s + ANSWER_S, connect=CONNECT_S, pool=CONNECT_S)
         headers = {"Content-Type": "application/json"} if content is not None else None
         try:
-            async with self._client.stream(
-                method, path, params=params, content=content, headers=headers, timeout=timeout
-            ) as answer:
+            async with (
+                asyncio.timeout(wait_s + TRANSFER_S),
+                self._client.stream(
+                    method, path, params=params, content=content, headers=headers, timeout=timeout
+                ) as answer,
+            ):
                 good = answer.status_code == 200
                 body = await _bounded(answer, bytes_max if good else _ERROR_BYTES_MAX, self.address)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, TimeoutError) as error:
             reason = str(error) or type(error).__name__
             raise PeerError(f"{self.address} could not be reached ({reason}); is the host up?") from error
         if not good:

@@ -73,15 +73,16 @@ class Served:
         self._worth = _Worths(stream.folder)
         self._shape = shape_of(stream.definition)
         self._changes = 0
-        self._file = self._stat()
+        self._file = os.path.join(stream.folder, "stream")
+        self._made = self._stat()
 
     def current(self) -> bool:
         """Is this still the stream of that name? It may have been removed and made anew."""
-        return self._file == self._stat()
+        return self._made == self._stat()
 
     def _stat(self) -> tuple[int, int]:
         try:
-            found = os.stat(self.folder / "stream")
+            found = os.stat(self._file)
         except FileNotFoundError:
             return 0, 0
         return found.st_ino, found.st_mtime_ns

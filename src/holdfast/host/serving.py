@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from holdfast.clock import monotonic_us
 from holdfast.host.served import Seen, Served
 from holdfast.host.wire import PORTION_BYTES, Portion, Position, parse_cursor
 from holdfast.model.errors import HoldfastError, PeerError, UnknownStream
@@ -25,8 +24,13 @@ from holdfast.stream.store import StreamStore
 #: How often streams that somebody waits for are looked at: at first for latency, later so that idle ones cost little.
 #: All who wait share one look. `poke` makes it come at once.
 _LOOK_S_MIN, _LOOK_S_MAX = 0.002, 0.01
-#: A lane is watched for so long after the last reader came to wait for it.
-_WATCH_US = 15_000_000
+
+
+class _Watch:
+    """A lane that is looked at for those who wait."""
+
+    def __init__(self, seen: Seen) -> None:
+        self.seen, self.changed, self.waiting = seen, asyncio.Event(), 0
 
 
 class Serving:
@@ -36,8 +40,8 @@ class Serving:
         self.store = store
         self._served: dict[str, Served] = {}
         self._poked = asyncio.Event()
-        #: Lanes that somebody waits for: what was seen of them, what to set when that changes, and since when.
-        self._watched: dict[tuple[str, Lane], tuple[Seen, asyncio.Event, int]] = {}
+        #: Lanes that somebody waits for.
+        self._watched: dict[tuple[str, Lane], _Watch] = {}
         self._watcher: asyncio.Task[None] | None = None
         self.ended = False
 
@@ -68,29 +72,36 @@ class Serving:
                 return portion
             if self.ended:
                 raise PeerError("this host is about to stop; ask another one")
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._change(stream, lane, seen).wait(), left)
+            await self._change(stream, lane, seen, left)
 
-    def _change(self, stream: str, lane: Lane, seen: Seen) -> asyncio.Event:
-        """What is set as soon as the lane is not any more what was seen."""
-        key = stream, lane
+    async def _change(self, stream: str, lane: Lane, seen: Seen, wait_s: float) -> None:
+        """Wait until the lane is not any more what was seen, but not for ever."""
         # Others may wait for the same lane and have seen less: the older view stays, so that they are not forgotten.
-        known = self._watched.get(key)
-        self._watched[key] = (*(known[:2] if known is not None else (seen, asyncio.Event())), monotonic_us())
+        watch = self._watched.setdefault((stream, lane), _Watch(seen))
+        watch.waiting += 1
         if self._watcher is None or self._watcher.done():
             self._watcher = asyncio.ensure_future(self._watch())
-        return self._watched[key][1]
+        try:
+            async with asyncio.timeout(wait_s):
+                await watch.changed.wait()
+        except TimeoutError:
+            pass
+        finally:
+            watch.waiting -= 1
 
     async def _watch(self) -> None:
         look = _LOOK_S_MIN
         while self._watched:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._poked.wait(), look)
+                async with asyncio.timeout(look):
+                    await self._poked.wait()
             look = min(2 * look, _LOOK_S_MAX)
-            for key, (seen, event, since_us) in list(self._watched.items()):
-                if self._differs(key, seen) or monotonic_us() - since_us > _WATCH_US:
+            for key, watch in list(self._watched.items()):
+                if not watch.waiting:
                     del self._watched[key]
-                    event.set()
+                elif self._differs(key, watch.seen):
+                    del self._watched[key]
+                    watch.changed.set()
                     look = _LOOK_S_MIN
 
     def _differs(self, key: tuple[str, Lane], seen: Seen) -> bool:
