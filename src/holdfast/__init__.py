@@ -11,8 +11,8 @@ with store.open("monitor1").producer() as producer:
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING, Any
 
-from holdfast.app import App
 from holdfast.model.errors import (
     CorruptLog,
     Fenced,
@@ -31,6 +31,9 @@ from holdfast.stream.producer import Producer
 from holdfast.stream.store import Stream, StreamStore
 from holdfast.stream.subscriber import Subscriber
 
+if TYPE_CHECKING:
+    from holdfast.app import App
+
 __version__ = "0.1.0"
 __all__ = [
     "App", "Bound", "CorruptLog", "Fenced", "HoldfastError", "LateTuple", "Producer", "Retention", "SchemaError",
@@ -42,3 +45,12 @@ __all__ = [
 def open(root: str | os.PathLike[str]) -> StreamStore:
     """The streams below a folder, which is made when the first stream is created."""
     return StreamStore(root)
+
+
+def __getattr__(name: str) -> Any:
+    """`App` on first use: who only reads and writes streams need not wait for the protocol."""
+    if name == "App":
+        from holdfast.app import App
+
+        return App
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

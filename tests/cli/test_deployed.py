@@ -243,7 +243,7 @@ def test_down_insists_with_signals_and_says_which(net: Net) -> None:
 
 
 def test_down_kills_what_does_not_heed(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.cli.down._TERM_US", 500_000)
+    monkeypatch.setattr("holdfast.cli.ending._TERM_US", 500_000)
     net.flaw("b", "deaf")
     net.flaw("b", "stubborn")
     net.told("up", "--host", "b")

@@ -6,10 +6,8 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.cutting import tell_links
-from holdfast.cli.hosts import File
+from holdfast.cli.deployed import File
 from holdfast.cli.session import Json, Session
-from holdfast.host.deployment import load_deployment
 
 LINKS = "HOST-HOST, STREAM>HOST (quote it: the shell knows '>'), or STREAM for all its readers."
 
@@ -26,4 +24,7 @@ def command(
     holdfast fail netmon.yaml monitor3
     holdfast fail netmon.yaml 'monitor3>a' 'monitor1>b'
     """
+    from holdfast.cli.cutting import tell_links
+    from holdfast.host.deployment import load_deployment
+
     tell_links(Session(None, json), load_deployment(file), links, "cut")

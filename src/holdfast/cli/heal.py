@@ -6,11 +6,9 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.cutting import heal_all, tell_links
+from holdfast.cli.deployed import File
 from holdfast.cli.fail import LINKS
-from holdfast.cli.hosts import File
 from holdfast.cli.session import Json, Session
-from holdfast.host.deployment import load_deployment
 
 
 def command(
@@ -24,6 +22,9 @@ def command(
     holdfast heal netmon.yaml monitor3
     holdfast heal netmon.yaml
     """
+    from holdfast.cli.cutting import heal_all, tell_links
+    from holdfast.host.deployment import load_deployment
+
     session = Session(None, json)
     deployment = load_deployment(file)
     if links:

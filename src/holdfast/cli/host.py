@@ -6,9 +6,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.hosts import File
-from holdfast.cli.running import claimed
-from holdfast.host.deployment import load_deployment
+from holdfast.cli.deployed import File
 
 
 def command(
@@ -20,6 +18,9 @@ def command(
     \b
     holdfast host netmon.yaml a
     """
+    from holdfast.cli.running import claimed
+    from holdfast.host.deployment import load_deployment
+
     deployment = load_deployment(file)
     spec = deployment.host(name)
     deployment.token()  # A host without its token would run and refuse everybody.

@@ -11,22 +11,15 @@ from __future__ import annotations
 import ssl
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import typer
 
 from holdfast.host.deployment import Deployment, HostSpec
 from holdfast.model.errors import PeerError, UsageError
 
 if TYPE_CHECKING:
     import httpx
-
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The deployment, a YAML file.")]
-Hosts = Annotated[
-    list[str] | None, typer.Option("--host", metavar="NAME", help="Only this host; may be given several times.")
-]
 
 #: A host on a busy machine answers within this, or something is wrong.
 TIMEOUT_S = 5.0

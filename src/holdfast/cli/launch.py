@@ -72,6 +72,23 @@ def is_local(spec: HostSpec) -> bool:
     return True
 
 
+def chosen_hosts(deployment: Deployment, names: Sequence[str] | None) -> tuple[list[HostSpec], list[str]]:
+    """The hosts to start here, the named ones or all of this machine, and the names of those of other machines."""
+    if names:
+        specs = [deployment.host(name) for name in dict.fromkeys(names)]
+        for spec in specs:
+            if not is_local(spec):
+                raise UsageError(
+                    f"host {spec.name!r} has the address {spec.address}, which is not of this machine; run "
+                    "`holdfast up` there"
+                )
+        return specs, []
+    here = [spec for spec in deployment.hosts if is_local(spec)]
+    if not here:
+        raise UsageError(f"no host of {deployment.file} has an address of this machine; run `holdfast up` on theirs")
+    return here, [spec.name for spec in deployment.hosts if spec not in here]
+
+
 def _bind(spec: HostSpec, port: int) -> None:
     family = socket.AF_INET6 if ":" in spec.ip else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as sock:

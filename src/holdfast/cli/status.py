@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import msgspec
 import typer
 
-from holdfast.cli.hosts import File, HostClient, HostStatus, ReplicaStatus, clients, statuses
+from holdfast.cli.deployed import File
 from holdfast.cli.session import Json, Session
-from holdfast.cli.units import age_text
-from holdfast.clock import now_us, pause
-from holdfast.host.catalog import Catalog
-from holdfast.host.deployment import Deployment, load_deployment
-from holdfast.model.errors import PeerError
-from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, instant_text
+from holdfast.clock import pause
 
-if TYPE_CHECKING:
-    from rich.text import Text
-
-_COLUMNS = ("host", "replica", "state", "stable until", "lag", "output", "fork", "reads")
 _EVERY_US = 1_000_000
-#: Stable is certain, a failure brings guesses, stabilisation takes them back, recovery says nothing yet.
-_COLOURS = {"STABLE": "green", "UP_FAILURE": "yellow", "STABILIZATION": "cyan", "RECOVERING": "magenta",
-            "FAILURE": "red", "down": "bold red"}  # fmt: skip
 
 
 def command(
@@ -39,94 +26,21 @@ def command(
     holdfast status netmon.yaml --watch
     holdfast status netmon.yaml --json | jq .replicas
     """
+    from holdfast.cli.board import draw, show
+    from holdfast.cli.hosts import clients, statuses
+    from holdfast.host.deployment import load_deployment
+
     session = Session(None, json)
     deployment = load_deployment(file)
     if diagram:
-        _draw(session, deployment)
+        draw(session, deployment)
         return
     asked = clients(deployment)
     while True:
         answers = statuses(asked)
         if watch and not json and session.out.is_terminal:
             session.out.clear()
-        _show(session, asked, answers)
+        show(session, asked, answers)
         if not watch:
             return
         pause(_EVERY_US)
-
-
-def _draw(session: Session, deployment: Deployment) -> None:
-    catalog = Catalog(deployment.load_app().diagram(), deployment)
-    drawn = catalog.diagram
-    if session.json:
-        session.emit(
-            app=drawn.app, mermaid=drawn.to_mermaid(), producers={s: catalog.producers(s) for s in drawn.streams}
-        )
-        return
-    print(drawn.to_text())
-    for stream in drawn.streams:
-        print(f"{stream}: {', '.join(catalog.producers(stream))}")
-
-
-def _show(session: Session, asked: list[HostClient], answers: list[HostStatus | PeerError]) -> None:
-    if session.json:
-        for client, answer in zip(asked, answers, strict=True):
-            if isinstance(answer, PeerError):
-                session.emit(host=client.spec.name, up=False, error=str(answer))
-            else:
-                session.emit(up=True, **msgspec.to_builtins(answer))
-        return
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for name in _COLUMNS:
-        table.add_column(name, overflow="fold")
-    for client, answer in zip(asked, answers, strict=True):
-        for row in _rows(client, answer, now_us()):
-            table.add_row(*row)
-    session.out.print(table)
-    cuts = {cut: None for answer in answers if isinstance(answer, HostStatus) for cut in answer.cuts}
-    if cuts:
-        print(f"cut on purpose: {', '.join(_plain(cut) for cut in cuts)}")
-    for answer in answers:
-        if isinstance(answer, PeerError):
-            print(answer)
-
-
-def _rows(client: HostClient, answer: HostStatus | PeerError, now: int) -> list[list[Text]]:
-    name = client.spec.name
-    if isinstance(answer, PeerError):
-        return [_cells([name, "", "down"])]
-    if not answer.replicas:
-        return [_cells([name, "", "up"])]
-    return [_cells(_row(name, replica, now), replica) for replica in answer.replicas]
-
-
-def _row(host: str, r: ReplicaStatus, now: int) -> list[str]:
-    until = r.stable_until_us
-    known = until is not None and BEGINNING_US < until < END_OF_TIME_US
-    position = "-" if until is None or until <= BEGINNING_US else instant_text(until).partition(".")[0]
-    output = "-" if r.output is None else f"{r.output.stream} {r.output.state}{' +branch' if r.output.fresh else ''}"
-    fork = "-" if r.fork is None or r.fork.state == "NONE" else r.fork.state.lower()
-    reads = "\n".join(
-        f"{i.stream}: {', '.join(i.reading) or 'nobody'}{' (failing)' if i.failing else ''}" for i in r.inputs
-    )
-    lag = age_text(now - until) if known and until is not None else "-"
-    return [host, r.replica, r.state, position, lag, output, fork, reads]
-
-
-def _cells(row: list[str], replica: ReplicaStatus | None = None) -> list[Text]:
-    from rich.text import Text
-
-    cells = [Text("\n".join(map(_plain, cell.split("\n")))) for cell in row]
-    cells[2].stylize(_COLOURS.get(row[2], ""))
-    if replica is not None and replica.output is not None:
-        cells[5].stylize(_COLOURS.get(replica.output.state, ""))
-    if replica is not None and any(i.failing for i in replica.inputs):
-        cells[7].highlight_regex(r".*\(failing\)", "red")
-    return cells
-
-
-def _plain(text: str) -> str:
-    """A control character in an answer must not move the cursor of whoever looks at it."""
-    return "".join(char if char.isprintable() else "�" for char in text)

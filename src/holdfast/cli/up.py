@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.hosts import File, Hosts
-from holdfast.cli.launch import Launched, check_startable, is_local, launch_all
+from holdfast.cli.deployed import File, Hosts
 from holdfast.cli.session import Json, Session
 from holdfast.cli.units import age_text
-from holdfast.host.catalog import Catalog
-from holdfast.host.deployment import Deployment, HostSpec, load_deployment
-from holdfast.model.errors import UsageError
 from holdfast.model.time import duration_us
+
+if TYPE_CHECKING:
+    from holdfast.cli.launch import Launched
 
 
 def command(
@@ -31,10 +30,16 @@ def command(
     holdfast up netmon.yaml
     holdfast up netmon.yaml --host a --host b
     """
+    from holdfast.cli.launch import check_startable, chosen_hosts, launch_all
+    from holdfast.host.catalog import Catalog
+    from holdfast.host.deployment import load_deployment
+
     session = Session(None, json)
     wait_us = duration_us(wait)
     deployment = load_deployment(file)
-    specs = _chosen(session, deployment, host)
+    specs, away = chosen_hosts(deployment, host)
+    if away:
+        session.note(f"not started here, because their addresses are of other machines: {', '.join(away)}")
     Catalog(deployment.load_app().diagram(), deployment)  # What does not fit is said here and not in some log.
     if deployment.make_token():
         session.note(f"made the token {deployment.token_file}; hosts on other machines need a copy")
@@ -50,25 +55,6 @@ def command(
 
     with _busy(session, f"starting {', '.join(spec.name for spec in specs)}"):
         launch_all(deployment, specs, wait_us, up)
-
-
-def _chosen(session: Session, deployment: Deployment, names: list[str] | None) -> list[HostSpec]:
-    if names:
-        specs = [deployment.host(name) for name in dict.fromkeys(names)]
-        for spec in specs:
-            if not is_local(spec):
-                raise UsageError(
-                    f"host {spec.name!r} has the address {spec.address}, which is not of this machine; run "
-                    "`holdfast up` there"
-                )
-        return specs
-    here = [spec for spec in deployment.hosts if is_local(spec)]
-    away = [spec.name for spec in deployment.hosts if spec not in here]
-    if not here:
-        raise UsageError(f"no host of {deployment.file} has an address of this machine; run `holdfast up` on theirs")
-    if away:
-        session.note(f"not started here, because their addresses are of other machines: {', '.join(away)}")
-    return here
 
 
 @contextlib.contextmanager
