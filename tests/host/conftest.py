@@ -121,7 +121,7 @@ async def following(
             await task
 
 
-async def until(condition: Callable[[], object], seconds: float = 20) -> None:
+async def until(condition: Callable[[], object], seconds: float = 60) -> None:
     """Wait for a condition, not for a time."""
     end = asyncio.get_running_loop().time() + seconds
     while not condition():

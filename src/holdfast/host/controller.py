@@ -8,11 +8,14 @@ Rules:
 3. What takes Spark long happens elsewhere (`forking`); the loop only asks whether it is done.
 4. A stable query that dies is started again from its checkpoint, with growing pauses; meanwhile the replica answers
    nobody, so readers go to its peers.
+5. A replica that cannot go on (its input is gone and its query is not convergent-capable) says why and stops; the other
+   replicas of the host go on.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -23,16 +26,18 @@ from pyspark.sql.streaming.query import StreamingQuery
 from holdfast.clock import monotonic_us, now_us
 from holdfast.host.forking import HEALTH_US, Forking
 from holdfast.host.intake import Intake
-from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, SECOND_US
-from holdfast.protocol.dpc.effects import Effects, ExtendFork, Send, Truncate
-from holdfast.protocol.dpc.messages import Message
+from holdfast.model.errors import HoldfastError
+from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, SECOND_US, instant_text
+from holdfast.protocol.dpc.effects import Effects, ExtendFork, Send, SkipStable, Truncate
+from holdfast.protocol.dpc.messages import KeepaliveRequest, Message
 from holdfast.protocol.dpc.node import NodeCore
 from holdfast.protocol.dpc.plan import NodePlan, Resume
-from holdfast.protocol.dpc.signals import ForkPrepared, Received, Signal, StableCompleted, Tick
+from holdfast.protocol.dpc.signals import ForkPrepared, InputGap, Received, Signal, StableCompleted, Tick
 from holdfast.spark.node import NodeQueries, progress_of, stop
 from holdfast.stream.acks import acknowledge
 from holdfast.stream.decision import Decision
 from holdfast.stream.disk import Disk
+from holdfast.stream.holes import note_hole
 from holdfast.stream.merge import FOREVER_US
 from holdfast.stream.reader import LogReader
 from holdfast.stream.store import Stream
@@ -69,14 +74,26 @@ class Controller:
         self.core: NodeCore | None = None
         self._effects: Effects | None = None
         self.stopped = False
+        #: Why this replica cannot go on without somebody's help.
+        self.trouble: str | None = None
 
     # -- life --------------------------------------------------------------------------------------------------------
 
     def pulse(self) -> None:
-        """Look at the world once; called by the host's loop."""
-        if self.core is None and not self._begin():
+        """Look at the world once; called by the host's loop. What cannot go on stops alone (rule 5)."""
+        if self.trouble is not None:
             return
+        try:
+            self._pulse()
+        except HoldfastError as error:
+            log.error("%s: cannot go on: %s", self.plan.replica, error)
+            self.trouble = str(error)
+            threading.Thread(target=self.stop_queries, name=f"stop-{self.plan.replica}", daemon=True).start()
+
+    def _pulse(self) -> None:
         now = monotonic_us()
+        if self.core is None and not self._begin(now):
+            return
         self._watch_stable(now)
         for intake in self._intakes.values():
             for signal in intake.poll():
@@ -88,25 +105,35 @@ class Controller:
         if self._effects is None or now >= self._effects.wake_us:
             self.tell(Tick())
 
-    def _begin(self) -> bool:
-        """Build the core from what is on disk; not before every stream has said where it begins."""
+    def _begin(self, now: int) -> bool:
+        """Start the stable query; once it runs, build the core from what is on disk. A query that has committed nothing
+        could not be forked, and the time that Spark takes to start is not a failure of the inputs."""
+        if self._stable is None:
+            self._watch_start(now)
+            return False
+        return self._build(now)
+
+    def _build(self, now: int) -> bool:
         progress = progress_of(self._queries.checkpoint)
-        if progress.until_us is not None and progress.until_us > BEGINNING_US:
-            self._first = progress.until_us // self._size
-        else:
-            firsts = [intake.first_us() for intake in self._intakes.values()]
-            known = [first for first in firsts if first is not None]
-            if not known:
-                return False
-            self._first = min(known) // self._size
-        self._batch = progress.batch_id
+        if progress.until_us is None:
+            return False
+        if progress.until_us <= BEGINNING_US and self._queries.planned(progress.batch_id + 1):
+            return False  # An earlier life has begun to read: where it stands is known when that batch is done again.
+        first = progress.until_us // self._size if progress.until_us > BEGINNING_US else self._first_bucket()
+        if first is None:
+            return False
+        self._first, self._batch = first, progress.batch_id
         self._main.refresh()
         self._forking.clear()
-        resume = Resume(self._first, max(self._main.boundary_us, 0), 0, self._last_fork())
-        self._decision.decide(self._first * self._size)
-        self.core = NodeCore(self.plan, resume, monotonic_us())
-        self._starting = self._starter.submit(self._queries.start_stable)
+        resume = Resume(first, max(self._main.boundary_us, 0), 0, self._last_fork())
+        self.core = NodeCore(self.plan, resume, now)
         return True
+
+    def _first_bucket(self) -> int | None:
+        """Where the inputs begin; None while no stream has said so."""
+        firsts = [intake.first_us() for intake in self._intakes.values()]
+        known = [first for first in firsts if first is not None]
+        return min(known) // self._size if known else None
 
     def _last_fork(self) -> int:
         try:
@@ -133,9 +160,19 @@ class Controller:
 
     # -- facts -------------------------------------------------------------------------------------------------------
 
+    @property
+    def answers_messages(self) -> bool:
+        return self.core is not None and not self.stopped and self.trouble is None
+
+    @property
+    def serves(self) -> bool:
+        """Whether readers may be served (D12)."""
+        return self.answers_messages and self.core is not None and self.core.answers and self._stable is not None
+
     def deliver(self, sender: str, message: Message) -> None:
         """A message came for this replica."""
-        if self.core is not None and not self.stopped:
+        asked = isinstance(message, KeepaliveRequest)
+        if self.answers_messages and (self._stable is not None or not asked):
             self.tell(Received(sender, message))
 
     def tell(self, signal: Signal) -> None:
@@ -148,18 +185,21 @@ class Controller:
         self._carry_out(effects)
         self._effects = effects
 
-    def _watch_stable(self, now: int) -> None:
-        if self._starting is not None:
-            if not self._starting.done():
-                return
+    def _watch_start(self, now: int) -> None:
+        """Start the stable query if it is time to, and take note when it has started."""
+        if self._starting is None:
+            if now >= self._restart_us:
+                self._starting = self._starter.submit(self._queries.start_stable)
+        elif self._starting.done():
             starting, self._starting = self._starting, None
             if (error := starting.exception()) is not None:
                 self._died(now, error)
             else:
                 self._stable = starting.result()
+
+    def _watch_stable(self, now: int) -> None:
         if self._stable is None:
-            if now >= self._restart_us:
-                self._starting = self._starter.submit(self._queries.start_stable)
+            self._watch_start(now)
             return
         progress = self._queries.progress(self._batch)
         if progress is not None:
@@ -181,6 +221,13 @@ class Controller:
         self._stable = None
         self._restart_us = now + self._pause_us
         self._pause_us = min(2 * self._pause_us, _RESTART_US_MAX)
+        if self.core is None and not self._build(now):
+            return
+        assert self.core is not None
+        for stream, intake in self._intakes.items():
+            removed = intake.removed_until_us()
+            if removed > self.core.stable * self._size:
+                self.tell(InputGap(stream, removed))
 
     def _retain(self) -> None:
         assert self.core is not None
@@ -195,6 +242,8 @@ class Controller:
     def _carry_out(self, effects: Effects) -> None:
         if effects.stop_fork is not None:
             self._forking.stop(effects.stop_fork)
+        if effects.skip_stable is not None:
+            self._skip(effects.skip_stable)
         if effects.read_stable is not None:
             self._decision.decide(min(effects.read_stable.upto * self._size, FOREVER_US))
         if effects.prepare_fork is not None:
@@ -210,6 +259,26 @@ class Controller:
             self._truncate(effects.truncate)
         for send in effects.send:
             self._say(self.plan.replica, send)
+
+    def _skip(self, order: SkipStable) -> None:
+        """The query begins anew behind the gap; what it cannot say is a hole of its output (§4.9.4)."""
+        start_us, right_from_us = order.to * self._size, order.stable_from * self._size
+        self._main.refresh()
+        log.warning("%s: input before %s is gone; going on there, results follow from %s", self.plan.replica,
+                    instant_text(start_us), instant_text(right_from_us))  # fmt: skip
+        note_hole(self.output.folder, self._main.boundary_us, right_from_us, Disk())
+        stable, starting = self._stable, self._starting
+        self._stable, self._batch, self._first = None, -1, order.to
+        self._decision.decide(start_us)
+
+        def begin() -> StreamingQuery:
+            query = stable if stable is not None or starting is None else starting.result()
+            if query is not None:
+                stop(query)
+            self._queries.begin_anew(start_us, right_from_us)
+            return self._queries.start_stable()
+
+        self._starting = self._starter.submit(begin)
 
     def _planned(self, order: ExtendFork) -> list[tuple[int, tuple[PlannedPiece, ...]]]:
         """The exact events of each bucket, inputs in the order of the plan as in any merge."""
@@ -242,6 +311,8 @@ class Controller:
         core = self.core
         if core is None:
             return {"replica": self.plan.replica, "node": node, "state": "WAITING", "inputs": []}
+        if self.trouble is not None:
+            return {"replica": self.plan.replica, "node": node, "state": "FAILED", "why": self.trouble, "inputs": []}
         report = core.report()
         return {
             "replica": self.plan.replica,

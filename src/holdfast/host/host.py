@@ -160,7 +160,7 @@ class Host:
         if producer is None:
             return stream in self.catalog.sources_on(self.name)
         controller = self.controllers.get(replica_name(producer.name, self.name))
-        return controller is not None and controller.core is not None and controller.core.answers
+        return controller is not None and controller.serves
 
     # -- other hosts -------------------------------------------------------------------------------------------------
 

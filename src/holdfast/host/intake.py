@@ -15,6 +15,7 @@ from holdfast.host.link import Cuts
 from holdfast.host.network import severed
 from holdfast.protocol.dpc.effects import Part
 from holdfast.protocol.dpc.signals import Disconnected, InputAdvanced, InputGap, Lane
+from holdfast.stream.head import read_head
 from holdfast.stream.store import Stream
 from holdfast.stream.tentative import PlannedPiece
 
@@ -52,6 +53,10 @@ class Intake(ABC):
     @abstractmethod
     def retain(self, from_us: int) -> None:
         """What lies before is not needed any more."""
+
+    def removed_until_us(self) -> int:
+        """What lies before it is gone from where the stable query reads."""
+        return read_head(self.stream.folder / "main").removed_until_us
 
     @abstractmethod
     def close(self) -> None:

@@ -28,6 +28,7 @@ from holdfast.model.time import BEGINNING_US, END_OF_TIME_US
 from holdfast.protocol.dpc.signals import Lane
 from holdfast.stream.branch import BranchReader, branch_folder
 from holdfast.stream.head import read_head
+from holdfast.stream.holes import read_holes
 from holdfast.stream.index import Fields
 from holdfast.stream.reader import LogReader
 from holdfast.stream.store import StreamStore
@@ -50,11 +51,6 @@ class _Cut(NamedTuple):
     boundary_us: int
     whole: bool
     """Nothing that is there was left for the next portion."""
-
-
-class _Hole(msgspec.Struct, frozen=True):
-    first_us: int
-    upto_us: int
 
 
 class _BucketWorth(msgspec.Struct, frozen=True):
@@ -115,10 +111,10 @@ class Served:
         if known.origin != id:
             raise UsageError(f"stream {self.definition.name}: it was made anew since; begin again from a bucket")
         start, gap = self._start(known), None
-        hole = next((h for h in self._holes() if h.upto_us > start), None)
+        hole = next((h for h in read_holes(self.folder) if h.upto_us > start), None)
         if hole is not None and hole.first_us <= start:
             start = gap = hole.upto_us
-            hole = next((h for h in self._holes() if h.upto_us > start), None)
+            hole = next((h for h in read_holes(self.folder) if h.upto_us > start), None)
         upto = END_OF_TIME_US if hole is None else hole.first_us
         try:
             cut = self._cut(log, start, known, upto, bytes_max)
@@ -160,16 +156,6 @@ class Served:
                 break
         size = self.definition.bucket_us
         return -(-until // size) * size
-
-    def _holes(self) -> list[_Hole]:
-        """Ranges that were never written: the host skipped them and said so, one JSON object a line, in order."""
-        try:
-            lines = (self.folder / "holes").read_bytes().splitlines()
-            return [msgspec.json.decode(line, type=_Hole) for line in lines]
-        except FileNotFoundError:
-            return []
-        except msgspec.MsgspecError as error:
-            raise CorruptLog(f"{self.folder / 'holes'}: it cannot be read ({error}); restore it") from error
 
     # The branch -----------------------------------------------------------------------------------------------------
 

@@ -27,8 +27,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from holdfast.clock import monotonic_us, pause
 from holdfast.diagram import NodeSpec
 from holdfast.model.errors import StorageError, UsageError
-from holdfast.model.time import SECOND_US, duration_text
+from holdfast.model.time import SECOND_US, duration_text, instant_text
 from holdfast.model.tuples import RESERVED, STREAM_COLUMN
+from holdfast.spark.beginning import begin_anew, load_beginning
 from holdfast.spark.fork import fork_checkpoint, last_commit
 from holdfast.spark.forked import ready_mark
 from holdfast.spark.frames import read_stream
@@ -73,11 +74,12 @@ class NodeQueries:
         self, spark: SparkSession, node: NodeSpec, inputs: Sequence[Stream], outputs: Path, home: Path
     ) -> None:
         self._spark, self._node, self._inputs, self._outputs, self._home = spark, node, tuple(inputs), outputs, home
+        self._beginning = load_beginning(home)
         self._boundaries = node.boundaries if node.boundaries != "auto" else self._suitable_boundaries()
 
     @property
     def checkpoint(self) -> Path:
-        return self._home / "checkpoint"
+        return self._beginning.checkpoint(self._home)
 
     @property
     def decision(self) -> Path:
@@ -93,12 +95,23 @@ class NodeQueries:
     # -- the stable query --------------------------------------------------------------------------------------------
 
     def start_stable(self) -> StreamingQuery:
-        frame = self._results(decision=str(self.decision))
-        return self._start(frame, self._node.name, self.checkpoint, {})
+        start, right_from = self._beginning.start_us, self._beginning.right_from_us
+        source = {} if start is None else {"start": instant_text(start)}
+        sink = {} if right_from is None else {"from": instant_text(right_from)}
+        return self._start(self._results(decision=str(self.decision), **source), self._node.name, self.checkpoint, sink)
+
+    def begin_anew(self, start_us: int, right_from_us: int) -> None:
+        """From the next start on the stable query begins here, with an empty state."""
+        shutil.rmtree(self.checkpoint, ignore_errors=True)
+        self._beginning = begin_anew(self._home, start_us, right_from_us)
 
     def progress(self, since: int, checkpoint: Path | None = None) -> Progress | None:
         """The last committed batch, if it is a later one than `since`."""
         return progress_after(checkpoint or self.checkpoint, since)
+
+    def planned(self, batch_id: int) -> bool:
+        """Whether Spark has noted what the batch reads."""
+        return (self.checkpoint / "offsets" / str(batch_id)).exists()
 
     # -- forks -------------------------------------------------------------------------------------------------------
 

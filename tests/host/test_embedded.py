@@ -1,0 +1,219 @@
+"""Applications in one process, on real Spark: nodes whose inputs fail, end, or lose their beginning."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import holdfast
+from holdfast.clock import monotonic_us, pause
+from holdfast.host.embedded import Running, node_session
+from holdfast.model.tuples import TupleType
+from holdfast.stream.holes import read_holes
+
+T0 = 1_700_000_000
+SECOND = 1_000_000
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    spark = node_session(
+        "holdfast-tests", master="local[2,4]",
+        spark_driver_extraJavaOptions="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", spark_sql_shuffle_partitions="1",
+    )  # fmt: skip
+    spark.sparkContext.setLogLevel("OFF")
+    yield spark
+    spark.stop()
+
+
+class Source:
+    """A stream whose tuples and boundaries come when the test says so. `k` counts up."""
+
+    def __init__(self, store: holdfast.StreamStore, name: str, **options: Any) -> None:
+        self.stream = store.create(name, "k bigint", bucket="1s", **options)
+        self._producer = self.stream.producer(stime="stime", slack="0s")
+
+    def fill(self, first: int, upto: int, per_second: int = 4) -> None:
+        rows = [
+            {"stime": datetime.fromtimestamp(T0 + s + i / per_second, UTC), "k": s * per_second + i}
+            for s in range(first, upto)
+            for i in range(per_second)
+        ]
+        self._producer.send_many(rows)
+        self._producer.advance((T0 + upto) * SECOND)
+
+    def end(self) -> None:
+        self._producer.close()
+
+
+def until(condition: Callable[[], Any], seconds: float = 90) -> None:
+    deadline = monotonic_us() + round(seconds * SECOND)
+    while not condition():
+        assert monotonic_us() < deadline, "it did not come true"
+        pause(20_000)
+
+
+def stable(stream: holdfast.Stream) -> list[dict[str, Any]]:
+    return [row for batch in stream.subscribe().poll() for row in batch.to_pylist()]
+
+
+def state(running: Running, replica: str) -> dict[str, Any]:
+    return next(r for r in running.status()["replicas"] if r["replica"] == replica)
+
+
+def reached(stream: holdfast.Stream, second: int) -> Callable[[], bool]:
+    return lambda: stream.reader().closed_until_us >= (T0 + second) * SECOND
+
+
+class Live(threading.Thread):
+    """A stream that grows with time until `end`, as a source does: `k` counts up, boundaries follow the clock."""
+
+    def __init__(self, store: holdfast.StreamStore, name: str) -> None:
+        super().__init__(daemon=True)
+        self._stream = store.create(name, "k bigint", bucket="500ms")
+        self._over = threading.Event()
+        self.sent = 0
+        self.start()
+
+    def run(self) -> None:
+        with self._stream.producer() as producer:
+            while not self._over.is_set():
+                producer.send({"k": self.sent})
+                self.sent += 1
+                pause(50_000)
+
+    def end(self) -> None:
+        self._over.set()
+        self.join()
+
+
+def test_a_cut_input_gives_tentative_results_that_are_replaced_and_a_restart_goes_on(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """D1, D3, D8, through the public API."""
+    store = holdfast.open(tmp_path)
+    left, right = Live(store, "left"), Live(store, "right")
+    app = holdfast.App("two", root=tmp_path)
+
+    @app.node(inputs=["left", "right"], max_delay="2s")
+    def both(rows: DataFrame) -> DataFrame:
+        return rows.select("stime", "k", F.col("stream").alias("origin"))
+
+    with app.start(spark=spark) as running:
+        running.wait_until_stable("90s")
+        output = store.open("both")
+        subscriber = output.subscribe(tentative=True)
+        got: list[pa.RecordBatch] = []
+
+        def seen(kind: TupleType) -> int:
+            got.extend(subscriber.poll())
+            return sum(batch.column("tuple_type").to_pylist().count(int(kind)) for batch in got)
+
+        until(lambda: seen(TupleType.INSERTION))
+        running.fail("right")
+        until(lambda: seen(TupleType.TENTATIVE) > 20)
+        running.heal("right")
+        until(lambda: seen(TupleType.REC_DONE))
+        until(lambda: state(running, "both@here")["fork"]["state"] == "none")
+        assert output.branch() is None
+        assert seen(TupleType.UNDO) == seen(TupleType.REC_DONE)
+        tentative = {r["origin"] for b in got for r in b.to_pylist() if r["tuple_type"] == TupleType.TENTATIVE}
+        assert "left" in tentative
+    for source in (left, right):
+        source.end()
+    with app.start(spark=spark):
+        until(lambda: output.reader().closed)
+    results = stable(output)
+    for name, source in (("left", left), ("right", right)):
+        assert [r["k"] for r in results if r["origin"] == name] == list(range(source.sent))
+    assert [r["stime"] for r in results] == sorted(r["stime"] for r in results)
+    assert not list((tmp_path / ".holdfast" / "nodes" / "both").glob("forks/*"))
+
+
+def test_nodes_join_and_follow_each_other_to_the_end_of_their_inputs(spark: SparkSession, tmp_path: Path) -> None:
+    """Inputs as separate arguments, a chain of two nodes, and streams that end."""
+    store = holdfast.open(tmp_path)
+    left, right = Source(store, "left"), Source(store, "right")
+    app = holdfast.App("joined", root=tmp_path)
+
+    @app.node(inputs=["left", "right"], max_delay="2s")
+    def pairs(left: DataFrame, right: DataFrame) -> DataFrame:
+        near = F.expr("l.k = r.k and r.stime >= l.stime - interval 1 second and r.stime <= l.stime + interval 1 second")
+        return left.alias("l").join(right.alias("r"), near).select("l.stime", "l.k")
+
+    @app.node(inputs=["pairs"], max_delay="2s")
+    def sums(pairs: DataFrame) -> DataFrame:
+        return pairs.groupBy(F.window("stime", "2 seconds")).agg(F.sum("k").alias("total"))
+
+    for source in (left, right):
+        source.fill(0, 6)
+        source.end()
+    with app.start(spark=spark):
+        until(lambda: "sums" in store.names() and store.open("sums").reader().closed)
+    assert [r["k"] for r in stable(store.open("pairs"))] == list(range(24))
+    assert [r["total"] for r in stable(store.open("sums"))] == [sum(range(w * 8, w * 8 + 8)) for w in range(3)]
+
+
+def test_a_convergent_node_goes_on_behind_a_gap_and_says_what_is_missing(spark: SparkSession, tmp_path: Path) -> None:
+    """D14, §4.9.4: what the input lost is a hole of the output, never silence."""
+    store = holdfast.open(tmp_path)
+    source = Source(store, "s", segment_bytes=4096)
+    app = holdfast.App("gap", root=tmp_path)
+
+    @app.node(inputs=["s"], max_delay="2s", convergent="2s")
+    def windows(rows: DataFrame) -> DataFrame:
+        return rows.groupBy(F.window("stime", "2 seconds", "1 second")).count()
+
+    source.fill(0, 4)
+    with app.start(spark=spark):
+        until(lambda: "windows" in store.names() and reached(store.open("windows"), 3)())
+    for second in range(4, 60):
+        source.fill(second, second + 1)
+    removed = source.stream.retain(holdfast.Retention(size_bytes=8192))
+    assert removed.rows > 0
+    kept_us = source.stream.reader().stime_min_us
+    assert kept_us is not None
+    with app.start(spark=spark):
+        until(reached(store.open("windows"), 59))
+    (hole,) = read_holes(store.open("windows").folder)
+    assert hole.upto_us >= kept_us + 2 * SECOND
+    behind = [r for r in stable(store.open("windows")) if r["stime"].timestamp() * SECOND >= hole.upto_us]
+    assert behind
+    assert {r["count"] for r in behind} == {8}, "a window whose input is incomplete was called stable"
+
+
+def test_a_node_that_is_not_convergent_stops_at_a_gap_with_the_reason(spark: SparkSession, tmp_path: Path) -> None:
+    store = holdfast.open(tmp_path)
+    source = Source(store, "s", segment_bytes=4096)
+    other = Source(store, "o")
+    app = holdfast.App("stop", root=tmp_path)
+
+    @app.node(inputs=["s"], max_delay="2s")
+    def copies(rows: DataFrame) -> DataFrame:
+        return rows.select("stime", "k")
+
+    @app.node(inputs=["o"], max_delay="2s")
+    def others(rows: DataFrame) -> DataFrame:
+        return rows.select("stime", "k")
+
+    source.fill(0, 4)
+    other.fill(0, 4)
+    with app.start(spark=spark):
+        until(lambda: "copies" in store.names() and reached(store.open("copies"), 4)())
+    for second in range(4, 60):
+        source.fill(second, second + 1)
+    assert source.stream.retain(holdfast.Retention(size_bytes=8192)).rows > 0
+    with app.start(spark=spark) as running:
+        until(lambda: state(running, "copies@here")["state"] == "FAILED")
+        assert "convergent" in state(running, "copies@here")["why"]
+        other.fill(4, 9)
+        until(reached(store.open("others"), 9))
