@@ -65,6 +65,14 @@ def test_every_word_is_understood(write: Write, tmp_path: Path) -> None:
     assert dict(deployment.nodes) == {"active": ("a", "b")}
 
 
+def test_settings_of_spark_are_for_all_hosts_and_a_hosts_own_come_first(write: Write) -> None:
+    text = GOOD.replace('root: "a/"', 'root: "a/", spark: {spark.ui.enabled: "true", spark.driver.memory: 1g}')
+    a, b, _ = load_deployment(write(text + "spark: {spark.driver.memory: 2g}\n")).hosts
+    assert dict(a.spark) == {"spark.ui.enabled": "true", "spark.driver.memory": "1g"}
+    assert dict(b.spark) == {"spark.driver.memory": "2g"}
+    refused(write(text + "spark: {driver.memory: 2g}\n"), "got 'driver.memory'")
+
+
 def test_scalars_are_text_whatever_they_look_like(write: Write) -> None:
     deployment = load_deployment(
         write('app: on\nhosts: {no: {address: "127.0.0.1:7401", root: 1}}\nsources: {1: no}\n')

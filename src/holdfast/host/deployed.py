@@ -10,6 +10,8 @@ import asyncio
 import logging
 import signal
 
+from pyspark.sql import SparkSession
+
 from holdfast.host.catalog import Catalog
 from holdfast.host.deployment import Deployment, HostSpec
 from holdfast.host.embedded import node_session
@@ -30,7 +32,11 @@ def run_host(deployment: Deployment, name: str) -> None:
 async def _run(deployment: Deployment, name: str) -> None:
     spec, app, token = deployment.host(name), deployment.load_app(), deployment.token()
     catalog = Catalog(app.diagram(), deployment)
-    host = Host(name, catalog, spec.root, lambda: node_session(f"{app.name}@{name}", master=spec.master), token)
+
+    def spark() -> SparkSession:
+        return node_session(f"{app.name}@{name}", master=spec.master, **dict(spec.spark))
+
+    host = Host(name, catalog, spec.root, spark, token)
     service = Service(
         host.serving, _access(spec, token), deliver=host.deliver, status=host.status, fault=host.fault, stop=host.stop,
         answers=host.answers, cuts=host.cuts,

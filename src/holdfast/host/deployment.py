@@ -7,6 +7,7 @@
       b: {address: "127.0.0.1:7402", root: b/}
     sources: {monitor1: a, monitor2: b} # which host holds a source stream
     nodes: {active_sources: [a, b]}     # replica sets; optional
+    spark: {spark.sql.shuffle.partitions: "4"}  # settings of every session; a host may have a `spark:` of its own
 
 Rules:
 1. The schema is closed: a word that is not known is refused, never ignored. Paths are relative to the file.
@@ -62,6 +63,8 @@ class HostSpec:
     master: str | None = None
     """Spark master; None: local."""
     tls: Tls | None = None
+    spark: tuple[tuple[str, str], ...] = ()
+    """Settings of its SparkSession, beyond those that Holdfast makes."""
 
     @property
     def address(self) -> str:
@@ -161,6 +164,7 @@ class _Host(msgspec.Struct, forbid_unknown_fields=True):
     root: str
     master: str | None = None
     tls: _Tls | None = None
+    spark: dict[str, str] = {}
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -169,6 +173,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     token: str = TOKEN_FILE
     sources: dict[str, str] = {}
     nodes: dict[str, list[str]] = {}
+    spark: dict[str, str] = {}
 
 
 def load_deployment(path: str | os.PathLike[str]) -> Deployment:
@@ -180,7 +185,7 @@ def load_deployment(path: str | os.PathLike[str]) -> Deployment:
         raise UsageError(f"{file}: {error}; docs/deployment.md shows every word") from None
     if not said.hosts:
         raise UsageError(f"{file} must name at least one host; got none; add one under hosts")
-    hosts = tuple(_host(file, name, host) for name, host in said.hosts.items())
+    hosts = tuple(_host(file, name, host, said.spark) for name, host in said.hosts.items())
     _check_apart(file, hosts)
     deployment = Deployment(
         file,
@@ -194,7 +199,7 @@ def load_deployment(path: str | os.PathLike[str]) -> Deployment:
     return deployment
 
 
-def _host(file: Path, name: str, said: _Host) -> HostSpec:
+def _host(file: Path, name: str, said: _Host, spark: Mapping[str, str]) -> HostSpec:
     check_node_name(name, f"the name of a host in {file}", "rename it under hosts")
     ip, port = _address(file, name, said.address)
     tls = None
@@ -208,7 +213,13 @@ def _host(file: Path, name: str, said: _Host) -> HostSpec:
         )
     if not said.root:
         raise UsageError(f"host {name!r} in {file} must have a folder of its own; got an empty root; name one")
-    return HostSpec(name, ip, port, file.parent / said.root, said.master, tls)
+    settings = {**spark, **said.spark}
+    for key in settings:
+        if not key.startswith("spark."):
+            raise UsageError(
+                f"settings under spark in {file} must be Spark's own, such as spark.sql.shuffle.partitions; got {key!r}"
+            )
+    return HostSpec(name, ip, port, file.parent / said.root, said.master, tls, tuple(settings.items()))
 
 
 def _address(file: Path, name: str, text: str) -> tuple[str, int]:
