@@ -16,7 +16,15 @@ from holdfast.protocol.dpc.messages import (
     KeepaliveRequest,
 )
 from holdfast.protocol.dpc.plan import InputPlan, OutputPlan, Policy, Resume, Stabilise
-from holdfast.protocol.dpc.signals import Arrival, Disconnected, ForkFailed, InputAdvanced, InputGap, Lane
+from holdfast.protocol.dpc.signals import (
+    Arrival,
+    Disconnected,
+    ForkFailed,
+    InputAdvanced,
+    InputGap,
+    Lane,
+    StableCompleted,
+)
 from holdfast.protocol.dpc.states import ForkState, NodeState, StreamState
 from tests.protocol.dpc.dpc_scene import (
     BUCKET,
@@ -149,6 +157,35 @@ def test_news_keep_coming_while_main_catches_up():
     given = scene.main("y", 31).extend_fork
     assert [b.bucket for b in given.buckets] == [30]
     assert given.buckets[0].worth == 1.0
+
+
+def test_with_all_inputs_back_and_main_near_a_bucket_that_is_not_complete_yet_waits_for_main():
+    """Else the fork would stay one bucket ahead of main for as long as there is input."""
+    scene = two_inputs()
+    fail_x(scene, 30)
+    scene.says("x", "x", S, 30)
+    scene.main("x", 30)
+    scene.tell(StableCompleted(25, 25 * BUCKET))
+    assert scene.state == NodeState.STABILIZATION
+    for stream in ("x", "y"):
+        scene.tell(InputAdvanced(stream, stream, Lane.MAIN, 30 * BUCKET, (Arrival(30, 3),)))
+    assert extends(scene.until(scene.now + 390_000)) == []
+    for stream in ("x", "y"):
+        scene.says(stream, stream, S, 31)
+        scene.main(stream, 31)
+    assert extends(scene.until(scene.now + 390_000)) == [], "main is near: it will bring bucket 30"
+    scene.commit()
+    assert scene.state == NodeState.STABLE
+
+
+def test_a_tentative_bucket_waits_until_the_inputs_that_keep_their_promises_have_closed_it():
+    scene = two_inputs()
+    fail_x(scene, 30)
+    scene.tell(InputAdvanced("y", "y", Lane.MAIN, 30 * BUCKET, (Arrival(30, 4),)))
+    assert extends(scene.until(scene.now + 390_000)) == []
+    scene.says("y", "y", S, 31)
+    given = scene.main("y", 31, tuples=10).extend_fork
+    assert [(b.bucket, b.parts[1].tuples, b.parts[1].closed) for b in given.buckets] == [(30, 10, True)]
 
 
 def test_a_failure_during_stabilisation_leads_back_and_needs_no_new_delay():

@@ -6,7 +6,10 @@ Rules:
 2. Later buckets follow the policy: at once, as late as allowed, or not at all. None waits longer than the delay.
 3. Buckets are given in order and never twice; one of which nothing arrived on any input is left out, and so is one
    that a missing blocking input makes void.
-4. A bucket that main is about to deliver anyway waits for main, as long as the delay allows: so the branch ends.
+4. A bucket that main is about to deliver anyway, or will once it is complete, waits for main as long as the delay
+   allows: so the branch ends.
+5. Inputs that keep their promises are waited for until they have closed the bucket: given before, it would go without
+   the rest of their tuples.
 """
 
 from __future__ import annotations
@@ -68,7 +71,9 @@ class Fork:
         """Whether tentative output at or after bucket `stable` went out and is not replaced by main yet."""
         return self.head is not None and self.head > stable
 
-    def due_us(self, bucket: int, stable: int, sunion: SUnion, node: NodeState, live: Collection[str]) -> int:
+    def due_us(
+        self, bucket: int, stable: int, sunion: SUnion, node: NodeState, live: Collection[str], failing: bool
+    ) -> int:
         """When the bucket must be given to the fork."""
         since = sunion.waiting_since(bucket)
         if since is None:
@@ -80,13 +85,25 @@ class Fork:
         policy = self._plan.during_stabilisation if stabilising else self._plan.during_failure
         if policy is Policy.SUSPEND:
             return NEVER_US
-        coming = bucket < sunion.frontier and bucket - stable < self._plan.near
+        complete = bucket < sunion.frontier or not failing
+        coming = complete and bucket - stable < self._plan.near
         if policy is Policy.DELAY or coming:
             return latest
-        return since if sunion.settled(bucket, live) else min(latest, since + SETTLE_US)
+        if sunion.settled(bucket, live):
+            return since
+        if not sunion.closed(bucket, live):
+            return latest
+        return min(latest, since + self._plan.bucket_us + SETTLE_US)
 
     def plan_next(
-        self, stable: int, ordered: int, sunion: SUnion, node: NodeState, live: Collection[str], now_us: int
+        self,
+        stable: int,
+        ordered: int,
+        sunion: SUnion,
+        node: NodeState,
+        live: Collection[str],
+        failing: bool,
+        now_us: int,
     ) -> tuple[tuple[TentativeBucket, ...], int]:
         """The buckets that are due now, and when to look again. Nothing is decided yet: see `take`. As long as the fork
         is not ready, one bucket is enough to know that it is late."""
@@ -98,7 +115,7 @@ class Fork:
         due = NEVER_US
         while bucket < sunion.top:
             if bucket >= quiet:
-                due = self.due_us(bucket, stable, sunion, node, live)
+                due = self.due_us(bucket, stable, sunion, node, live, failing)
                 if now_us < due < NEVER_US:
                     break
             if bucket < quiet or due < NEVER_US:

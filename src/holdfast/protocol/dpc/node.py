@@ -221,7 +221,7 @@ class NodeCore:
         due_us = NEVER_US
         if self.answers:
             live = self.inputs.live()
-            buckets, due_us = fork.plan_next(self.stable, self._ordered, sunion, self.state, live, now_us)
+            buckets, due_us = fork.plan_next(self.stable, self._ordered, sunion, self.state, live, failing, now_us)
         late = bool(buckets) and not fork.overdue
         self._next_state(failing or late, now_us)
         prepare, extend = self._drive_fork(buckets, failing or stalled or late, now_us)

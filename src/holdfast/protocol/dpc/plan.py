@@ -20,7 +20,8 @@ KEEPALIVE_US = 100_000
 #: P1 of figure 4-10: unanswered requests after which a replica counts as failed. Fewer mistakes a lost message for a
 #: failure, more eats into the delay.
 MISSED_MAX = 3
-#: How long a tentative bucket waits for inputs that still deliver but promise nothing (§5.1.4 used the same 300 ms).
+#: How long a tentative bucket, once its time is over, waits for inputs that still deliver but promise nothing (§5.1.4
+#: used the same 300 ms).
 SETTLE_US = 300_000
 #: A fork whose root lies further behind main than this is thrown away and prepared again: it would spend the delay on
 #: buckets that main already has.

@@ -145,6 +145,14 @@ class SUnion:
         """Whether every input has said all it is going to say soon about the bucket."""
         return all(intake.settled(bucket, stream in live) for stream, intake in self.inputs.items())
 
+    def closed(self, bucket: int, live: Collection[str]) -> bool:
+        """Whether every input that keeps its promises has closed the bucket."""
+        return all(
+            bucket < intake.closed or bucket < intake.fresh_closed
+            for stream, intake in self.inputs.items()
+            if stream in live
+        )
+
     def skip(self, to: int, now_us: int) -> None:
         """Everything before `to` is gone on some input: go on there."""
         for intake in self.inputs.values():
