@@ -1,0 +1,223 @@
+"""A deployment of real processes for fault tests: hosts, producers that can fall silent, and a client that records.
+
+Rules:
+1. Hosts are started as users start them (`holdfast host`), on free ports of loopback, each with a folder of its own.
+   They are killed through the processes that we started, never by name.
+2. Producers write to the folder of the host `src` from here, so that they outlive every host, as data sources do.
+3. The client reads the output in the folder of its host, so that it too sees everything that a killed host left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+
+import holdfast
+from holdfast.cli.hosts import HostClient, HostStatus, ReplicaStatus
+from holdfast.clock import now_us, pause
+from holdfast.console.recording import Recording
+from holdfast.host.deployment import load_deployment
+from holdfast.model.errors import PeerError
+from holdfast.model.time import SECOND_US
+from tests.spark.processes import REPOSITORY, environment, kill_tree, wait_for
+
+COLUMNS = "source string, bytes bigint"
+_SEND_EVERY_US = 100_000
+_ROWS = 10
+_POLL_US = 10_000
+#: Several JVMs share two cores here: none needs Java's second compiler or a collector with threads of its own.
+_SPARK = """
+spark:
+  spark.driver.extraJavaOptions: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+  spark.sql.shuffle.partitions: "1"
+  spark.driver.memory: 512m
+"""
+
+
+class Feed(threading.Thread):
+    """A data source: sends a few tuples ten times a second and promises, unless told not to, that none is late."""
+
+    def __init__(self, stream: holdfast.Stream) -> None:
+        super().__init__(name=stream.name, daemon=True)
+        # The slack keeps the promises in our hands: none follows from the data.
+        self._producer = stream.producer(id="feed", stime="stime", slack="1h")
+        self._end = threading.Event()
+        self.promising = True
+        self.sent = 0
+
+    def run(self) -> None:
+        while not self._end.is_set():
+            now = now_us()
+            stime = datetime.fromtimestamp(now / 1e6, UTC)
+            rows = [{"stime": stime, "source": f"s{(self.sent + k) % 7}", "bytes": self.sent + k} for k in range(_ROWS)]
+            self._producer.send_many(rows)
+            self.sent += _ROWS
+            if self.promising:
+                self._producer.advance(now)
+            pause(_SEND_EVERY_US)
+
+    def end(self) -> None:
+        """Send no more and end the stream."""
+        self._end.set()
+        self.join()
+        self._producer.close()
+
+
+class Client(threading.Thread):
+    """A subscriber who wants news and corrections, and writes down what comes when."""
+
+    def __init__(self, stream: holdfast.Stream) -> None:
+        super().__init__(name="client", daemon=True)
+        self._subscriber = stream.subscribe(start="live", tentative=True)
+        self.first_us = self._subscriber.position_us
+        self.recording = Recording(bucket_us=stream.definition.bucket_us)
+        self.trouble: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            while not self._subscriber.finished:
+                for batch in self._subscriber.poll():
+                    self.recording.take(batch, now_us())
+                pause(_POLL_US)
+        except BaseException as error:
+            self.trouble = error
+        finally:
+            self._subscriber.close()
+
+
+class Hosts:
+    """The processes of one deployment. `spark_hosts` run nodes; `src` holds the sources and runs none."""
+
+    def __init__(
+        self, folder: Path, app: str, bucket: str, sources: Sequence[str], nodes: dict[str, list[str]]
+    ) -> None:
+        self.folder, self.bucket = folder, bucket
+        names = list(dict.fromkeys(["src", *(host for hosts in nodes.values() for host in hosts)]))
+        ports = _free_ports(len(names))
+        (folder / "app.py").write_text(app)
+        lines = ["app: app.py", "hosts:"]
+        lines += [f'  {n}: {{address: "127.0.0.1:{p}", root: {n}/}}' for n, p in zip(names, ports, strict=True)]
+        lines += ["sources:", *(f"  {s}: src" for s in sources)]
+        lines += ["nodes:", *(f"  {node}: [{', '.join(hosts)}]" for node, hosts in nodes.items())]
+        self.file = folder / "net.yaml"
+        self.file.write_text("\n".join(lines) + _SPARK)
+        self.deployment = load_deployment(self.file)
+        self.deployment.make_token()
+        self.names = tuple(names)
+        self._processes: dict[str, subprocess.Popen[str]] = {}
+        self.feeds = {s: Feed(self.store("src").create(s, COLUMNS, bucket=bucket)) for s in sources}
+
+    def store(self, host: str) -> holdfast.StreamStore:
+        return holdfast.open(self.folder / host)
+
+    def log(self, host: str) -> Path:
+        return self.folder / f"{host}.log"
+
+    # -- processes ---------------------------------------------------------------------------------------------------
+
+    def start(self, *hosts: str) -> None:
+        """Start these hosts, or all; as `holdfast up` does, without waiting."""
+        for host in hosts or self.names:
+            command = [sys.executable, "-m", "holdfast.cli.main", "host", str(self.file), host]
+            with self.log(host).open("a") as out:
+                self._processes[host] = subprocess.Popen(
+                    command, cwd=REPOSITORY, env={**environment(), "PYTHONUNBUFFERED": "1"}, stdout=out, stderr=out,
+                    text=True, start_new_session=True,
+                )  # fmt: skip
+
+    def kill(self, *hosts: str, with_java: bool = True) -> None:
+        """SIGKILL for these hosts, or all: the process alone, or its JVM and workers as well."""
+        for host in hosts or self.names:
+            process = self._processes.pop(host)
+            if with_java:
+                kill_tree(process)
+            else:
+                process.kill()
+                process.wait()
+
+    def end(self) -> None:
+        for host in list(self._processes):
+            self.kill(host)
+
+    # -- what they say -----------------------------------------------------------------------------------------------
+
+    def client_of(self, host: str) -> HostClient:
+        return HostClient(self.deployment.host(host), self.deployment.token())
+
+    def status(self, host: str) -> HostStatus | None:
+        """None while it does not answer."""
+        try:
+            return self.client_of(host).status()
+        except PeerError:
+            process = self._processes.get(host)
+            assert process is None or process.poll() is None, f"{host} ended:\n{self.log(host).read_text()[-3000:]}"
+            return None
+
+    def replica(self, host: str) -> ReplicaStatus | None:
+        """The one that runs there."""
+        status = self.status(host)
+        return status.replicas[0] if status is not None and status.replicas else None
+
+    def wait_until(self, state: str, *hosts: str, seconds: float = 120) -> None:
+        def reached() -> bool:
+            return all((replica := self.replica(host)) is not None and replica.state == state for host in hosts)
+
+        wait_for(reached, f"{', '.join(hosts)} to be {state}", seconds)
+
+    # -- failures ----------------------------------------------------------------------------------------------------
+
+    def cut(self, link: str, *told: str) -> None:
+        """As `holdfast fail` does, without the time that a command takes to start."""
+        for host in told:
+            self.client_of(host).faults(cut=[link])
+
+    def heal(self, link: str, *told: str) -> None:
+        for host in told:
+            self.client_of(host).faults(heal=[link])
+
+
+def undisturbed(hosts: Hosts, output: str, first_us: int) -> list[pa.RecordBatch]:
+    """What the same inputs give without a failure, from where the client began to listen."""
+    root = hosts.folder / "undisturbed"
+    command = [sys.executable, "-m", "tests.faults.undisturbed", str(hosts.file), str(root), hosts.bucket]
+    log = hosts.folder / "undisturbed.log"
+    with log.open("w") as out:
+        done = subprocess.run(command, cwd=REPOSITORY, env=environment(), stdout=out, stderr=out, timeout=240)
+    assert done.returncode == 0, log.read_text()[-3000:]
+    stream = holdfast.open(root).open(output)
+    with stream.subscribe(bucket=first_us // stream.definition.bucket_us) as subscriber:
+        return list(subscriber.poll())
+
+
+def wait_us(condition: Callable[[], object], seconds: float) -> int | None:
+    """How long it took until the condition held; None if it never did."""
+    begun = now_us()
+    while not condition():
+        if now_us() - begun > seconds * SECOND_US:
+            return None
+        pause(_POLL_US)
+    return now_us() - begun
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for probe in sockets:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in sockets]
+    finally:
+        for probe in sockets:
+            probe.close()
+
+
+def long_runs() -> int:
+    """How many failures each scenario gets; 0 by default: then only a few of them run."""
+    return int(os.environ.get("HOLDFAST_NODE_FAULTS", "0"))
