@@ -9,7 +9,6 @@ Rules:
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -216,8 +215,3 @@ def _free_ports(count: int) -> list[int]:
     finally:
         for probe in sockets:
             probe.close()
-
-
-def long_runs() -> int:
-    """How many failures each scenario gets; 0 by default: then only a few of them run."""
-    return int(os.environ.get("HOLDFAST_NODE_FAULTS", "0"))
