@@ -90,15 +90,19 @@ class Trial:
         hosts.wait_until("STABLE", *node_hosts)
         self.client = Client(hosts.store("d").open("counts"))
         self.client.start()
-        pause(WARM_UP_US)
-        began = now_us()
-        pause(WARM_UP_US)
-        normal = self.recording.latency(began)
+        self.normal_us = self._normal_us(NORMAL_US_MAX[hosts.bucket])
+
+    def _normal_us(self, limit_us: int) -> int:
+        """The largest latency without a failure, once it is what it should be; a busy machine may need a while."""
+        normal = None
+        for _ in range(6):
+            pause(WARM_UP_US)
+            normal = self.recording.latency(now_us() - WARM_UP_US)
+            if normal is not None and normal.us_max < limit_us:
+                print(f"\nnormal latency: median {normal.us_median / 1e6:.2f} s, largest {normal.us_max / 1e6:.2f} s")
+                return normal.us_max
         assert normal is not None, "nothing came although nothing had failed"
-        self.normal_us = normal.us_max
-        print(f"\nnormal latency: median {normal.us_median / 1e6:.2f} s, largest {normal.us_max / 1e6:.2f} s")
-        if self.normal_us > NORMAL_US_MAX[hosts.bucket]:
-            pytest.skip(f"this machine is too busy: without any failure results take {self.normal_us / 1e6:.1f} s")
+        pytest.skip(f"this machine is too busy: without any failure results take {normal.us_max / 1e6:.1f} s")
 
     @property
     def recording(self) -> Recording:
