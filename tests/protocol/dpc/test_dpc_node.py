@@ -15,7 +15,15 @@ from holdfast.protocol.dpc.messages import (
     KeepaliveReply,
     KeepaliveRequest,
 )
-from holdfast.protocol.dpc.plan import InputPlan, OutputPlan, Policy, Resume, Stabilise
+from holdfast.protocol.dpc.plan import (
+    FORK_LAG_MAX,
+    FORK_LINGER_US,
+    InputPlan,
+    OutputPlan,
+    Policy,
+    Resume,
+    Stabilise,
+)
 from holdfast.protocol.dpc.signals import (
     Arrival,
     Disconnected,
@@ -73,6 +81,48 @@ def test_a_failure_shorter_than_the_delay_leaves_no_trace():
     assert extends(seen) == []
     assert scene.state == NodeState.STABLE
     assert healed.read_stable == ReadStable(18)
+    scene.commit()
+    begun = len(scene.log)
+    run_to(scene, 18 + FORK_LAG_MAX + 1)
+    assert scene.core.fork.state == ForkState.NONE
+    assert extends(scene.log[begun:]) == []
+
+
+def test_suspicions_that_follow_each_other_share_one_fork():
+    """A fork for each of them would be what keeps a busy machine busy."""
+    scene = two_inputs()
+    upto = 10
+    for _ in range(3):
+        scene.said.pop("x", None)
+        for bucket in range(upto + 1, upto + 6):
+            scene.until(bucket * BUCKET)
+            scene.says("y", "y", S, bucket)
+            scene.main("y", bucket)
+        assert scene.state == NodeState.UP_FAILURE
+        if scene.core.fork.state == ForkState.PREPARING:
+            scene.prepared()
+        upto += 5
+        scene.says("x", "x", S, upto)
+        scene.main("x", upto)
+        scene.commit()
+        assert scene.state == NodeState.STABLE
+    assert len([e for e in scene.log if e.prepare_fork is not None]) == 1
+    assert scene.core.fork.state == ForkState.READY
+    for bucket in range(upto + 1, upto + 8):
+        scene.until(bucket * BUCKET)
+    assert not any(e.stop_fork for e in scene.log)
+
+
+def test_a_fork_that_is_not_needed_goes_in_the_end():
+    scene = two_inputs()
+    fail_x(scene, 15)
+    scene.says("x", "x", S, 15)
+    scene.main("x", 15)
+    scene.commit()
+    for stream in ("x", "y"):
+        scene.tell(InputAdvanced(stream, stream, Lane.MAIN, END_OF_TIME_US, ()))
+    assert scene.core.fork.state == ForkState.READY
+    scene.until(scene.now + FORK_LINGER_US + SECOND)
     assert scene.core.fork.state == ForkState.NONE
 
 

@@ -2,7 +2,7 @@
 
 Rules:
 1. Prepared at the first suspicion, released when the first waiting bucket has waited the whole delay (§5.4.3). A
-   failure that heals before that leaves no trace.
+   failure that heals before that leaves no trace, except that the fork is kept for a while: suspicions come in swarms.
 2. Later buckets follow the policy: at once, as late as allowed, or not at all. None waits longer than the delay.
 3. Buckets are given in order and never twice; one of which nothing arrived on any input is left out, and so is one
    that a missing blocking input makes void.

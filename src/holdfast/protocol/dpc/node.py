@@ -40,6 +40,7 @@ from holdfast.protocol.dpc.messages import (
 from holdfast.protocol.dpc.output import output_state
 from holdfast.protocol.dpc.plan import (
     FORK_LAG_MAX,
+    FORK_LINGER_US,
     NodePlan,
     Policy,
     Resume,
@@ -78,6 +79,8 @@ class NodeCore:
         self._published: tuple[StreamState, bool] | None = None
         self._keepalive_us = now_us
         self._branch_left = False
+        #: When a fork was last needed, or might soon have been.
+        self._wanted_us = now_us
         self._wake_us = now_us
         self._clear()
 
@@ -287,10 +290,13 @@ class NodeCore:
         behind = fork.outstanding(self.stable) and self.inputs.sunion.frontier - self.stable > plan.near
         wanted = (suspicious or behind) and not relieved and self.state != NodeState.RECOVERING
         wanted = wanted and plan.during_failure is not Policy.SUSPEND
+        if wanted:
+            self._wanted_us = now_us
         if fork.state == ForkState.NONE:
             return (PrepareFork(fork.prepare(self.stable)), None) if wanted else (None, None)
         stale = fork.state == ForkState.READY and self.stable - fork.root > FORK_LAG_MAX
-        if relieved or stale or (not wanted and fork.state != ForkState.RUNNING):
+        idle = fork.state != ForkState.RUNNING and now_us - self._wanted_us > FORK_LINGER_US
+        if relieved or stale or idle:
             self._branch_left = fork.state == ForkState.RUNNING
             self._stop = StopFork(fork.id, drop_branch=not self._branch_left)
             fork.end()

@@ -26,6 +26,9 @@ SETTLE_US = 300_000
 #: A fork whose root lies further behind main than this is thrown away and prepared again: it would spend the delay on
 #: buckets that main already has.
 FORK_LAG_MAX = 20
+#: A fork that nobody needs any more is kept for this long. On a busy machine suspicions come in swarms, and a fork
+#: started for each of them would keep the machine busy.
+FORK_LINGER_US = 10 * SECOND_US
 #: With so few buckets left to correct, new buckets wait for the stable query instead of becoming tentative: otherwise
 #: the fork would stay one bucket ahead for ever. Bounded by the delay, like every wait.
 HANDOVER_BUCKETS = 4
