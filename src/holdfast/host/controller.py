@@ -247,7 +247,8 @@ class Controller:
         if effects.read_stable is not None:
             self._decision.decide(min(effects.read_stable.upto * self._size, FOREVER_US))
         if effects.prepare_fork is not None:
-            (self._home / "fork").write_text(str(effects.prepare_fork.fork))
+            # Whole or not at all: a host that was killed here must be able to start again.
+            Disk().replace_file(self._home / "fork", str(effects.prepare_fork.fork).encode())
             self._forking.prepare(effects.prepare_fork.fork)
         if effects.extend_fork is not None:
             self._forking.extend(effects.extend_fork, self._planned(effects.extend_fork))
