@@ -196,13 +196,13 @@ def undisturbed(hosts: Hosts, output: str, first_us: int) -> list[pa.RecordBatch
         return list(subscriber.poll())
 
 
-def wait_us(condition: Callable[[], object], seconds: float) -> int | None:
-    """How long it took until the condition held; None if it never did."""
+def wait_us(condition: Callable[[], object], seconds: float, every_us: int = 250_000) -> int | None:
+    """How long it took until the condition held; None if it never did. Asking a host costs it some milliseconds."""
     begun = now_us()
     while not condition():
         if now_us() - begun > seconds * SECOND_US:
             return None
-        pause(_POLL_US)
+        pause(every_us)
     return now_us() - begun
 
 

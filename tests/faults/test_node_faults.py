@@ -279,12 +279,17 @@ def test_both_replicas_of_an_upstream_node_are_cut_off(chain: Hosts) -> None:
 def test_a_failure_during_stabilisation(one_node: Hosts) -> None:
     trial = Trial(one_node, ("d",))
     struck = 0
+
+    def stabilising() -> bool:
+        replica = one_node.replica("d")
+        return replica is not None and replica.state == "STABILIZATION"
+
     for _ in range(RUNS):
         with trial.failure("m3 cut, then m2 while stabilising") as outcome:
             one_node.cut("m3>d", "d")
             pause(round(LONG_S * SECOND_US))
             one_node.heal("m3>d", "d")
-            struck += wait_us(lambda: one_node.replica("d").state == "STABILIZATION", 2) is not None  # type: ignore[union-attr]
+            struck += wait_us(stabilising, 2, every_us=30_000) is not None
             one_node.cut("m2>d", "d")
             pause(round(LONG_S * SECOND_US))
             one_node.heal("m2>d", "d")
