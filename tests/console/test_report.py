@@ -79,3 +79,12 @@ def test_size_is_bounded_by_the_drawing(tmp_path: Path) -> None:
         script.normal(5).fail(8).correct()
     path = write_report(tmp_path / "r.html", script.recording, Verdict([]), delay_us=X, normal_us=SECOND // 2)
     assert path.stat().st_size < 1_500_000
+
+
+def test_the_file_says_what_the_page_says(figure_5_4: Script, tmp_path: Path) -> None:
+    """What came before `since_us`, a start for instance, counts in neither."""
+    recording, verdict = figure_5_4.recording, Verdict([all_corrected(figure_5_4.recording)])
+    since = figure_5_4.now - 2 * SECOND
+    path = write_report(tmp_path / "report.html", recording, verdict, delay_us=X, since_us=since)
+    assert path.read_text() == report_html(recording, verdict, delay_us=X, since_us=since)
+    assert path.read_text() != report_html(recording, verdict, delay_us=X)

@@ -35,7 +35,8 @@ def write_report(
     settings: Mapping[str, str] | None = None,
 ) -> Path:  # fmt: skip
     """Write the page and say where it is. `delay_us` is X, `normal_us` the latency without failure."""
-    page = report_html(recording, verdict, delay_us=delay_us, normal_us=normal_us, title=title, settings=settings or {})
+    page = report_html(recording, verdict, delay_us=delay_us, normal_us=normal_us, since_us=since_us, title=title,
+                       settings=settings)  # fmt: skip
     Path(path).write_text(page, encoding="utf-8")
     return Path(path)
 
