@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from holdfast.app import App
 from holdfast.host.catalog import Catalog
 from holdfast.host.cuts import Cut, cuts_meant
+from holdfast.host.deployment import load_deployment
+from holdfast.host.host import Host
 from holdfast.model.errors import UsageError
 
 
@@ -62,3 +65,18 @@ def test_a_stream_means_each_of_its_readers_and_is_understood_by_them_again() ->
 def test_a_text_that_means_nothing_or_two_things_is_refused(text: str, hosts: tuple[str, ...], why: str) -> None:
     with pytest.raises(UsageError, match=re.escape(why)):
         cuts_meant(text, hosts, catalog)
+
+
+def test_a_host_says_what_is_cut_in_words_that_it_understands(tmp_path: Path) -> None:
+    app = App("x")
+    app.node(inputs=["s"], name="n")(lambda rows: rows)
+    (tmp_path / "x.yaml").write_text(
+        'app: x.py\nhosts: {b: {address: "127.0.0.1:7402", root: b}, a: {address: "127.0.0.1:7401", root: a}}\n'
+        "sources: {s: a}\nnodes: {n: [a, b]}\n"
+    )
+    known = Catalog(app.diagram(), load_deployment(tmp_path / "x.yaml"))
+    hosts = [Host(name, known, tmp_path / name, never) for name in ("a", "b")]  # type: ignore[arg-type]
+    for host in hosts:
+        host.fault({"cut": ["a-b", f"s>{host.name}"]})
+        assert host.status()["cuts"] == ["b-a", f"s>{host.name}"]  # In the order of the deployment, at both ends.
+        assert host.fault({"heal": host.status()["cuts"]}) == {"cuts": []}

@@ -205,7 +205,7 @@ class Host:
             {"replica": replica_name(name, self.name), "node": name, "state": "WAITING", "inputs": []}
             for name in waiting
         ]
-        return {"host": self.name, "replicas": replicas, "cuts": list(self.cuts.names)}
+        return {"host": self.name, "replicas": replicas, "cuts": self._links_cut()}
 
     def fault(self, order: dict[str, Any]) -> dict[str, Any]:
         """Cut and heal links: `a-b` between hosts, `stream>host`, as `holdfast fail` sends them."""
@@ -213,7 +213,15 @@ class Host:
             self.cuts.heal(self._other_end(text))
         for text in order.get("cut", []):
             self.cuts.cut(self._other_end(text))
-        return {"cuts": list(self.cuts.names)}
+        return {"cuts": self._links_cut()}
+
+    def _links_cut(self) -> list[str]:
+        """As they were ordered, so that whoever reads them can order them healed."""
+        hosts, links = self.catalog.hosts, []
+        for name in self.cuts.names:
+            between = sorted((self.name, name), key=hosts.index) if name in hosts else None
+            links.append("-".join(between) if between else f"{name}>{self.name}")
+        return links
 
     def _other_end(self, text: str) -> str:
         """What a link leads to, seen from here."""
