@@ -1,6 +1,6 @@
 """Busy sources of a network, counted over three monitors.
 
-python examples/netmon.py --seconds 24       # all in one process: monitor3 is cut off for a third of the time
+python examples/netmon.py --seconds 36       # all in one process: monitor3 is cut off for a third of the time
 python examples/netmon.py --feed FOLDER      # the monitors alone, for examples/netmon.yaml; Ctrl-C ends them
 """
 
@@ -19,20 +19,20 @@ MONITORS = ["monitor1", "monitor2", "monitor3"]
 app = holdfast.App("netmon", root="streams/")
 
 
-@app.node(inputs=MONITORS, output="active_sources", max_delay="3s", replicas=2)
+@app.node(inputs=MONITORS, output="active_sources", max_delay="5s", replicas=2)
 def active_sources(connections):
     return connections.groupBy(F.window("stime", "2 seconds"), "source").count().where("count > 100")
 
 
 def monitor(store, name, end):
-    """One producer: 20 connections every 50 ms, some sources much busier than others."""
-    stream = store.create(name, "source string, bytes bigint", bucket="500ms", exist_ok=True)
+    """One producer: 40 connections every 100 ms, some sources much busier than others."""
+    stream = store.create(name, "source string, bytes bigint", bucket="1s", exist_ok=True)
     chance = random.Random(name)
     producer = stream.producer()
     while not end.is_set():
-        busy = [min(int(chance.expovariate(0.5)), 9) for _ in range(20)]
+        busy = [min(int(chance.expovariate(0.5)), 9) for _ in range(40)]
         producer.send_many([{"source": f"10.0.0.{n}", "bytes": chance.randrange(40, 1500)} for n in busy])
-        end.wait(0.05)
+        end.wait(0.1)
     producer.close(end=False)  # The stream stays open: the next run goes on.
 
 
@@ -58,7 +58,7 @@ def watch(stream, running, seconds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=24)
+    parser.add_argument("--seconds", type=float, default=36)
     parser.add_argument("--feed", metavar="FOLDER")
     asked = parser.parse_args()
     store, end = holdfast.open(asked.feed or app.root), threading.Event()

@@ -167,7 +167,7 @@ def test_the_readme_shows_the_example_that_can_be_run() -> None:
 @pytest.mark.slow
 def test_the_example_goes_through_a_failure_and_is_corrected(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "netmon.py"), "--seconds", "12"], cwd=tmp_path, text=True, timeout=240,
+        [sys.executable, str(EXAMPLES / "netmon.py"), "--seconds", "21"], cwd=tmp_path, text=True, timeout=240,
         capture_output=True, env={**os.environ, "PYTHONPATH": str(HOME / "src")}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
