@@ -1,0 +1,143 @@
+"""One participant: the door through which everything goes (003 §6.3, §7.2).
+
+Rules:
+1. One `handle`, one `Effects`; no clock: `now_us` never goes back.
+2. Nothing is offered or accepted before the host has told what runs here.
+3. A message from somebody without a contract, about something unknown, or outside what was agreed changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from holdfast.protocol.load.book import Book
+from holdfast.protocol.load.buyer import Buyer
+from holdfast.protocol.load.choice import Judge
+from holdfast.protocol.load.cost import STEADY
+from holdfast.protocol.load.effects import Effects
+from holdfast.protocol.load.ledger import Ledger
+from holdfast.protocol.load.messages import (
+    Accept,
+    Commit,
+    Committed,
+    Counter,
+    End,
+    Ended,
+    Message,
+    Offer,
+    Ready,
+    Recall,
+    Refused,
+    Reject,
+    Release,
+    Renew,
+    Renewed,
+)
+from holdfast.protocol.load.plan import ParticipantPlan
+from holdfast.protocol.load.records import Record
+from holdfast.protocol.load.seller import Seller
+from holdfast.protocol.load.signals import (
+    Arrived,
+    Finished,
+    Measured,
+    Moved,
+    MoveFailed,
+    Received,
+    Returned,
+    Signal,
+    Unreachable,
+)
+from holdfast.protocol.load.tenure import Tenure
+from holdfast.protocol.load.turn import Turn
+from holdfast.protocol.load.usage import Usage
+
+
+class ParticipantCore:
+    """The load manager of one participant. Build it at every start with the records that its host has kept."""
+
+    def __init__(self, plan: ParticipantPlan, records: Iterable[Record], now_us: int) -> None:
+        self.plan = plan
+        self.book = Book(plan)
+        self.book.restore(records)
+        self.buyer = Buyer(self.book)
+        self.buyer.next_us = max(self.buyer.next_us, now_us)
+        self.seller = Seller(self.book)
+        self.tenure = Tenure(self.book)
+        self.judge = Judge(plan.cost, plan.margin, STEADY)
+        self._partners = {c.seller if c.buyer == plan.name else c.buyer for c in plan.contracts}
+        self._measured = False
+
+    # The door ---------------------------------------------------------------------------------------------------
+
+    def handle(self, signal: Signal, now_us: int) -> Effects:
+        """Take in one fact; everything that follows from it."""
+        turn = Turn(self.book, now_us)
+        if isinstance(signal, Received):
+            if signal.sender in self._partners:
+                self.buyer.silent[signal.sender] = False
+                self._message(turn, signal.sender, signal.message)
+        elif isinstance(signal, Measured):
+            self._measure(signal)
+        elif isinstance(signal, Moved | MoveFailed):
+            self.tenure.moved(turn, signal.lease_id, isinstance(signal, Moved))
+        elif isinstance(signal, Arrived):
+            self.tenure.arrived(turn, signal.lease_id)
+        elif isinstance(signal, Returned):
+            self.tenure.returned(turn, signal.lease_id)
+        elif isinstance(signal, Finished):
+            self.tenure.finished(turn, signal.task_id)
+        elif isinstance(signal, Unreachable):
+            self.buyer.silent[signal.partner] = True
+        if self._measured:
+            self.seller.tick(turn, self.judge)
+            self.buyer.tick(turn, self.judge)
+            self.tenure.tick(turn, self.judge)
+        return turn.effects()
+
+    def _measure(self, signal: Measured) -> None:
+        self.book.local = {task.task_id: task for task in signal.tasks}
+        self.book.movable = None if signal.movable is None else frozenset(signal.movable)
+        if signal.forecast is not None:
+            self.judge = Judge(self.plan.cost, self.plan.margin, signal.forecast)
+        self._measured = True
+
+    def _message(self, turn: Turn, sender: str, message: Message) -> None:
+        if isinstance(message, Accept | Counter | Reject):
+            self.buyer.answered(turn, self.judge, sender, message)
+        elif isinstance(message, Offer):
+            if self._measured:
+                self.seller.offered(turn, self.judge, sender, message)
+        elif isinstance(message, Commit):
+            self.seller.committed(turn, sender, message)
+        elif isinstance(message, Release):
+            self.seller.released(turn, sender, message)
+        elif isinstance(message, Committed):
+            self.tenure.agreed(turn, sender, message)
+        elif isinstance(message, Refused):
+            self.tenure.refused(turn, sender, message)
+        elif isinstance(message, Renew):
+            self.tenure.renew(turn, self.judge, sender, message)
+        elif isinstance(message, Renewed | Ended):
+            self.tenure.renewed(turn, message)
+        elif isinstance(message, Recall):
+            self.tenure.recall(turn, sender, message)
+        elif isinstance(message, Ready):
+            self.tenure.ready(turn, message.lease_id)
+        elif isinstance(message, End):
+            self.tenure.end(turn, sender, message)
+
+    # What it knows ----------------------------------------------------------------------------------------------
+
+    @property
+    def ledger(self) -> Ledger:
+        """Who owes whom, by this participant's book."""
+        return self.book.ledger
+
+    @property
+    def load(self) -> Usage:
+        """What runs here now."""
+        return self.book.staying()
+
+    def snapshot(self) -> tuple[Record, ...]:
+        """What to keep instead of all records so far."""
+        return self.book.records()

@@ -1,0 +1,290 @@
+"""What happens to a lease after the bargain: movement, periods, renewal, return, end (003 §6.4).
+
+Rules:
+1. Load moves for a period d. When it is over, either side may have it moved back; or the buyer pays for one more.
+2. The buyer wants it back if carrying it now costs less than paying for it; the seller wants to be rid of it if
+   carrying it (or paying a third participant, if it moved the task further) costs more than it is paid.
+3. The seller enters every period first and the buyer copies it, at the latest from the answer to End: so the ledgers
+   agree when a lease is over, whatever was lost on the way (B8).
+4. What is under way is repeated until it is answered. A movement that failed costs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.protocol.load.book import Book
+from holdfast.protocol.load.choice import Judge
+from holdfast.protocol.load.effects import Drop, Fetch, Move
+from holdfast.protocol.load.leases import Lease, LeaseState, Role
+from holdfast.protocol.load.ledger import VOID, Entry, charge, voided
+from holdfast.protocol.load.messages import Commit, Committed, End, Ended, Ready, Recall, Refused, Renew, Renewed
+from holdfast.protocol.load.records import Asked, Unwanted
+from holdfast.protocol.load.turn import Turn
+from holdfast.protocol.load.usage import Task
+
+_AWAY = (LeaseState.RUNNING, LeaseState.RETURNING)
+
+
+class Tenure:
+    """Looks after every lease, on either side."""
+
+    def __init__(self, book: Book) -> None:
+        self.book = book
+        self.plan = book.plan
+        self._again_us: dict[str, int] = {}
+        self._fresh = True
+
+    def tick(self, turn: Turn, judge: Judge) -> None:
+        """Whatever is due: repetitions, the ends of periods."""
+        for lease in list(self.book.leases.values()):
+            if lease.role is Role.BUYER:
+                self._bought(turn, judge, lease)
+            else:
+                self._sold(turn, judge, lease)
+        self._fresh = False
+
+    # The buyer's side -------------------------------------------------------------------------------------------
+
+    def _bought(self, turn: Turn, judge: Judge, lease: Lease) -> None:
+        if lease.state is LeaseState.MOVING:
+            if self._fresh:
+                turn.move.append(Move(lease.lease_id, lease.task, lease.partner))
+            return
+        if lease.state is LeaseState.RUNNING:
+            self._period(turn, judge, lease)
+        if lease.state is LeaseState.RUNNING and lease.asked <= self.book.ledger.last(lease.lease_id):
+            return
+        self._repeat(turn, lease)
+
+    def _period(self, turn: Turn, judge: Judge, lease: Lease) -> None:
+        """A period may be over: pay for another, or have the task back."""
+        if self._abandoned(lease):
+            self._end(turn, lease)
+            return
+        if not self.plan.returns and not lease.unwanted:
+            return
+        paid = self.book.ledger.last(lease.lease_id)
+        if lease.unwanted and turn.now_us >= lease.due_us(paid):
+            self._take_back(turn, lease)
+            return
+        due_us = lease.due_us(lease.asked)
+        if turn.now_us < due_us:
+            turn.wake(due_us)
+            return
+        if lease.asked > paid:
+            return  # One question at a time: the answer is an entry for exactly what was asked.
+        if judge.takes(lease.task, self.book.promised(), lease.contract, lease.price):
+            self._take_back(turn, lease)
+            return
+        turn.note(Asked(lease.lease_id, lease.periods(turn.now_us), lease.contract.load(lease.task.usage)))
+        self._again_us.pop(lease.lease_id, None)
+
+    def _abandoned(self, lease: Lease) -> bool:
+        """Whether it is a partner's task, moved further, whose own lease has ended meanwhile."""
+        origin = lease.task.task_id
+        return origin not in self.book.leases and self.book.ledger.has(origin, 0)
+
+    def _take_back(self, turn: Turn, lease: Lease) -> None:
+        turn.step(lease.lease_id, LeaseState.RETURNING)
+        self._again_us.pop(lease.lease_id, None)
+
+    def _end(self, turn: Turn, lease: Lease) -> None:
+        turn.step(lease.lease_id, LeaseState.ENDING)
+        self._again_us.pop(lease.lease_id, None)
+
+    def _repeat(self, turn: Turn, lease: Lease) -> None:
+        """Say what is unanswered, again if it is time."""
+        if lease.state is LeaseState.ENDED:
+            return
+        again_us = self._again_us.get(lease.lease_id, 0)
+        if turn.now_us < again_us:
+            turn.wake(again_us)
+            return
+        again_us = turn.now_us + self.plan.answer_us
+        self._again_us[lease.lease_id] = again_us
+        turn.wake(again_us)
+        have = self.book.ledger.last(lease.lease_id)
+        if lease.state is LeaseState.COMMITTING:
+            together = [other for other in self.book.leases.values() if other.offer_id == lease.offer_id]
+            for other in together:
+                self._again_us[other.lease_id] = again_us
+            leases = tuple((other.lease_id, other.task.task_id) for other in together)
+            turn.say(lease.partner, Commit(lease.offer_id, leases))
+        elif lease.state is LeaseState.RETURNING:
+            turn.say(lease.partner, Recall(lease.lease_id))
+        elif lease.state is LeaseState.ENDING:
+            void = self.book.ledger.has(lease.lease_id, 0) and lease.task.task_id in self.book.local
+            turn.say(lease.partner, End(lease.lease_id, void, have))
+        elif lease.state is LeaseState.RUNNING:
+            turn.say(lease.partner, Renew(lease.lease_id, lease.asked, lease.units, have))
+
+    def agreed(self, turn: Turn, sender: str, message: Committed) -> None:
+        """The seller knows of the bargain: enter it, and move."""
+        entries = {entry.lease_id: entry for entry in message.entries}
+        for lease in self._of_offer(sender, message.offer_id):
+            entry = entries.get(lease.lease_id)
+            if entry is None or not self._due(lease, entry):
+                continue
+            turn.charge(entry)
+            turn.step(lease.lease_id, LeaseState.MOVING)
+            turn.move.append(Move(lease.lease_id, lease.task, lease.partner))
+
+    def refused(self, turn: Turn, sender: str, message: Refused) -> None:
+        """The seller is no longer bound: the tasks stay."""
+        for lease in self._of_offer(sender, message.offer_id):
+            turn.step(lease.lease_id, LeaseState.ENDED)
+
+    def _of_offer(self, sender: str, offer_id: str) -> list[Lease]:
+        return [
+            lease for lease in self.book.leases.values()
+            if lease.offer_id == offer_id and lease.partner == sender and lease.state is LeaseState.COMMITTING
+        ]  # fmt: skip
+
+    def _due(self, lease: Lease, entry: Entry) -> bool:
+        """Whether an entry of the seller's is what we asked for (B1): same price, our units, no later period."""
+        if entry.period == VOID:
+            mine = voided(charge(lease.lease_id, 0, lease.contract, lease.price, entry.units))
+        else:
+            mine = charge(lease.lease_id, entry.period, lease.contract, lease.price, entry.units)
+        return entry == mine and entry.period <= lease.asked and entry.units <= lease.units
+
+    def renewed(self, turn: Turn, message: Renewed | Ended) -> None:
+        """The seller's entries; with Ended, the last of them."""
+        lease = self.book.leases.get(message.lease_id)
+        if lease is None or lease.role is not Role.BUYER:
+            return
+        for entry in message.entries:
+            if self._due(lease, entry):
+                turn.charge(entry)
+        if isinstance(message, Ended) and lease.state is LeaseState.ENDING:
+            turn.step(lease.lease_id, LeaseState.ENDED)
+
+    def ready(self, turn: Turn, lease_id: str) -> None:
+        """The seller has it at hand."""
+        lease = self.book.leases.get(lease_id)
+        if lease is not None and lease.role is Role.BUYER and lease.state is LeaseState.RETURNING:
+            turn.fetch.append(Fetch(lease_id, lease.task, lease.partner))
+
+    def moved(self, turn: Turn, lease_id: str, done: bool) -> None:
+        """Our host has moved the task, or could not."""
+        lease = self.book.leases.get(lease_id)
+        if lease is None or lease.role is not Role.BUYER or lease.state is not LeaseState.MOVING:
+            return
+        if done:
+            self.book.local.pop(lease.task.task_id, None)
+            turn.step(lease_id, LeaseState.RUNNING)
+        else:
+            self._end(turn, lease)
+
+    def returned(self, turn: Turn, lease_id: str) -> None:
+        """The task runs here again."""
+        lease = self.book.leases.get(lease_id)
+        if lease is None or lease.role is not Role.BUYER or lease.state is not LeaseState.RETURNING:
+            return
+        self.book.local[lease.task.task_id] = lease.task
+        self._end(turn, lease)
+
+    def finished(self, turn: Turn, task_id: str) -> None:
+        """A task is over for good: also where it was moved to."""
+        self.book.local.pop(task_id, None)
+        lease = self.book.onward(task_id)
+        if lease is not None and lease.state in _AWAY:
+            self._end(turn, lease)
+
+    # The seller's side ------------------------------------------------------------------------------------------
+
+    def _sold(self, turn: Turn, judge: Judge, lease: Lease) -> None:
+        if lease.state is not LeaseState.RUNNING or not self.plan.returns or lease.unwanted:
+            return
+        due_us = lease.due_us(max(0, self.book.ledger.last(lease.lease_id)))
+        if turn.now_us < due_us:
+            turn.wake(due_us)
+        elif self._losing(judge, lease):
+            again_us = self._again_us.get(lease.lease_id, 0)
+            if turn.now_us >= again_us:
+                turn.say(lease.partner, Recall(lease.lease_id))
+                again_us = self._again_us[lease.lease_id] = turn.now_us + self.plan.answer_us
+            turn.wake(again_us)
+
+    def _losing(self, judge: Judge, lease: Lease) -> bool:
+        """Rule 2, for the seller."""
+        here = self.book.local.get(lease.lease_id)
+        if here is not None:
+            rest = self.book.staying().minus(here.usage)
+            return judge.sheds(replace(here, migration=0.0), rest, lease.contract, lease.price)
+        further = self.book.onward(lease.lease_id)
+        if further is None:
+            return False
+        paid = further.price * further.contract.load(lease.task.usage)
+        return paid > lease.price * lease.contract.load(lease.task.usage) * (1.0 + judge.margin)
+
+    def renew(self, turn: Turn, judge: Judge, sender: str, message: Renew) -> None:
+        """The buyer wants to leave it here."""
+        lease = self._lent(sender, message.lease_id)
+        if lease is None:
+            return
+        paid = self.book.ledger.last(lease.lease_id)
+        if message.period > paid:
+            if lease.state is not LeaseState.RUNNING or self._losing(judge, lease):
+                turn.say(sender, Recall(lease.lease_id))
+                return
+            for period in range(paid + 1, message.period + 1):
+                turn.charge(charge(lease.lease_id, period, lease.contract, lease.price, message.units))
+        turn.say(sender, Renewed(lease.lease_id, self._after(lease.lease_id, message.have)))
+
+    def _after(self, lease_id: str, have: int) -> tuple[Entry, ...]:
+        return tuple(entry for entry in self.book.ledger.of(lease_id) if entry.period > have or entry.period == VOID)
+
+    def _lent(self, sender: str, lease_id: str) -> Lease | None:
+        lease = self.book.leases.get(lease_id)
+        return lease if lease is not None and lease.role is Role.SELLER and lease.partner == sender else None
+
+    def recall(self, turn: Turn, sender: str, message: Recall) -> None:
+        """The other side wants it moved back."""
+        lease = self.book.leases.get(message.lease_id)
+        if lease is None or lease.partner != sender:
+            return
+        if lease.role is Role.BUYER:
+            if lease.state is LeaseState.RUNNING and not lease.unwanted:
+                turn.note(Unwanted(lease.lease_id))
+            return
+        if lease.state is LeaseState.RUNNING and lease.lease_id in self.book.local:
+            if lease.lease_id in self.book.locked():
+                self._unwant(turn, lease)
+                return
+            turn.step(lease.lease_id, LeaseState.RETURNING)
+        elif lease.state is LeaseState.RUNNING:
+            self._unwant(turn, lease)
+            further = self.book.onward(lease.lease_id)
+            if further is not None:
+                self._unwant(turn, further)
+        if lease.state is LeaseState.RETURNING:
+            turn.say(sender, Ready(lease.lease_id))
+
+    def _unwant(self, turn: Turn, lease: Lease) -> None:
+        if not lease.unwanted:
+            turn.note(Unwanted(lease.lease_id))
+
+    def arrived(self, turn: Turn, lease_id: str) -> None:
+        """A partner's task runs here now."""
+        lease = self.book.leases.get(lease_id)
+        if lease is not None and lease.role is Role.SELLER and lease.state is LeaseState.MOVING:
+            task = lease.task
+            self.book.local[lease_id] = Task(lease_id, task.usage, task.definition, task.migration)
+            turn.step(lease_id, LeaseState.RUNNING)
+
+    def end(self, turn: Turn, sender: str, message: End) -> None:
+        """The buyer says it is over: enter what is left to enter, and tell it."""
+        lease = self._lent(sender, message.lease_id)
+        if lease is not None:
+            if lease.state is LeaseState.MOVING and message.void:
+                turn.charge(voided(charge(lease.lease_id, 0, lease.contract, lease.price,
+                                          lease.contract.load(lease.task.usage))))  # fmt: skip
+            turn.step(lease.lease_id, LeaseState.ENDED)
+            self.book.local.pop(lease.lease_id, None)
+            turn.drop.append(Drop(lease.lease_id))
+            further = self.book.onward(lease.lease_id)
+            if further is not None and further.state in _AWAY:
+                self._end(turn, further)
+        turn.say(sender, Ended(message.lease_id, self._after(message.lease_id, message.have)))
