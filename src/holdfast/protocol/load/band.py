@@ -1,4 +1,14 @@
-"""The least price range with which load reaches every node that has room (003 §6.6.1, Lemma 1)."""
+"""The least price range with which load reaches every node that has room (003 §6.6.1, Lemma 1).
+
+Rules:
+1. The seeds give the lower end as FixedPrice − δ_{M−1}(taskset^F). That is enough if FixedPrice is the marginal cost of
+   the last task that fits, or if all steps are of equal height. If the price lies higher, between that task and the
+   next, the whole range lies higher by as much; and where costs rise steeply that can be more than a step at its lower
+   end: a node there has a task to pass on, its marginal cost is just below the range, and load stops. The simulator
+   found a chain of six participants where it does.
+2. So the lower end here is that marginal cost itself, MC(u, taskset^F − M·u): never above what the lemma gives, and
+   equal to it where the lemma's proof applies.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +48,9 @@ def delta(cost: Cost, unit: Usage, tasks: int, k: int, contract: Contract) -> fl
 
 
 def price_low(cost: Cost, unit: Usage, price_high: float, diameter: int, contract: Contract) -> float:
-    """The lower end of the range that Lemma 1 asks for in a network of this diameter."""
+    """The lower end of the range in a network of this diameter (rule 2)."""
     tasks = tasks_at(cost, unit, price_high, contract)
-    return price_high - delta(cost, unit, tasks, max(0, diameter - 1), contract)
+    hops = max(0, diameter - 1)
+    if hops >= tasks:
+        raise UsageError(f"a chain of {diameter} contracts needs nodes with room for as many tasks; got {tasks}")
+    return cost.marginal(unit, unit.times(tasks - 1 - hops)) / contract.load(unit)

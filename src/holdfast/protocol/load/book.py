@@ -88,6 +88,8 @@ class Book:
         check_step(lease.role, lease.state, record.state)
         if lease.role is Role.BUYER and record.state is LeaseState.MOVING:
             lease.start_us = record.at_us
+        if lease.state is LeaseState.MOVING and record.state is LeaseState.ENDING:
+            lease.failed = True
         lease.state = record.state
         if record.state is LeaseState.ENDED:
             del self.leases[record.lease_id]
@@ -105,8 +107,11 @@ class Book:
         kept += self.offers.values()
         kept += self.reservations.values()
         for lease in self.leases.values():
+            state = LeaseState.MOVING if lease.failed else lease.state
             kept.append(Opened(lease.lease_id, lease.offer_id, lease.role, lease.contract.contract_id, lease.task,
-                               lease.price, lease.state, lease.start_us))  # fmt: skip
+                               lease.price, state, lease.start_us))  # fmt: skip
+            if lease.failed:
+                kept.append(Stepped(lease.lease_id, lease.state, lease.start_us))
             if lease.asked:
                 kept.append(Asked(lease.lease_id, lease.asked, lease.units))
             if lease.unwanted:
@@ -125,13 +130,14 @@ class Book:
 
     def staying(self) -> Usage:
         """The load of what runs here and is not about to leave: what an offer is judged by."""
-        leaving = [
-            lease.task.task_id
-            for lease in self.leases.values()
-            if lease.role is Role.BUYER and lease.state in _LEAVING and lease.task.task_id in self.local
-        ]
+        leaving = []
+        for lease in self.leases.values():
+            if lease.role is Role.BUYER and lease.state in _LEAVING:
+                leaving.append(lease.task.task_id)
+            elif lease.role is Role.SELLER and lease.state is LeaseState.RETURNING:
+                leaving.append(lease.lease_id)
         load = together(task.usage for task in self.local.values())
-        return load.minus(together(self.local[name].usage for name in leaving))
+        return load.minus(together(self.local[name].usage for name in leaving if name in self.local))
 
     def promised(self) -> Usage:
         """The load of what runs here, is on its way, or may be: what an acceptance is judged by (B6)."""

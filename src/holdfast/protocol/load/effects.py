@@ -1,8 +1,8 @@
 """What the core tells its host to do.
 
 Rules:
-1. The order is the order of the fields: `record` is durable before anything is sent or moved. A promise that was sent
-   and then forgotten in a crash would be a broken one.
+1. The order is the order of the fields: `record` is durable, all of it or none, before anything is sent or moved. A
+   promise that was sent and then forgotten in a crash would be a broken one; half of a bargain would be none.
 2. Doing an effect twice is harmless; each names the lease it is about. After a start the core asks again for movements
    that it had asked for, and the host answers at once if they are done.
 """

@@ -75,6 +75,8 @@ class Lease:
     """Buyer: the last period that it asked to pay for."""
     units: float = 0.0
     """What the periods up to `asked` are paid for."""
+    failed: bool = False
+    """Buyer: it ended before the task had moved, so nothing is owed."""
     unwanted: bool = False
     """The other side asked to end it; it ends when its period does."""
 

@@ -114,8 +114,7 @@ class Tenure:
         elif lease.state is LeaseState.RETURNING:
             turn.say(lease.partner, Recall(lease.lease_id))
         elif lease.state is LeaseState.ENDING:
-            void = self.book.ledger.has(lease.lease_id, 0) and lease.task.task_id in self.book.local
-            turn.say(lease.partner, End(lease.lease_id, void, have))
+            turn.say(lease.partner, End(lease.lease_id, lease.failed, have))
         elif lease.state is LeaseState.RUNNING:
             turn.say(lease.partner, Renew(lease.lease_id, lease.asked, lease.units, have))
 

@@ -3,7 +3,7 @@
 Rules:
 1. Time and chance come from the scenario's seed; what a seed does never depends on anything else.
 2. A host keeps its records and its running tasks through a crash, and nothing else. A crash may strike between any two
-   of the effects of one signal, in the order in which `Effects` says they are carried out.
+   of the effects of one signal, in the order in which `Effects` says they are carried out; its records are one effect.
 3. A task is moved in one step here, when both hosts are up: what happens at every point of a real movement is not this
    simulator's matter (B7).
 4. Observers see everything and change nothing.
@@ -169,8 +169,8 @@ class World:
             self.tell(name, Tick())
 
     def _carry_out(self, name: str, host: Host, effects: Effects) -> None:
-        steps: list[Any] = [*effects.record, *effects.send, *effects.move, *effects.fetch, *effects.drop]
-        for step in steps:
+        steps: list[Any] = [effects.record, *effects.send, *effects.move, *effects.fetch, *effects.drop]
+        for step in steps[0 if effects.record else 1 :]:
             if host.crash_after is not None:
                 if host.crash_after == 0:
                     self.crash(name)
@@ -185,11 +185,15 @@ class World:
             elif isinstance(step, Drop):
                 host.running.pop(step.lease_id, None)
             else:
-                host.journal.append(step)
-                for watcher in self.watchers:
-                    watcher.on_record(self.now_us, name, step)
+                self._keep(name, host, step)
         host.wake_us = effects.wake_us
         self.at(effects.wake_us, self._tick, name, host.life, effects.wake_us)
+
+    def _keep(self, name: str, host: Host, records: tuple[Record, ...]) -> None:
+        host.journal += records
+        for watcher in self.watchers:
+            for record in records:
+                watcher.on_record(self.now_us, name, record)
 
     # The network ------------------------------------------------------------------------------------------------
 
