@@ -165,6 +165,10 @@ class Book:
             found.append(task)
         return found
 
+    def over(self, task_id: str) -> bool:
+        """Whether this is a partner's task whose lease has ended."""
+        return task_id not in self.leases and self.ledger.has(task_id, 0)
+
     def onward(self, lease_id: str) -> Lease | None:
         """The lease under which a partner's task was moved further, if it was."""
         for lease in self.leases.values():

@@ -14,7 +14,7 @@ from holdfast.protocol.load.book import Book
 from holdfast.protocol.load.buyer import Buyer
 from holdfast.protocol.load.choice import Judge
 from holdfast.protocol.load.cost import STEADY
-from holdfast.protocol.load.effects import Effects
+from holdfast.protocol.load.effects import Drop, Effects
 from holdfast.protocol.load.ledger import Ledger
 from holdfast.protocol.load.messages import (
     Accept,
@@ -77,7 +77,7 @@ class ParticipantCore:
                 self.buyer.silent[signal.sender] = False
                 self._message(turn, signal.sender, signal.message)
         elif isinstance(signal, Measured):
-            self._measure(signal)
+            self._measure(turn, signal)
         elif isinstance(signal, Moved | MoveFailed):
             self.tenure.moved(turn, signal.lease_id, isinstance(signal, Moved))
         elif isinstance(signal, Arrived):
@@ -94,8 +94,10 @@ class ParticipantCore:
             self.tenure.tick(turn, self.judge)
         return turn.effects()
 
-    def _measure(self, signal: Measured) -> None:
-        self.book.local = {task.task_id: task for task in signal.tasks}
+    def _measure(self, turn: Turn, signal: Measured) -> None:
+        self.book.local = {task.task_id: task for task in signal.tasks if not self.book.over(task.task_id)}
+        # A crash may have come between the end of a lease and the end of its task.
+        turn.drop += [Drop(task.task_id) for task in signal.tasks if self.book.over(task.task_id)]
         self.book.movable = None if signal.movable is None else frozenset(signal.movable)
         if signal.forecast is not None:
             self.judge = Judge(self.plan.cost, self.plan.margin, signal.forecast)

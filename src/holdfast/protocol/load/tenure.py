@@ -59,8 +59,8 @@ class Tenure:
 
     def _period(self, turn: Turn, judge: Judge, lease: Lease) -> None:
         """A period may be over: pay for another, or have the task back."""
-        if self._abandoned(lease):
-            self._end(turn, lease)
+        if self.book.over(lease.task.task_id):
+            self._end(turn, lease)  # A partner's task, moved further, that its owner has ended meanwhile.
             return
         if not self.plan.returns and not lease.unwanted:
             return
@@ -79,11 +79,6 @@ class Tenure:
             return
         turn.note(Asked(lease.lease_id, lease.periods(turn.now_us), lease.contract.load(lease.task.usage)))
         self._again_us.pop(lease.lease_id, None)
-
-    def _abandoned(self, lease: Lease) -> bool:
-        """Whether it is a partner's task, moved further, whose own lease has ended meanwhile."""
-        origin = lease.task.task_id
-        return origin not in self.book.leases and self.book.ledger.has(origin, 0)
 
     def _take_back(self, turn: Turn, lease: Lease) -> None:
         turn.step(lease.lease_id, LeaseState.RETURNING)

@@ -1,8 +1,8 @@
 """What must always hold, judged from outside (B1 to B6, B8).
 
 Rules:
-1. A checker sees messages, records, movements and running tasks, and keeps its own accounts of them; it calls nothing of
-   the core that it judges. Costs are computed anew from the formulas.
+1. A checker sees messages, records, movements and running tasks, and keeps its own accounts of them; it calls nothing
+   of the core that it judges. Costs are computed anew from the formulas.
 2. A violation has a label, a time and a sentence.
 """
 
@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from holdfast.protocol.load.contract import Contract
 from holdfast.protocol.load.cost import MM1, Cost
 from holdfast.protocol.load.leases import LeaseState, Role
+from holdfast.protocol.load.ledger import VOID
 from holdfast.protocol.load.messages import Accept, Commit, Counter, End, Message, Offer, Refused, Reject, Release
 from holdfast.protocol.load.records import Charged, Opened, Record, Stepped
-from holdfast.protocol.load.usage import Task, Usage
+from holdfast.protocol.load.usage import Task
 from holdfast.sim.load.scenario import Scenario
 from holdfast.sim.load.world import Watcher, World
 
@@ -72,9 +73,12 @@ class Checker(Watcher):
     _started_us: dict[str, int] = field(default_factory=dict)
     _origin: dict[str, Contract] = field(default_factory=dict)
     _moved: dict[str, int] = field(default_factory=dict)
+    _agreed: dict[str, float] = field(default_factory=dict)
+    """What each would carry if everything agreed so far had moved."""
 
     def __post_init__(self) -> None:
         self._contracts = {contract.contract_id: contract for contract in self.scenario.contracts}
+        self._agreed = {name: units(tuple(host.running.values())) for name, host in self.world.hosts.items()}
 
     def _say(self, label: str, text: str) -> None:
         self.violations.append(Violation(label, self.world.now_us, text))
@@ -205,6 +209,7 @@ class Checker(Watcher):
             else:
                 self._promises.pop(record.offer_id, None)
                 self._coming[record.lease_id] = (host, record.task.usage.cpu)
+                self._shifts(self._contracts[record.contract_id], record.task.usage.cpu)
         elif isinstance(record, Stepped):
             if record.state is LeaseState.MOVING:
                 self._started_us[record.lease_id] = record.at_us
@@ -213,6 +218,9 @@ class Checker(Watcher):
                 if lease is not None and lease[0] == host:
                     del self._leaving[record.lease_id]
         elif isinstance(record, Charged):
+            if record.entry.period == VOID and host == record.entry.payee:
+                self._agreed[record.entry.payer] += record.entry.units
+                self._agreed[record.entry.payee] -= record.entry.units
             self._charged(host, record)
 
     def _charged(self, host: str, record: Charged) -> None:
@@ -227,7 +235,7 @@ class Checker(Watcher):
             self._say("B1", f"{host} entered {entry.amount} for {entry.units} units at {entry.price}")
 
     def on_move(self, now_us: int, source: str, to: str, lease_id: str, task: Task) -> None:
-        """B2, and B4 as a whole: load that moves of itself lowers the sum of all costs."""
+        """B2: only to partners, only what is permitted."""
         self._count("B2")
         contract = self._contracts.get(f"{source}>{to}")
         if contract is None:
@@ -242,14 +250,21 @@ class Checker(Watcher):
         self._moved[lease_id] = now_us
         self._coming.pop(lease_id, None)
         self._leaving.pop(lease_id, None)
-        if self.scenario.static:
-            here, there = (units(tuple(self.world.hosts[name].running.values())) for name in (source, to))
-            x = task.usage.cpu
-            saved = total(self._cost(source), here) - total(self._cost(source), here - x)
-            spent = total(self._cost(to), there + x) - total(self._cost(to), there)
-            self._count("B4")
-            if spent > saved + TINY:
-                self._say("B4", f"moving {task.task_id} from {source} to {to} costs {spent} and saves {saved}")
+
+    def _shifts(self, contract: Contract, x: float) -> None:
+        """B4 as a whole: under static load every bargain lowers the sum of all costs, in the order in which they are
+        made; tasks may arrive in another."""
+        if not self.scenario.static:
+            return
+        self._count("B4")
+        buyer, seller = contract.buyer, contract.seller
+        here, there = self._agreed[buyer], self._agreed[seller]
+        saved = total(self._cost(buyer), here) - total(self._cost(buyer), here - x)
+        spent = total(self._cost(seller), there + x) - total(self._cost(seller), there)
+        if spent > saved + TINY:
+            self._say("B4", f"{x} units from {buyer} to {seller} cost {spent} and save {saved}")
+        self._agreed[buyer] = here - x
+        self._agreed[seller] = there + x
 
     def on_return(self, now_us: int, source: str, to: str, lease_id: str, task: Task) -> None:
         """B3: load moves for a period."""
@@ -309,8 +324,3 @@ class Checker(Watcher):
             self._say("B5", f"underloaded, and yet {max(loads)} tasks where {full} are acceptable: {loads}")
         if max(loads) > full and min(loads) < least:
             self._say("B5", f"overloaded, and yet {min(loads)} tasks where {least} are nearly acceptable: {loads}")
-
-
-def usage_of(tasks: list[Task]) -> Usage:
-    """For reports: what tasks use together."""
-    return Usage(cpu=units(tasks))

@@ -3,8 +3,8 @@
 Rules:
 1. At every node one process adds a task and one takes a task away, at exponentially distributed times whose mean
    shrinks from phase to phase. Total load stays about the same.
-2. With `returns`, a movement is a lease for D: when it is over, the buyer takes back what it can carry for less than the
-   price, and the seller sends back what costs it more; the rest stays for another D (§6.4).
+2. With `returns`, a movement is a lease for D: when it is over, the buyer takes back what it can carry for less than
+   the price, and the seller sends back what costs it more; the rest stays for another D (§6.4).
 3. Tasks are alike here, so a seller gives back any task it has, also when the one it got has moved further. Cores call
    that one back instead; the loads are the same.
 """

@@ -75,13 +75,9 @@ def _finished_twice(scenario: Scenario) -> int:
 
 def _crash(world: World, crash: Crash) -> None:
     if crash.effects is None:
-        if world.hosts[crash.participant].up:
-            world.crash(crash.participant)
+        world.crash(crash.participant, crash.down_us)
     else:
-        world.crash_during(crash.participant, crash.effects)
-    world.at(world.now_us + crash.down_us, world.start, crash.participant)
-    # A crash that waits for the next effects may come after its own restart: come up again, whenever that was.
-    world.at(max(HEAL_US, world.now_us + crash.down_us) + SECOND_US, world.start, crash.participant)
+        world.crash_during(crash.participant, crash.effects, crash.down_us)
 
 
 def _leave(world: World, name: str, task_id: str) -> None:
@@ -110,7 +106,9 @@ def _settle(scenario: Scenario, world: World, checker: Checker) -> None:
         world.run(world.now_us + SECOND_US)
         if world.now_us > world.last_move_us + QUIET_US and _books_closed(world):
             return
-    checker.violations.append(Violation("B4", world.now_us, f"still moving after {REST_US // SECOND_US} s: {world.moves}"))
+    checker.violations.append(
+        Violation("B4", world.now_us, f"still moving after {REST_US // SECOND_US} s: {world.moves}")
+    )
 
 
 def _books_closed(world: World) -> bool:

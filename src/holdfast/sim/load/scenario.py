@@ -1,10 +1,10 @@
 """A random contract graph with participants, tasks and faults: everything that one seed decides.
 
 Rules:
-1. Four kinds. "lemma": homogeneous nodes, tasks and contracts with exactly the price range of Lemma 1, static load; what
-   theorem 2 promises must come about. "fixed": static load, fixed prices that differ. "mixed": tasks of different size
-   and kind, contracts with different ranges, clauses and periods, static load. "dynamic": the same, with tasks that come
-   and go and leases that end.
+1. Four kinds. "lemma": homogeneous nodes, tasks and contracts with exactly the price range of Lemma 1, static load;
+   what theorem 2 promises must come about. "fixed": static load, fixed prices that differ. "mixed": tasks of different
+   size and kind, contracts with different ranges, clauses and periods, static load. "dynamic": the same, with tasks
+   that come and go and leases that end.
 2. Half of the schedules have faults for the first seconds: lost, late and repeated messages, crashes between any two
    effects, movements that fail. Then everything is healed, and what must hold in the end is checked.
 """
@@ -151,9 +151,7 @@ def _lowest(price: float, width: int, cost: Cost, unit: Usage) -> float:
     return price - (top - bottom) if isinstance(cost, Levels) else bottom
 
 
-def _plan(
-    name: str, kind: str, cost: Cost, contracts: tuple[Contract, ...], chance: random.Random
-) -> ParticipantPlan:
+def _plan(name: str, kind: str, cost: Cost, contracts: tuple[Contract, ...], chance: random.Random) -> ParticipantPlan:
     mine = tuple(c for c in contracts if name in (c.buyer, c.seller))
     asking: Asking = chance.choice((AtValuation(), AboveValuation(1.0), Equilibrium(4)))
     gather_us = 0 if chance.random() < 0.6 else 60_000
@@ -179,9 +177,7 @@ def task(task_id: str, kind: str, unit: Usage, chance: random.Random) -> Task:
     return Task(task_id, unit.times(chance.choice((0.5, 1.0, 1.0, 2.0))), chance.choice(DEFINITIONS), migration)
 
 
-def _changes(
-    names: list[str], tasks: dict[str, list[Task]], unit: Usage, chance: random.Random
-) -> tuple[Change, ...]:
+def _changes(names: list[str], tasks: dict[str, list[Task]], unit: Usage, chance: random.Random) -> tuple[Change, ...]:
     """Bursts and departures within the first seconds."""
     found = []
     for k in range(chance.randrange(4, 20)):
@@ -196,8 +192,9 @@ def _changes(
 
 def _crashes(names: list[str], chance: random.Random) -> tuple[Crash, ...]:
     found = []
-    for _ in range(chance.randrange(1, 6)):
-        effects = None if chance.random() < 0.3 else chance.randrange(6)
-        down_us = chance.choice((50_000, 400_000, 1_500_000))
-        found.append(Crash(chance.randrange(HEAL_US), chance.choice(names), down_us, effects))
+    for _ in range(chance.randrange(1, 8)):
+        effects = None if chance.random() < 0.3 else chance.choice((0, 1, 2, 2, 3, 5))
+        down_us = chance.choice((3_000, 50_000, 400_000, 1_500_000))
+        at_us = int(HEAL_US * chance.random() ** 2)  # Most is agreed at the beginning.
+        found.append(Crash(at_us, chance.choice(names), down_us, effects))
     return tuple(sorted(found, key=lambda crash: (crash.at_us, crash.participant)))

@@ -148,7 +148,8 @@ def loads(nodes: int, level: Level, rng: np.random.Generator) -> Ints:
     """Whole tasks drawn from the level's distribution (the inverse of the F of table 7.3)."""
     tail = 1.0 - (level.low / level.high) ** level.alpha
     drawn = level.low * (1.0 - rng.random(nodes) * tail) ** (-1.0 / level.alpha)
-    return np.clip(np.rint(drawn), level.low, level.high).astype(np.int64)
+    whole: Ints = np.clip(np.rint(drawn), level.low, level.high).astype(np.int64)
+    return whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,12 @@ class System:
 
 
 def build(
-    graph: Graph, variant: Variant, level: Level, rng: np.random.Generator, width: int = RANGE, period_us: int = 1_000_000
+    graph: Graph,
+    variant: Variant,
+    level: Level,
+    rng: np.random.Generator,
+    width: int = RANGE,
+    period_us: int = 1_000_000,
 ) -> System:
     """A system of one variant at one load level on a given graph."""
     n = graph.nodes

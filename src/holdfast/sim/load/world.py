@@ -83,6 +83,7 @@ class Host:
     wake_us: int = 0
     crash_after: int | None = None
     """Go down after so many more effects."""
+    down_us: int = 0
 
     @property
     def up(self) -> bool:
@@ -131,18 +132,22 @@ class World:
         for task_id in list(host.running):
             self.tell(name, Arrived(task_id))
 
-    def crash(self, name: str) -> None:
-        """A host goes down; what it had not recorded is gone."""
+    def crash(self, name: str, down_us: int) -> None:
+        """A host goes down for a while; what it had not recorded is gone."""
         host = self.hosts[name]
+        if not host.up:
+            return
+        self.at(self.now_us + down_us, self.start, name)
         host.core = None
         host.crash_after = None
         for watcher in self.watchers:
             watcher.on_crash(self.now_us, name)
 
-    def crash_during(self, name: str, effects: int) -> None:
+    def crash_during(self, name: str, effects: int, down_us: int) -> None:
         """The host goes down while it carries out what follows from something, after so many effects."""
         if self.hosts[name].up:
             self.hosts[name].crash_after = effects
+            self.hosts[name].down_us = down_us
 
     def finish(self, name: str, task_id: str) -> None:
         """A client ends a task of its own."""
@@ -173,7 +178,7 @@ class World:
         for step in steps[0 if effects.record else 1 :]:
             if host.crash_after is not None:
                 if host.crash_after == 0:
-                    self.crash(name)
+                    self.crash(name, host.down_us)
                     return
                 host.crash_after -= 1
             if isinstance(step, Send):
@@ -186,6 +191,9 @@ class World:
                 host.running.pop(step.lease_id, None)
             else:
                 self._keep(name, host, step)
+        if host.crash_after == 0:
+            self.crash(name, host.down_us)
+            return
         host.wake_us = effects.wake_us
         self.at(effects.wake_us, self._tick, name, host.life, effects.wake_us)
 
