@@ -77,7 +77,7 @@ def test_6_2_an_offer_is_binding_and_an_acceptance_is_paid():
 
 
 def test_6_2_a_contract_may_permit_only_some_tasks():
-    mixed = tasks("a", 6, definition="count") + [Task("a.secret", ONE, "secret")] + tasks("x", 6)
+    mixed = [*tasks("a", 6, definition="count"), Task("a.secret", ONE, "secret"), *tasks("x", 6)]
     contract = fixed_price("a>b", "a", "b", 1.0, permits=("secret",))
     scene = Scene([contract], {"a": mixed, "b": 0}).run(4)
     assert [task.definition for task in scene.world.hosts["b"].running.values()] == ["secret"]

@@ -172,22 +172,25 @@ def build(
     level: Level,
     rng: np.random.Generator,
     width: int = RANGE,
-    period_us: int = 1_000_000,
+    spread: int = 40,
 ) -> System:
-    """A system of one variant at one load level on a given graph."""
+    """A system of one variant at one load level on a given graph; `spread` as in `phases`."""
     n = graph.nodes
     capacity = capacities(n, variant, rng)
     owners = np.repeat(np.arange(n), graph.degrees)
     high = np.minimum(capacity[owners], capacity[graph.partners])
     low = high - width if variant.ranged else high
-    return System(graph, capacity, low, high, loads(n, level, rng), phases(n, period_us, rng))
+    return System(graph, capacity, low, high, loads(n, level, rng), phases(n, rng, spread))
 
 
-def phases(nodes: int, period_us: int, rng: np.random.Generator) -> Ints:
-    """Starting times within one period; different within a fortieth of it too, so that no two events coincide."""
-    slot = period_us // 40
+def phases(nodes: int, rng: np.random.Generator, spread: int = 40) -> Ints:
+    """Starting times within so many fortieths of a second: 1 for all together, 40 for all over the period.
+
+    Different within a fortieth, so that no two events coincide: negotiations pause for whole fortieths.
+    """
+    slot = 1_000_000 // 40
     offsets = rng.permutation(slot)[np.arange(nodes) % slot]
-    return offsets + slot * rng.integers(0, 40, nodes)
+    return offsets + slot * rng.integers(0, spread, nodes)
 
 
 def left_over(load: Ints, capacity: Ints, overloaded: bool) -> float:
