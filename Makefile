@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test test-stores lint bench clean
 
 setup: $(READY)
 
@@ -23,6 +23,11 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+# The stores at length, with HBase beside them where Maven can bring it: 10,000 operations, 1,000 power cuts.
+test-stores: setup
+	HOLDFAST_STORE_OPS=10000 HOLDFAST_STORE_CUTS=1000 $(BIN)/python -m tests.checkpoint.hbase_server \
+		$(BIN)/python -m pytest tests/checkpoint
 
 lint: setup
 	$(BIN)/ruff check src tests benches

@@ -1,0 +1,181 @@
+"""The index of the log store: for each key, where its newest record stands.
+
+Two parts, because each is good at one thing:
+
+1. The *base* is a set of columns sorted by digest, immutable, the form in which an index is flushed, loaded and
+   rebuilt: a million keys in some tens of milliseconds, since no object is made for any of them.
+2. The *overlay* is a dictionary of what came since. Now and then it is frozen, merged into a new base and flushed; its
+   tables (see `log_unit`) are kept beside it, so the merge is by column as well.
+
+Of several records of a key the last in the log is the newest. Versions need not be compared again: a record is written
+only after it was found to be the newest, and copies only while their original is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.checkpoint.stores.log_unit import GONE, ROW, ROW_SIZE, Place
+
+#: The base's columns in the order of the flushed file.
+COLUMNS = (("h1", "<u8"), ("h2", "<u8"), ("version", "<i8"), ("segment", "<u4"), ("at", "<u8"), ("key_len", "<u2"),
+           ("value_len", "<u4"), ("crc", "<u4"))  # fmt: skip
+ENTRY_BYTES = sum(np.dtype(kind).itemsize for _, kind in COLUMNS)
+
+Column = npt.NDArray[np.generic]
+
+
+class Chunk(NamedTuple):
+    """The table of one unit and where its body begins."""
+
+    segment: int
+    body_at: int
+    rows: npt.NDArray[np.void]
+
+
+class Base:
+    """Sorted columns. Never changed once made."""
+
+    def __init__(self, columns: dict[str, npt.NDArray[np.generic]] | None = None) -> None:
+        self.columns = columns or {name: np.empty(0, kind) for name, kind in COLUMNS}
+        self._h1, self._h2 = self.columns["h1"], self.columns["h2"]
+
+    def __len__(self) -> int:
+        return len(self._h1)
+
+    def find_many(self, digests: Sequence[bytes]) -> list[Place | None]:
+        if not len(self):
+            return [None] * len(digests)
+        wanted = np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
+        found: list[Place | None] = []
+        for i, row in enumerate(np.searchsorted(self._h1, wanted[:, 0]).tolist()):
+            found.append(self._match(row, wanted[i, 0], wanted[i, 1]))
+        return found
+
+    def _match(self, row: int, h1: np.uint64, h2: np.uint64) -> Place | None:
+        while row < len(self) and self._h1[row] == h1:
+            if self._h2[row] == h2:
+                c = self.columns
+                return Place(int(c["version"][row]), int(c["segment"][row]), int(c["at"][row]),
+                             int(c["value_len"][row]), int(c["crc"][row]))  # type: ignore[call-overload] # fmt: skip
+            row += 1
+        return None
+
+    def merged(self, chunks: Sequence[Chunk]) -> Base:
+        """This base with the records of `chunks`, given in the order of the log, on top."""
+        if not chunks:
+            return self
+        new = _columns(chunks)
+        if not len(self):
+            both = new
+        else:
+            both = {name: np.concatenate([self.columns[name], new[name]]) for name, _ in COLUMNS}
+        keep = newest(both["h1"], both["h2"])
+        return Base({name: column[keep] for name, column in both.items()})
+
+    def live(self) -> dict[int, tuple[int, int]]:
+        """Per segment: how many records are current, and their bytes."""
+        if not len(self):
+            return {}
+        c = self.columns
+        segments, inverse = np.unique(c["segment"], return_inverse=True)
+        lengths = np.where(c["value_len"] == GONE, 0, c["value_len"]).astype(np.int64)
+        lengths = lengths + c["key_len"].astype(np.int64) + ROW_SIZE
+        counts = np.bincount(inverse)
+        sizes = np.bincount(inverse, weights=lengths)
+        return {int(s): (int(n), int(b)) for s, n, b in zip(segments, counts, sizes, strict=True)}
+
+
+def newest(h1: Column, h2: Column) -> npt.NDArray[np.int64]:
+    """Rows of the last record of each digest, sorted by digest."""
+    order = np.argsort(h1)
+    sorted_h1 = h1[order]
+    first = np.empty(len(order), bool)
+    first[:1] = True
+    np.not_equal(sorted_h1[1:], sorted_h1[:-1], out=first[1:])
+    if not first.all():
+        sorted_h2 = h2[order]
+        if bool(np.any(~first[1:] & (sorted_h2[1:] != sorted_h2[:-1]))):
+            # Different keys share the first half of their digests: sort by both.
+            order = np.lexsort((h2, h1))
+            sorted_h1, sorted_h2 = h1[order], h2[order]
+            first[1:] = (sorted_h1[1:] != sorted_h1[:-1]) | (sorted_h2[1:] != sorted_h2[:-1])
+        return np.maximum.reduceat(order, np.flatnonzero(first))
+    return order
+
+
+def _columns(chunks: Sequence[Chunk]) -> dict[str, Column]:
+    rows = np.concatenate([chunk.rows for chunk in chunks])
+    counts = np.fromiter((len(chunk.rows) for chunk in chunks), np.int64, len(chunks))
+    body_at = np.repeat(np.fromiter((chunk.body_at for chunk in chunks), np.uint64, len(chunks)), counts)
+    found: dict[str, Column] = {name: np.ascontiguousarray(rows[name]) for name, _ in COLUMNS if name in ROW.names}  # type: ignore[operator]
+    found["segment"] = np.repeat(np.fromiter((chunk.segment for chunk in chunks), np.uint32, len(chunks)), counts)
+    found["at"] = body_at + rows["at"]
+    return {name: found[name] for name, _ in COLUMNS}
+
+
+class View(NamedTuple):
+    """What a lookup consults, newest first. Replaced as a whole, so that readers need no lock."""
+
+    overlay: dict[bytes, Place]
+    frozen: dict[bytes, Place]
+    base: Base
+
+
+class Index:
+    """Base, overlay, and what is being merged. Changes come from one thread at a time; lookups from any."""
+
+    def __init__(self, base: Base) -> None:
+        self._view = View({}, {}, base)
+        self._chunks: list[Chunk] = []
+        self._freezing: list[Chunk] = []
+
+    @property
+    def overlay_len(self) -> int:
+        return len(self._view.overlay)
+
+    @property
+    def units(self) -> int:
+        return len(self._chunks)
+
+    @property
+    def base(self) -> Base:
+        return self._view.base
+
+    def find(self, digest: bytes) -> Place | None:
+        view = self._view
+        return view.overlay.get(digest) or view.frozen.get(digest) or view.base.find_many([digest])[0]
+
+    def find_many(self, digests: Sequence[bytes]) -> list[Place | None]:
+        view = self._view
+        found = [view.overlay.get(d) or view.frozen.get(d) for d in digests]
+        missing = [i for i, place in enumerate(found) if place is None]
+        if missing and len(view.base):
+            for i, place in zip(missing, view.base.find_many([digests[i] for i in missing]), strict=True):
+                found[i] = place
+        return found
+
+    def add(self, chunk: Chunk, digests: Sequence[bytes], places: Sequence[Place]) -> None:
+        self._chunks.append(chunk)
+        self._view.overlay.update(zip(digests, places, strict=True))
+
+    def freeze(self) -> None:
+        """Set the overlay aside for `merge`; what comes meanwhile goes to a new one."""
+        if not self._freezing:  # A merge that failed is tried again with what it had and what came since.
+            self._freezing, self._chunks = self._chunks, []
+            self._view = View({}, self._view.overlay, self._view.base)
+        else:
+            self._freezing, self._chunks = self._freezing + self._chunks, []
+            self._view = View({}, self._view.frozen | self._view.overlay, self._view.base)
+
+    def merge(self) -> Base:
+        """The base that includes what is frozen. Takes long; holds no lock."""
+        return self._view.base.merged(self._freezing)
+
+    def thaw(self, base: Base) -> None:
+        self._view = View(self._view.overlay, {}, base)
+        self._freezing = []

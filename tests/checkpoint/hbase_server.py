@@ -1,0 +1,122 @@
+"""Runs a command beside a standalone HBase with its REST gateway, both on loopback and gone afterwards.
+
+    python -m tests.checkpoint.hbase_server pytest tests/checkpoint
+
+The servers come from Maven's artifacts (`mvn` and a Java are needed), kept in the user's cache. The command finds the
+gateway in HOLDFAST_HBASE; where no server can be had, it runs without, and the tests say what they skip.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+
+from tests.checkpoint.servers import free_port
+
+VERSION = "2.5.8"
+_POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
+<groupId>holdfast</groupId><artifactId>hbase-for-tests</artifactId><version>1</version><dependencies>
+<dependency><groupId>org.apache.hbase</groupId><artifactId>hbase-rest</artifactId><version>{VERSION}</version></dependency>
+</dependencies></project>"""
+#: What HBase's own start script opens on newer Javas.
+_OPENS = [
+    f"--add-opens=java.base/{package}=ALL-UNNAMED"
+    for package in ("java.lang", "java.lang.reflect", "java.net", "java.nio", "java.util", "java.util.concurrent",
+                    "java.util.concurrent.atomic", "sun.nio.ch")
+] + ["--add-exports=java.base/jdk.internal.misc=ALL-UNNAMED"]  # fmt: skip
+
+
+def jars() -> Path | None:
+    """The folder of the server's jars; None if they cannot be had here."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "holdfast" / f"hbase-{VERSION}"
+    if not (cache / "ready").exists():
+        if shutil.which("mvn") is None:
+            print("no HBase: mvn is not installed", file=sys.stderr)
+            return None
+        cache.mkdir(parents=True, exist_ok=True)
+        (cache / "pom.xml").write_text(_POM)
+        command = ["mvn", "-q", "-B", "-f", str(cache / "pom.xml"), "dependency:copy-dependencies",
+                   f"-DoutputDirectory={cache}/lib"]  # fmt: skip
+        if subprocess.run(command, check=False).returncode:
+            print("no HBase: its artifacts could not be had from Maven", file=sys.stderr)
+            return None
+        for old in (*cache.glob("lib/servlet-api-2*"), *cache.glob("lib/jsp-api-2*")):
+            old.unlink()  # An older servlet interface that hides the gateway's own.
+        (cache / "ready").touch()
+    return cache / "lib"
+
+
+class HBase:
+    """Master, region server and ZooKeeper in one process, the gateway in another."""
+
+    def __init__(self, lib: Path, folder: Path) -> None:
+        self.port = free_port()
+        (folder / "conf").mkdir(parents=True)
+        settings = {
+            "hbase.rootdir": f"file://{folder}/root", "hbase.tmp.dir": f"{folder}/tmp",
+            "hbase.zookeeper.property.dataDir": f"{folder}/zookeeper",
+            "hbase.zookeeper.property.clientPort": str(free_port()), "hbase.zookeeper.quorum": "127.0.0.1",
+            "hbase.unsafe.stream.capability.enforce": "false", "hbase.wal.provider": "filesystem",
+            "hbase.localcluster.assign.random.ports": "true",
+            "hbase.master.port": "0", "hbase.master.info.port": "-1", "hbase.regionserver.info.port": "-1",
+            "hbase.master.hostname": "localhost", "hbase.regionserver.hostname": "localhost",
+            "hbase.master.ipc.address": "127.0.0.1", "hbase.regionserver.ipc.address": "127.0.0.1",
+            "hbase.rest.host": "127.0.0.1", "hbase.rest.info.port": "-1",
+        }  # fmt: skip
+        pairs = "".join(f"<property><name>{k}</name><value>{v}</value></property>" for k, v in settings.items())
+        (folder / "conf" / "hbase-site.xml").write_text(f"<configuration>{pairs}</configuration>")
+        self._log = (folder / "log").open("wb")
+        java = ["java", "-Xmx512m", *_OPENS, "-cp", f"{folder}/conf:{lib}/*"]
+        self._processes = [
+            subprocess.Popen([*java, f"org.apache.hadoop.hbase.{what}", *rest], stdout=self._log, stderr=self._log)
+            for what, rest in (("master.HMaster", ["start"]), ("rest.RESTServer", ["-p", str(self.port), "start"]))
+        ]  # fmt: skip
+
+    def ready(self, seconds: float) -> bool:
+        """Can a table be made? The gateway answers long before the master can."""
+        until = time.monotonic() + seconds
+        table = f"http://127.0.0.1:{self.port}/ready/schema"
+        schema = {"name": "ready", "ColumnSchema": [{"name": "f"}]}
+        while time.monotonic() < until and all(process.poll() is None for process in self._processes):
+            try:
+                if httpx.put(table, json=schema, timeout=60).status_code in (200, 201, 304):
+                    return True
+            except httpx.HTTPError:
+                pass
+            time.sleep(1)
+        return False
+
+    def stop(self) -> None:
+        for process in reversed(self._processes):
+            process.kill()
+            process.wait()
+        self._log.close()
+
+
+def main(command: list[str]) -> int:
+    lib = jars()
+    if lib is None:
+        return subprocess.run(command, check=False).returncode
+    with tempfile.TemporaryDirectory(prefix="holdfast-hbase-") as folder:
+        server = HBase(lib, Path(folder))
+        try:
+            environment = dict(os.environ)
+            if server.ready(120):
+                environment["HOLDFAST_HBASE"] = f"hbase://127.0.0.1:{server.port}"
+            else:
+                print("no HBase: the server did not come up", file=sys.stderr)
+                print(Path(folder, "log").read_text()[-2000:], file=sys.stderr)
+            return subprocess.run(command, env=environment, check=False).returncode
+        finally:
+            server.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
