@@ -73,11 +73,11 @@ class CheckpointStore(ABC):
 
     def put(self, key: bytes, version: int, value: bytes) -> bool:
         """Save one checkpoint; True if it was taken, False if a newer one is there."""
-        return self.put_many([Entry(key, version, value)])[0]
+        return self._write([_checked(Entry(key, version, value))])[0]
 
     def put_many(self, entries: Iterable[Entry]) -> list[bool]:
         """Save several with one wait."""
-        checked = [_checked(entry) for entry in entries]
+        checked = [_checked(Entry(*entry)) for entry in entries]
         return self._write(checked) if checked else []
 
     def delete(self, key: bytes, version: int) -> bool:
@@ -108,7 +108,8 @@ def check_key(key: bytes) -> bytes:
 
 def _checked(entry: Entry) -> Entry:
     key, version, value = entry
-    check_key(key)
+    if type(key) is not bytes or not 1 <= len(key) <= KEY_BYTES_MAX:
+        check_key(key)
     if type(version) is not int or not 0 <= version <= VERSION_MAX:
         raise UsageError(f"a checkpoint version must be a whole number from 0 to 2^62; got {version!r}; count up")
     if value is not None and (type(value) is not bytes or len(value) > VALUE_BYTES_MAX):
@@ -116,4 +117,4 @@ def _checked(entry: Entry) -> Entry:
         raise UsageError(
             f"a checkpoint must be bytes, {VALUE_BYTES_MAX} at most; got {what}; encode it and split large state by key"
         )
-    return Entry(key, version, value)
+    return entry

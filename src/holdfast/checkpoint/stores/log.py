@@ -96,7 +96,7 @@ class LogStore(CheckpointStore):
         else:
             self._segments.number, self._segments.seq = found.end.segment, found.end.seq
         self._segment_bytes = segment_bytes
-        self._compact_above = 0
+        self._compact_above = self._looked_at = 0
 
     def _identity(self) -> bytes:
         path = self.folder / "id"
@@ -127,48 +127,52 @@ class LogStore(CheckpointStore):
 
     def _append(self, writes: list[Write]) -> list[bool]:
         """Under the turn: decide who is newest, write those, and only then let readers find them."""
-        taken, accepted, size = [], [], 0
+        taken: list[bool] = []
+        accepted: list[Write] = []
+        before: list[Place | None] = []
+        size = 0
         fresh: dict[bytes, int] = {}
-        places = self._index.find_many([write.digest for write in writes])
-        for write, place in zip(writes, places, strict=True):
-            newest = fresh.get(write.digest, -1 if place is None else place.version)
-            if write.source is None:
-                takes = write.version >= newest
-            else:
-                takes = write.digest not in fresh and place == write.source
+        for write, place in zip(writes, self._index.find_many([write.digest for write in writes]), strict=True):
+            digest, key, version, value, source = write
+            newest = fresh.get(digest, -1 if place is None else place.version)
+            takes = version >= newest if source is None else digest not in fresh and place == source
             taken.append(takes)
             if takes:
-                fresh[write.digest] = write.version
+                fresh[digest] = version
                 accepted.append(write)
-                size += ROW_SIZE + len(write.key) + len(write.value or b"")
+                before.append(place)
+                size += ROW_SIZE + len(key) + (len(value) if value else 0)
                 if size > UNIT_BYTES_MAX:
-                    self._write_unit(accepted, size)
-                    accepted, size = [], 0
+                    self._write_unit(accepted, before, size)
+                    accepted, before, size = [], [], 0
         if accepted:
-            self._write_unit(accepted, size)
+            self._write_unit(accepted, before, size)
         return taken
 
-    def _write_unit(self, writes: list[Write], size: int) -> None:
+    def _write_unit(self, writes: list[Write], before: list[Place | None], size: int) -> None:
         segments = self._segments
         segments.room_for(size + 256, now_us())
         parts, table, places = encode_unit(writes, segments.seq + 1, segments.number, segments.offset)
         body_at = segments.offset + len(parts[0])
         segments.append(parts)
-        self._count(writes, places)
+        self._count(writes, before, places)
         self._index.add(Chunk(segments.number, body_at, rows_of(table)), [w.digest for w in writes], places)
 
-    def _count(self, writes: list[Write], places: list[Place]) -> None:
+    def _count(self, writes: list[Write], before: list[Place | None], places: list[Place]) -> None:
         """References and current bytes per segment: those of the old record go, those of the new one come."""
         seen: dict[bytes, Place] = {}
-        befores = self._index.find_many([write.digest for write in writes])
-        for write, place, before in zip(writes, places, befores, strict=True):
+        references, live = self._references, self._live_bytes
+        number = places[0].segment
+        references.setdefault(number, 0)
+        live.setdefault(number, 0)
+        for write, place, known in zip(writes, places, before, strict=True):
             key_len = len(write.key)
-            old = seen.get(write.digest, before)
+            old = seen.get(write.digest, known)
             if old is not None:
-                self._references[old.segment] -= 1
-                self._live_bytes[old.segment] -= _size(key_len, old)
-            self._references[place.segment] = self._references.get(place.segment, 0) + 1
-            self._live_bytes[place.segment] = self._live_bytes.get(place.segment, 0) + _size(key_len, place)
+                references[old.segment] -= 1
+                live[old.segment] -= _size(key_len, old)
+            references[number] += 1
+            live[number] += _size(key_len, place)
             seen[write.digest] = place
 
     # Reading
@@ -212,6 +216,9 @@ class LogStore(CheckpointStore):
             return True
         if index.units >= FLUSH_UNITS_MAX:
             return True
+        if self._segments.number == self._looked_at:
+            return False  # What can be collected or compacted changes much only when a segment is full.
+        self._looked_at = self._segments.number
         unreferenced = sum(
             size for n, size in self._segments.sizes.items()
             if n != self._segments.number and not self._references.get(n)

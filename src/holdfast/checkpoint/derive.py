@@ -1,0 +1,83 @@
+"""From an operator's type and its annotation to what is done: SPADE's code generation (004 §4), as a table.
+
+Rules:
+1. A stateless operator saves nothing, whatever is annotated.
+2. A stateful functor saves its variables; a user-defined operator what its `checkpoint()` gives, per key; a join or
+   aggregate its windows.
+3. A barrier pairs tuples by arrival, so no state of its own makes it right after a loss: upstream backup is enforced,
+   and every other annotation is refused with the reason.
+4. `groups` needs a sliding window, `continuous` windows that close.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from holdfast.checkpoint.policy import Every, Groups, Guarantee, NoCheckpoint, Upstream, guarantee_of
+from holdfast.model.errors import UsageError
+
+
+class StateKind(Enum):
+    """What an operator has to lose."""
+
+    NONE = "no state"
+    VARIABLES = "variables"
+    KEYED = "instances by key"
+    SLIDING = "sliding windows"
+    WINDOWS = "windows"
+    IN_FLIGHT = "tuples in flight"
+
+
+@dataclass(frozen=True)
+class Protection:
+    """What is done for one operator. `holdfast explain` prints these."""
+
+    operator: str
+    kind: str
+    state: StateKind
+    policy: str
+    saves: str
+    guarantee: Guarantee
+    store: str | None = None
+
+
+_FITS: dict[StateKind, tuple[tuple[str, ...], str]] = {
+    StateKind.VARIABLES: (("NoCheckpoint", "Every"), "its variables"),
+    StateKind.KEYED: (("NoCheckpoint", "Every"), "what checkpoint() gives, per key"),
+    StateKind.SLIDING: (("NoCheckpoint", "Every", "Groups"), "its windows"),
+    StateKind.WINDOWS: (("NoCheckpoint", "Every", "Continuous"), "its open windows"),
+    StateKind.IN_FLIGHT: (("Upstream",), "nothing: its inputs are kept until it has paired them"),
+}
+_INSTEAD = {
+    StateKind.VARIABLES: 'every("10s")',
+    StateKind.KEYED: 'every("10s") or every(events=100)',
+    StateKind.SLIDING: 'groups(512, every="1s")',
+    StateKind.WINDOWS: "continuous()",
+    StateKind.IN_FLIGHT: "upstream(), or nothing",
+}
+
+
+def derive(operator: str, kind: str, state: StateKind, policy: object | None, store: str | None = None) -> Protection:
+    """What protects an operator; `policy` None means that nothing was annotated."""
+    if policy is None:
+        policy = Upstream() if state is StateKind.IN_FLIGHT else NoCheckpoint()
+    guarantee = guarantee_of(policy)
+    if state is StateKind.NONE:
+        return Protection(operator, kind, state, _text(policy), "nothing: it has no state", Guarantee.EXACT)
+    fits, saves = _FITS[state]
+    if type(policy).__name__ not in fits:
+        raise UsageError(
+            f"{operator}: a {kind} keeps {state.value}, which {_text(policy)} does not protect; use {_INSTEAD[state]}"
+        )
+    if isinstance(policy, NoCheckpoint):
+        saves = "nothing"
+    elif isinstance(policy, Groups):
+        saves = f"the groups of {policy.size} tuples that changed, of each window"
+    elif isinstance(policy, Every) and state is StateKind.SLIDING:
+        saves = "its windows, whole"
+    return Protection(operator, kind, state, _text(policy), saves, guarantee, store if saves != "nothing" else None)
+
+
+def _text(policy: object) -> str:
+    return "continuous()" if type(policy).__name__ == "Continuous" else str(policy)

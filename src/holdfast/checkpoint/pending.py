@@ -1,0 +1,70 @@
+"""A bounded queue of checkpoints, at most one per key: what waits in front of the serialiser and of the store.
+
+Rules:
+1. A newer checkpoint of a key takes the place in the queue of the one that waits: nobody will miss the older.
+2. An older one than that which waits is refused: older never overwrites newer, here neither (C8).
+3. When full, either the oldest goes (S4's way, 002 §3.2: a fresh state is worth more than a stale one), or the caller
+   waits until there is room. What goes is handed back, to be counted and told: nothing disappears silently.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Generic, Literal, Protocol, TypeVar
+
+
+class Versioned(Protocol):
+    @property
+    def key(self) -> bytes: ...
+    @property
+    def version(self) -> int: ...
+
+
+T = TypeVar("T", bound=Versioned)
+WhenFull = Literal["drop_oldest", "wait"]
+
+
+class Pending(Generic[T]):
+    def __init__(self, capacity: int, when_full: WhenFull) -> None:
+        self._capacity, self._when_full = capacity, when_full
+        self._items: OrderedDict[bytes, T] = OrderedDict()
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: T) -> tuple[T | None, T | None]:
+        """What this item superseded or was superseded by, and what was dropped for want of room."""
+        with self._changed:
+            waiting = self._items.get(item.key)
+            if waiting is not None:
+                if waiting.version > item.version:
+                    return item, None
+                self._items[item.key] = item
+                return waiting, None
+            dropped = None
+            if len(self._items) >= self._capacity:
+                if self._when_full == "drop_oldest":
+                    dropped = self._items.popitem(last=False)[1]
+                else:
+                    self._changed.wait_for(lambda: len(self._items) < self._capacity or self._closed)
+            if self._closed:
+                return None, item
+            self._items[item.key] = item
+            self._changed.notify_all()
+            return None, dropped
+
+    def take(self, at_most: int) -> list[T]:
+        """The oldest ones, waiting for the first; nothing once the queue is closed and empty."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._items or self._closed)
+            taken = [self._items.popitem(last=False)[1] for _ in range(min(at_most, len(self._items)))]
+            self._changed.notify_all()
+            return taken
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()

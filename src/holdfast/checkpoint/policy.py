@@ -1,0 +1,134 @@
+"""Checkpoint policies: what a user writes beside an operator to say what its protection may cost.
+
+    functor(..., checkpoint=every("10s"))           all of its state, on a schedule
+    udop(Model, ..., checkpoint=every(events=100))  each keyed instance after so many tuples
+    join(..., checkpoint=groups(512, every="1s"))   the parts of the windows that changed (004 §4.4)
+    aggregate(..., checkpoint=continuous())         window by window, into the output's own log (000, 001)
+    barrier(..., checkpoint=upstream())             the tuples on their way (004 §4)
+
+Each names its guarantee. *Exact*: what is restored and replayed equals the run without a failure. *Best effort*: what
+is restored is a state that existed earlier (C7); what came after it is lost. `groups` is best effort, and so
+is `every`, because that is what costs next to nothing; `every(..., exact=True)` saves with the end of each batch, waits
+for the store instead of dropping, and goes on from the position that the state belongs to.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from holdfast.model.errors import UsageError
+from holdfast.model.time import duration_text, duration_us
+
+
+class Guarantee(Enum):
+    EXACT = "exact"
+    BEST_EFFORT = "best effort"
+    NOTHING = "none: state is lost with its process"
+
+
+@dataclass(frozen=True)
+class NoCheckpoint:
+    """Nothing is saved."""
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee.NOTHING
+
+    def __str__(self) -> str:
+        return "none"
+
+
+@dataclass(frozen=True)
+class Every:
+    """The whole state, after a time or a number of tuples, whichever is given."""
+
+    us: int | None = None
+    events: int | None = None
+    exact: bool = False
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee.EXACT if self.exact else Guarantee.BEST_EFFORT
+
+    def __str__(self) -> str:
+        what = [f'"{duration_text(self.us)}"'] if self.us is not None else []
+        what += [f"events={self.events}"] if self.events is not None else []
+        return f"every({', '.join(what + (['exact=True'] if self.exact else []))})"
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups of a sliding window that have new tuples."""
+
+    size: int
+    us: int
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee.BEST_EFFORT
+
+    def __str__(self) -> str:
+        return f'groups({self.size}, every="{duration_text(self.us)}")'
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """No state: the tuples that made it are kept upstream until it is rebuilt from them."""
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee.EXACT
+
+    def __str__(self) -> str:
+        return "upstream()"
+
+
+Policy = NoCheckpoint | Every | Groups | Upstream
+#: The policy that saves nothing.
+none = NoCheckpoint()
+
+
+def every(time: str | float | None = None, *, events: int | None = None, exact: bool = False) -> Every:
+    """Save the whole state every so often.
+
+    >>> every("10s").us, every(events=100).events
+    (10000000, 100)
+    """
+    us = None if time is None else duration_us(time)
+    if (us is None) == (events is None) or (us is not None and us < 1) or (events is not None and events < 1):
+        raise UsageError(f"every() needs a positive time or a number of events, one of both; got {time!r}, {events!r}")
+    return Every(us, events, exact)
+
+
+def groups(size: int, *, every: str | float) -> Groups:
+    """Save a sliding window in groups of `size` tuples, those that changed, every so often.
+
+    >>> groups(512, every="1s").us
+    1000000
+    """
+    us = duration_us(every)
+    if size < 1 or us < 1:
+        raise UsageError(f"groups() needs a positive size and interval; got {size!r}, {every!r}")
+    return Groups(size, us)
+
+
+def upstream() -> Upstream:
+    """Keep in-flight tuples instead of state."""
+    return Upstream()
+
+
+def continuous(**options: Any) -> Any:
+    """Continuous eventual checkpoints; its options are those of the protocol, see `holdfast.protocol.cec`."""
+    return importlib.import_module("holdfast.protocol.cec.policy").continuous(**options)
+
+
+def guarantee_of(policy: object) -> Guarantee:
+    """What a policy promises. That of `continuous` is exact: it lives with its protocol, which knows no policies."""
+    if isinstance(policy, NoCheckpoint | Every | Groups | Upstream):
+        return policy.guarantee
+    if type(policy).__name__ == "Continuous":
+        return Guarantee.EXACT
+    raise UsageError(f"a checkpoint policy must be none, every(), groups(), continuous() or upstream(); got {policy!r}")

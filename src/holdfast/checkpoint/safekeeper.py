@@ -1,0 +1,209 @@
+"""The SafeKeeper: takes an operator's state off its hands and keeps it, beside the stream (002 §3.1, figure 3.1).
+
+Rules:
+1. `save` takes a reference to a state that nobody changes any more, or a function that gives its bytes, and returns.
+   Two bounded queues follow, one in front of the serialiser, one in front of the store.
+2. A full queue drops its oldest checkpoint, or makes the caller wait: the policy's choice. Drops are counted and told.
+   A policy that promises *exact* waits; dropping gives an earlier valid state only (C7).
+3. Every checkpoint ends in one result: DURABLE at the store's durability point and not before (C8), SUPERSEDED by a
+   newer one, DROPPED, or FAILED because its bytes could not be made.
+4. A store that fails is tried again, with growing pauses, until it is back; the stream goes on meanwhile by rule 2.
+   A store of files that gave up on its disk is opened anew, if the keeper was told how.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple
+
+from holdfast.checkpoint.histogram import Histogram, Summary
+from holdfast.checkpoint.pending import Pending, WhenFull
+from holdfast.checkpoint.store import CheckpointStore, Entry
+from holdfast.clock import monotonic_us
+from holdfast.model.errors import HoldfastError, PeerError, StorageError, UsageError
+
+#: Checkpoints handed to the store with one wait.
+_BATCH = 256
+_PAUSE_S_FIRST, _PAUSE_S_MAX = 0.02, 1.0
+
+
+class Outcome(Enum):
+    DURABLE = "durable"
+    SUPERSEDED = "superseded"
+    DROPPED = "dropped"
+    FAILED = "failed"
+
+
+class Result(NamedTuple):
+    """How a checkpoint ended, told to the callback."""
+
+    key: bytes
+    version: int
+    outcome: Outcome
+    latency_us: int
+    error: Exception | None = None
+
+
+class _Task(NamedTuple):
+    key: bytes
+    version: int
+    state: bytes | Callable[[], bytes]
+    since_us: int
+
+
+class Status(NamedTuple):
+    """What is shown of a keeper."""
+
+    outcomes: dict[str, int]
+    waiting: int
+    store_problem: str | None
+    """Why the store cannot be written right now."""
+    retries: int
+    serialising: Summary
+    storing: Summary
+    total: Summary
+
+
+class SafeKeeper:
+    """Asynchronous checkpoints into one store."""
+
+    def __init__(
+        self, store: CheckpointStore | Callable[[], CheckpointStore], *, capacity: int = 1024,
+        when_full: WhenFull = "drop_oldest", on_result: Callable[[Result], None] | None = None, storers: int = 1,
+    ) -> None:  # fmt: skip
+        if capacity < 1 or storers < 1 or when_full not in ("drop_oldest", "wait"):
+            raise UsageError(
+                f"a keeper needs room for a checkpoint, a storer, and 'drop_oldest' or 'wait'; got {capacity}, "
+                f"{storers}, {when_full!r}"
+            )
+        self._reopen = store if not isinstance(store, CheckpointStore) else None
+        self._store = store if isinstance(store, CheckpointStore) else store()
+        self._on_result = on_result
+        self._to_serialise: Pending[_Task] = Pending(capacity, when_full)
+        self._to_store: Pending[_Task] = Pending(capacity, when_full)
+        self._counts: Counter[Outcome] = Counter()
+        self._retries = 0
+        self._problem: str | None = None
+        self._saved = 0
+        self._ended = threading.Condition()
+        self._giving_up = threading.Event()
+        self._mending = threading.Lock()
+        self._serialising, self._storing, self._total = Histogram(), Histogram(), Histogram()
+        self._serialiser = threading.Thread(target=self._serialise, name="holdfast-serialiser", daemon=True)
+        self._storers = [
+            threading.Thread(target=self._keep, name=f"holdfast-storer-{i}", daemon=True) for i in range(storers)
+        ]
+        for thread in (self._serialiser, *self._storers):
+            thread.start()
+
+    @property
+    def store(self) -> CheckpointStore:
+        return self._store
+
+    def save(self, key: bytes, version: int, state: bytes | Callable[[], bytes]) -> None:
+        """Keep a state. Returns at once, or, where the policy is to wait, when there is room."""
+        with self._ended:
+            self._saved += 1
+        task = _Task(key, version, state, monotonic_us())
+        self._queue(self._to_store if isinstance(state, bytes) else self._to_serialise, task)
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Wait until everything saved so far has its result; False if the time was over before."""
+        with self._ended:
+            wanted = self._saved
+            return self._ended.wait_for(lambda: sum(self._counts.values()) >= wanted, timeout_s)
+
+    def status(self) -> Status:
+        with self._ended:
+            outcomes = {outcome.value: self._counts[outcome] for outcome in Outcome}
+        waiting = len(self._to_serialise) + len(self._to_store)
+        return Status(outcomes, waiting, self._problem, self._retries, self._serialising.summary(),
+                      self._storing.summary(), self._total.summary())  # fmt: skip
+
+    def close(self, *, patience_s: float = 10.0) -> None:
+        """Let what waits reach the store, for as long as `patience_s`; what cannot is counted as dropped."""
+        self._to_serialise.close()
+        self._serialiser.join(patience_s)
+        self._to_store.close()
+        for storer in self._storers:
+            storer.join(patience_s)
+        self._giving_up.set()
+        for storer in self._storers:
+            storer.join()
+        self._store.close()
+
+    def _queue(self, queue: Pending[_Task], task: _Task) -> None:
+        superseded, dropped = queue.put(task)
+        if superseded is not None:
+            self._end(superseded, Outcome.SUPERSEDED)
+        if dropped is not None:
+            self._end(dropped, Outcome.DROPPED)
+
+    def _serialise(self) -> None:
+        while tasks := self._to_serialise.take(1):
+            task = tasks[0]
+            begun = monotonic_us()
+            try:
+                assert not isinstance(task.state, bytes)
+                raw = task.state()
+                if not isinstance(raw, bytes):
+                    raise UsageError(f"a checkpoint must be bytes; got {type(raw).__name__} for {task.key!r:.80}")
+            except Exception as error:  # The operator's own code: its fault must not end the keeper.
+                self._end(task, Outcome.FAILED, error)
+                continue
+            self._serialising.add(monotonic_us() - begun)
+            self._queue(self._to_store, task._replace(state=raw))
+
+    def _keep(self) -> None:
+        while tasks := self._to_store.take(_BATCH):
+            pause = _PAUSE_S_FIRST
+            entries = [Entry(task.key, task.version, task.state) for task in tasks]  # type: ignore[arg-type]
+            while True:
+                begun = monotonic_us()
+                try:
+                    taken = self._store.put_many(entries)
+                    break
+                except (PeerError, StorageError) as error:
+                    self._problem = str(error)
+                    self._retries += 1
+                    if self._giving_up.wait(pause):
+                        for task in tasks:
+                            self._end(task, Outcome.DROPPED, error)
+                        return
+                    pause = min(2 * pause, _PAUSE_S_MAX)
+                    self._mend(error)
+                except HoldfastError as error:
+                    taken = None
+                    for task in tasks:
+                        self._end(task, Outcome.FAILED, error)
+                    break
+            if taken is not None:
+                self._problem = None
+                self._storing.add(monotonic_us() - begun)
+                for task, durable in zip(tasks, taken, strict=True):
+                    self._end(task, Outcome.DURABLE if durable else Outcome.SUPERSEDED)
+
+    def _mend(self, error: Exception) -> None:
+        """A store that gave up on its files does not come back by itself (L9); a server does."""
+        if self._reopen is None or isinstance(error, PeerError):
+            return
+        with self._mending:
+            with contextlib.suppress(HoldfastError):
+                self._store.close()
+            with contextlib.suppress(HoldfastError):
+                self._store = self._reopen()
+
+    def _end(self, task: _Task, outcome: Outcome, error: Exception | None = None) -> None:
+        latency = monotonic_us() - task.since_us
+        if outcome is Outcome.DURABLE:
+            self._total.add(latency)
+        if self._on_result is not None:
+            with contextlib.suppress(Exception):  # A callback that fails is not the keeper's to mend.
+                self._on_result(Result(task.key, task.version, outcome, latency, error))
+        with self._ended:
+            self._counts[outcome] += 1
+            self._ended.notify_all()

@@ -1,0 +1,191 @@
+"""Incremental checkpoints of sliding windows: only the groups of tuples that changed (004 §4.4).
+
+The intuition: a sliding window loses tuples at one end and gains them at the other; what lies between was saved before.
+
+1. Tuples of a window are numbered. Group g holds the numbers [g·size, (g+1)·size). A window of W tuples touches at most
+   W/size + 1 groups, so as many slots are enough, used in turn like a circular buffer; nothing has to be collected.
+2. A group is dirty if it has a tuple that was not saved. Dirty groups are saved whole, the oldest first. One that only
+   lost tuples is not saved.
+3. Groups are put in order by their numbers, not by the times of files as in the seeds: a clock may jump.
+4. A group that cannot be read costs its own tuples and no others, and that is told (C11). A window whose newest group
+   was saved before a crash is a state that existed (C7).
+5. In best effort, tuples that would have left the window while the operator was down are trimmed: the measured rate
+   times the time since the save. In exact mode nothing is trimmed: replay moves the window on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from holdfast.checkpoint.store import CheckpointStore, Entry
+from holdfast.model.errors import CorruptLog, UsageError
+from holdfast.model.time import SECOND_US
+
+
+class Head(msgspec.Struct, array_like=True, frozen=True):
+    """What stands before the tuples of a saved group."""
+
+    group: int
+    first: int
+    """Number of the first tuple in it."""
+    rows: int
+    size: int
+    saved_us: int
+    rate: float
+    """Tuples per second that the window gained lately."""
+    position: int = 0
+    """The operator's input position that the save belongs to."""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_head = msgspec.msgpack.Decoder(Head)
+
+
+class Dirty(NamedTuple):
+    """A group to save: tuples `first` … `end`-1 of a window."""
+
+    window: bytes
+    group: int
+    first: int
+    end: int
+
+
+@dataclass
+class _Counted:
+    """One window's numbers."""
+
+    next: int = 0
+    saved: int = 0
+    saved_us: int = 0
+    rate: float = 0.0
+
+
+@dataclass
+class Restored:
+    """What came back of one window."""
+
+    first: int
+    """Number of the oldest tuple."""
+    next: int
+    rows: pa.Table
+    position: int
+    lost: int = 0
+    """Tuples of groups that could not be read."""
+    trimmed: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+class WindowGroups:
+    """Keeps count of what is saved of all windows of one operator input."""
+
+    def __init__(self, name: bytes, window: int, size: int) -> None:
+        if size < 1 or window < 1:
+            raise UsageError(f"a window and its groups need a tuple at least; got {window} and {size}")
+        self.name, self.window, self.size = name, window, size
+        self.slots = -(-window // size) + 1
+        self._counted: dict[bytes, _Counted] = {}
+
+    def advance(self, window: bytes, next_number: int) -> None:
+        """The window has gained tuples up to, not including, this number: all that is done per batch."""
+        counted = self._counted.get(window)
+        if counted is None:
+            counted = self._counted[window] = _Counted()
+        counted.next = next_number
+
+    def unsaved(self, key: bytes) -> None:
+        """A save was dropped on its way: its group is dirty again."""
+        window, _, slot = key[len(self.name) + 1 :].partition(b"/")
+        counted = self._counted.get(bytes.fromhex(window.decode()))
+        if counted is not None:
+            newest = max(0, counted.saved - 1) // self.size
+            group = newest - (newest - int(slot)) % self.slots
+            counted.saved = min(counted.saved, max(0, group) * self.size)
+
+    def dirty(self, now_us: int) -> list[Dirty]:
+        """Groups with new tuples; from now on they count as saved."""
+        found = []
+        for window, counted in self._counted.items():
+            gained = counted.next - counted.saved
+            if gained:
+                oldest = max(0, counted.next - self.window)
+                begin = max(counted.saved, oldest) // self.size
+                for group in range(begin, (counted.next - 1) // self.size + 1):
+                    first = max(group * self.size, oldest)
+                    found.append(Dirty(window, group, first, min((group + 1) * self.size, counted.next)))
+            if counted.saved_us:
+                elapsed = max(1, now_us - counted.saved_us)
+                counted.rate = gained * SECOND_US / elapsed
+            counted.saved, counted.saved_us = counted.next, now_us
+        return found
+
+    def entry(self, dirty: Dirty, rows: pa.RecordBatch, now_us: int, position: int) -> Entry:
+        """What to store for a dirty group, given its tuples."""
+        rate = self._counted[dirty.window].rate
+        head = _encode(Head(dirty.group, dirty.first, rows.num_rows, self.size, now_us, rate, position))
+        body = bytes(memoryview(rows.serialize()))
+        value = len(head).to_bytes(2, "little") + head + body
+        # Tuples are only ever added, so the number of the last one orders the saves of a slot, reused or not.
+        return Entry(self.key(dirty.window, dirty.group), dirty.end, value)
+
+    def key(self, window: bytes, group: int) -> bytes:
+        return b"%b/%b/%06d" % (self.name, window.hex().encode(), group % self.slots)
+
+    def restore(self, store: CheckpointStore, schema: pa.Schema, *, now_us: int | None = None) -> dict[bytes, Restored]:
+        """All windows as they were saved. With `now_us`, stale tuples are trimmed (best effort)."""
+        found: dict[bytes, list[tuple[Head, pa.RecordBatch]]] = {}
+        problems: dict[bytes, list[str]] = {}
+        prefix = self.name + b"/"
+        for key, _ in store.scan(prefix):
+            window = bytes.fromhex(key[len(prefix) :].partition(b"/")[0].decode())
+            try:
+                saved = store.get(key)
+                if saved is not None:
+                    found.setdefault(window, []).append(_decode(saved.value, schema))
+            except (CorruptLog, msgspec.MsgspecError, pa.ArrowInvalid) as error:
+                problems.setdefault(window, []).append(f"{key.decode(errors='replace')}: {error}")
+        windows = {
+            window: self._assemble(found.get(window, []), schema, problems.get(window, []), now_us)
+            for window in sorted({*found, *problems})
+        }
+        for window, restored in windows.items():
+            self._counted[window] = _Counted(restored.next, restored.next, now_us or 0)
+        return windows
+
+    def _assemble(
+        self, groups: list[tuple[Head, pa.RecordBatch]], schema: pa.Schema, problems: list[str], now_us: int | None
+    ) -> Restored:
+        if not groups:
+            return Restored(0, 0, schema.empty_table(), 0, 0, 0, problems)
+        groups.sort(key=lambda pair: pair[0].group)
+        newest = groups[-1][0]
+        next_number = newest.first + newest.rows
+        oldest = max(0, next_number - self.window)
+        parts, have = [], 0
+        for head, rows in groups:
+            if head.first + head.rows <= oldest:
+                continue  # An earlier use of a slot, whose tuples have left the window.
+            skip = max(0, oldest - head.first)
+            parts.append(rows.slice(skip))
+            have += head.rows - skip
+        table = pa.Table.from_batches(parts, schema)
+        lost = next_number - oldest - have
+        trimmed = 0
+        if now_us is not None:
+            stale = int(max(0, now_us - newest.saved_us) / SECOND_US * newest.rate)
+            # The window had room for that many more before it would have lost any.
+            trimmed = min(table.num_rows, max(0, stale - (self.window - (next_number - oldest))))
+            table = table.slice(trimmed)
+        return Restored(next_number - table.num_rows, next_number, table, newest.position, lost, trimmed, problems)
+
+
+def _decode(value: bytes, schema: pa.Schema) -> tuple[Head, pa.RecordBatch]:
+    length = int.from_bytes(value[:2], "little")
+    head = _head.decode(value[2 : 2 + length])
+    rows = pa.ipc.read_record_batch(pa.py_buffer(value[2 + length :]), schema)
+    if rows.num_rows != head.rows:
+        raise CorruptLog(f"a group of {head.rows} tuples holds {rows.num_rows}; it is not what was saved")
+    return head, rows
