@@ -23,6 +23,7 @@ from holdfast.cli import (
     delete,
     demo,
     down,
+    explain,
     fail,
     heal,
     host,
@@ -92,7 +93,7 @@ def _plainly(command: Callable[P, None]) -> Callable[P, None]:
 
 
 for _verb in (streams, create, send, tail, replay, verify, repair, retain, delete, up, status, fail, heal, down,
-              host, demo):  # fmt: skip
+              host, explain, demo):  # fmt: skip
     app.command(_verb.__name__.rpartition(".")[2])(_plainly(_verb.command))
 
 

@@ -1,0 +1,80 @@
+"""Two versions of every key, so that what was begun can be begun again.
+
+A store keeps the newest version only. A batch that is executed again needs the state it began with, although its first
+attempt may have saved the state it ended with. Rules:
+
+1. A key has two slots. A new version goes into the slot that does not hold the one it was made from, so the newest two
+   versions are always there, however many batches passed between them.
+2. A read asks for the newest version that is not newer than a given one.
+3. Marks are values of the whole set, kept the same way and written last: a mark is there only if what it speaks of is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from holdfast.checkpoint.store import CheckpointStore, Entry, Saved
+from holdfast.model.errors import StorageError
+
+_STATE, _MARK, _NOTE = b"s", b"m", b"n"
+
+
+class Slots:
+    def __init__(self, store: CheckpointStore, prefix: bytes = b"") -> None:
+        self._store, self._prefix = store, prefix
+        noted = store.get(prefix + _NOTE)
+        self._notes: dict[bytes, bytes] = msgspec.msgpack.decode(noted.value, type=dict[bytes, bytes]) if noted else {}
+        self._noted = noted.version if noted else 0
+
+    def read(self, key: bytes, version: int) -> bytes | None:
+        """The newest state of `key` that is not newer than `version`."""
+        return self._newest(_STATE + key, version)
+
+    def mark(self, name: bytes, version: int) -> bytes | None:
+        return self._newest(_MARK + name, version)
+
+    def save(self, states: Mapping[bytes, bytes], version: int, marks: Mapping[bytes, bytes]) -> None:
+        """Keep states and then marks as of `version`. Done again with the same version, it changes nothing."""
+        if states:
+            self._put([(_STATE + key, value) for key, value in states.items()], version)
+        self._put([(_MARK + name, value) for name, value in marks.items()], version)
+
+    @property
+    def pending(self) -> dict[bytes, None]:
+        """Keys noted as not yet saved elsewhere."""
+        return dict.fromkeys(msgspec.msgpack.decode(self._notes.get(b"pending", b"\x90"), type=list[bytes]))
+
+    def number(self, name: bytes) -> int:
+        return int(self._notes.get(name, b"0"))
+
+    def note(self, pending: Iterable[bytes], values: Mapping[bytes, bytes]) -> None:
+        """Remember, without versions: what a policy needs to know the next time."""
+        self._notes = {**self._notes, **values, b"pending": msgspec.msgpack.encode(list(pending))}
+        self._noted += 1
+        self._store.put(self._prefix + _NOTE, self._noted, msgspec.msgpack.encode(self._notes))
+
+    def _newest(self, key: bytes, version: int) -> bytes | None:
+        found = [s for s in self._slots([key])[0] if s is not None and s.version <= version]
+        return max(found, key=lambda s: s.version).value if found else None
+
+    def _slots(self, keys: list[bytes]) -> list[tuple[Saved | None, Saved | None]]:
+        names = [self._prefix + key + slot for key in keys for slot in (b"0", b"1")]
+        saved = self._store.get_many(names)
+        return [(saved.get(self._prefix + key + b"0"), saved.get(self._prefix + key + b"1")) for key in keys]
+
+    def _put(self, values: list[tuple[bytes, bytes]], version: int) -> None:
+        entries = []
+        for (key, value), (zero, one) in zip(values, self._slots([key for key, _ in values]), strict=True):
+            # What an earlier attempt saved with this version is replaced; the newest one before it stays.
+            before = [
+                (s.version, slot) for slot, s in ((b"0", zero), (b"1", one)) if s is not None and s.version < version
+            ]
+            keep = max(before)[1] if before else b"1"
+            entries.append(Entry(self._prefix + key + (b"0" if keep == b"1" else b"1"), version, value))
+        if not all(self._store.put_many(entries)):
+            raise StorageError(
+                f"the state of version {version} cannot be saved: later ones are there already; a query must not go "
+                f"back by more than one batch"
+            )

@@ -1,0 +1,204 @@
+"""User-defined operators in Spark's executors: `repartition` by key, then one task per partition and batch.
+
+Rules:
+1. Tuples are taken in the order of `stime` and `tuple_id`. A task starts from the state at exactly the beginning of its
+   batch, or says that it cannot. State at the end of each batch goes to scratch on the machine, unsynced: it is for the
+   next batch, whichever Python worker runs it.
+2. Of each key two versions stay, in two slots used in turn, so that a batch that is executed again finds the state it
+   began with. A version is the number of the batch that it is the beginning of.
+3. By the policy, states also go to the store that survives the machine. *Exact* saves every batch before its results
+   leave the task and refuses to go on from an older state; *best effort* saves when due and goes on from what there is,
+   saying so.
+4. What comes from scratch or store is bytes with a checksum, decoded by the operator itself; nothing is unpickled (X3).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType, _parse_datatype_string
+
+from holdfast.checkpoint.derive import Protection, StateKind, derive
+from holdfast.checkpoint.policy import Every, NoCheckpoint
+from holdfast.checkpoint.slots import Slots
+from holdfast.checkpoint.stores import open_store
+from holdfast.checkpoint.stores.log import LogStore
+from holdfast.clock import now_us
+from holdfast.model.errors import StorageError, StreamBusy, UsageError
+from holdfast.model.names import check_name
+from holdfast.operators.udop import Instances, UserOperator
+from holdfast.stream.disk import VolatileDisk
+
+#: How long a task waits for the one before it, on another worker, to let go of the scratch.
+_BUSY_S = 20.0
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """The description of an operator on Spark. Make one with `udop`."""
+
+    name: str
+    prototype: Callable[[], UserOperator]
+    key: str
+    schema: StructType
+    checkpoint: Every | NoCheckpoint
+    store: str | None
+    scratch: str
+    time: str | None
+
+    @property
+    def protection(self) -> Protection:
+        return derive(self.name, "user-defined operator", StateKind.KEYED, self.checkpoint, self.store)
+
+    def __call__(self, frame: DataFrame) -> DataFrame:
+        """The results over a (streaming) DataFrame: `frame.transform(operator)`."""
+        task = _Task(self, to_arrow_schema(self.schema))
+        return frame.repartition(self.key).mapInArrow(task, self.schema)
+
+
+def udop(
+    name: str, prototype: Callable[[], UserOperator], *, key: str, schema: str | StructType,
+    checkpoint: Every | NoCheckpoint | None = None, store: str | None = None, scratch: str | None = None,
+    time: str | None = None,
+) -> Keyed:  # fmt: skip
+    """An operator of your own on Spark, one instance of `prototype` per value of `key`.
+
+    `store` is the address of the checkpoint store that outlives the machine ("log:/mnt/shared/…", "redis://…"); paths
+    get a folder per partition. `time` names the timestamp column that `output_after_us` and `time_to_live_us` go by.
+    """
+    policy = checkpoint or NoCheckpoint()
+    if not isinstance(policy, NoCheckpoint) and store is None:
+        raise UsageError(f"{name}: {policy} needs a store, such as store='log:/var/lib/app/checkpoints'")
+    columns = _parse_datatype_string(schema) if isinstance(schema, str) else schema
+    scratch = scratch or str(Path(tempfile.gettempdir()) / "holdfast-scratch")
+    made = Keyed(check_name(name), prototype, key, columns, policy, store, scratch, time)
+    made.protection  # noqa: B018 - refuses a policy that does not fit
+    return made
+
+
+class _Task:
+    """Runs in a Python worker, once per partition and batch."""
+
+    def __init__(self, plan: Keyed, schema: pa.Schema) -> None:
+        self._plan, self._schema = plan, schema
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        partition = context.partitionId()
+        batch = int(context.getLocalProperty("streaming.sql.batchId") or 0)
+        query = context.getLocalProperty("sql.streaming.queryId") or f"once-{context.stageId()}"
+        with self._scratch(query, partition) as near, self._store(partition) as far:
+            yield from self._run(list(batches), batch, near, far)
+
+    def _run(
+        self, batches: list[pa.RecordBatch], batch: int, near: Slots, far: Slots | None
+    ) -> Iterator[pa.RecordBatch]:
+        plan = self._plan
+        load = _Loading(plan, batch, near, far)
+        instances = Instances(plan.name, plan.prototype, plan.key, self._schema, load=load, time=plan.time)
+        results = [instances.feed(rows) for rows in _in_order(batches)]
+        states = {key: instances.snapshot(key)[1] for key in instances.touched}
+        near.save(states, batch + 1, {**load.marks, b"batch": b"%d" % (batch + 1)})
+        if far is not None:
+            self._save(states, sum(rows.num_rows for rows in batches), batch, near, far)
+        for table in results:
+            yield from table.to_batches()
+
+    def _save(self, states: dict[bytes, bytes], rows: int, batch: int, near: Slots, far: Slots) -> None:
+        policy = self._plan.checkpoint
+        assert isinstance(policy, Every)
+        if policy.exact:
+            far.save(states, batch + 1, {b"batch": b"%d" % (batch + 1)})
+            return
+        # What is due is judged over all keys of the partition: their states of this moment belong together.
+        pending = near.pending | dict.fromkeys(states)
+        events = near.number(b"events") + rows
+        since = near.number(b"saved_us") or now_us()
+        due = now_us() - since >= policy.us if policy.us is not None else events >= (policy.events or 1)
+        if due:
+            everything = {key: near.read(key, batch + 1) or b"" for key in pending}
+            far.save(everything, batch + 1, {b"batch": b"%d" % (batch + 1)})
+            pending, events, since = {}, 0, now_us()
+        near.note(pending, {b"events": b"%d" % events, b"saved_us": b"%d" % since})
+
+    @contextlib.contextmanager
+    def _scratch(self, query: str, partition: int) -> Iterator[Slots]:
+        folder = Path(self._plan.scratch) / query / self._plan.name / str(partition)
+        until = time.monotonic() + _BUSY_S
+        while True:
+            try:
+                store = LogStore(folder, background=False, disk=VolatileDisk())
+                break
+            except StreamBusy:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.01)
+        with store:
+            yield Slots(store)
+
+    @contextlib.contextmanager
+    def _store(self, partition: int) -> Iterator[Slots | None]:
+        plan = self._plan
+        if plan.store is None or isinstance(plan.checkpoint, NoCheckpoint):
+            yield None
+            return
+        kind = plan.store.partition(":")[0]
+        local = kind in ("log", "files", "rocksdb")
+        address = f"{plan.store}/{plan.name}/{partition}" if local else plan.store
+        with open_store(address) as store:
+            yield Slots(store, b"" if local else f"{plan.name}/{partition}/".encode())
+
+
+def _in_order(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """The tuples of a task in the order of their streams, however the shuffle delivered them (D9)."""
+    rows = [batch for batch in batches if batch.num_rows]
+    if not rows:
+        return []
+    table = pa.Table.from_batches(rows)
+    keys = [(name, "ascending") for name in ("stime", "stream", "tuple_id") if name in table.column_names]
+    return (table.sort_by(keys) if keys else table).combine_chunks().to_batches()  # type: ignore[no-any-return]
+
+
+class _Loading:
+    """The state of a key at the beginning of a batch (rules 1 and 3)."""
+
+    def __init__(self, plan: Keyed, batch: int, near: Slots, far: Slots | None) -> None:
+        self._plan, self._batch, self._near, self._far = plan, batch, near, far
+        self.marks: dict[bytes, bytes] = {}
+        begun = near.mark(b"batch", batch)
+        self._near_is_complete = batch == 0 or begun == b"%d" % batch
+        if not self._near_is_complete:
+            self._recover()
+
+    def _recover(self) -> None:
+        """The scratch does not have the beginning of this batch: another machine had it, or it was lost."""
+        plan, batch = self._plan, self._batch
+        newest = None if self._far is None else self._far.mark(b"batch", batch)
+        if isinstance(plan.checkpoint, Every) and plan.checkpoint.exact:
+            if newest != b"%d" % batch:
+                raise StorageError(
+                    f"{plan.name}: the state at the beginning of batch {batch} is neither on this machine nor in "
+                    f"{plan.store}, whose newest is {(newest or b'none').decode()}; start the query from that batch"
+                )
+        else:
+            warnings.warn(
+                f"{plan.name}: goes on with the state of batch {(newest or b'0').decode()} in batch {batch} (best "
+                f"effort)", RuntimeWarning, stacklevel=1,
+            )  # fmt: skip
+
+    def __call__(self, key: bytes) -> bytes | None:
+        found = self._near.read(key, self._batch)
+        if found is None and not self._near_is_complete and self._far is not None:
+            found = self._far.read(key, self._batch)
+        return found

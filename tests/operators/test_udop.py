@@ -1,0 +1,202 @@
+"""User-defined operators, functors and barriers (002 §3.1, 004 §4, §4.3)."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from holdfast.checkpoint.policy import Guarantee, every
+from holdfast.checkpoint.stores.memory import MemoryStore
+from holdfast.model.errors import CorruptLog, UsageError
+from holdfast.operators.barrier import Barrier
+from holdfast.operators.functor import functor
+from holdfast.operators.udop import Instances, UserOperator, VectorOperator, decode, encode, lazily
+
+IN = pa.schema([("k", pa.string()), ("x", pa.int64()), ("t", pa.int64())])
+OUT = pa.schema([("k", pa.string()), ("sum", pa.int64())])
+
+
+class Total(UserOperator):
+    """Sends the sum of its key after every third tuple."""
+
+    output_every = 3
+    time_to_live_us = 100
+
+    def __init__(self) -> None:
+        self.key, self.sum = "", 0
+
+    def process(self, row: dict[str, Any]) -> None:
+        self.key, self.sum = row["k"], self.sum + row["x"]
+
+    def output(self) -> list[dict[str, Any]]:
+        return [{"k": self.key, "sum": self.sum}]
+
+    def checkpoint(self) -> bytes:
+        return encode([self.key, self.sum])
+
+    def restore(self, saved: bytes) -> None:
+        self.key, self.sum = decode(saved)
+
+
+class Columns(VectorOperator):
+    """The running sum by column."""
+
+    def __init__(self) -> None:
+        self.sum = 0
+
+    def process_batch(self, rows: pa.RecordBatch) -> pa.Table:
+        found = []
+        for value in rows.column("x").to_pylist():
+            self.sum += value
+            found.append(self.sum)
+        return pa.table([rows.column("k"), pa.array(found, pa.int64())], schema=OUT)
+
+    def checkpoint(self) -> bytes:
+        return encode(self.sum)
+
+    def restore(self, saved: bytes) -> None:
+        self.sum = decode(saved)
+
+
+def _batch(rows: list[tuple[str, int, int]]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"k": k, "x": x, "t": t} for k, x, t in rows], schema=IN)
+
+
+def _rows(seed: int, count: int) -> list[tuple[str, int, int]]:
+    chance = random.Random(seed)
+    return [(chance.choice("abcdef"), chance.randint(-9, 9), i) for i in range(count)]
+
+
+def _expected(rows: list[tuple[str, int, int]], every: int) -> dict[str, list[int]]:
+    sums: dict[str, int] = {}
+    seen: dict[str, int] = {}
+    out: dict[str, list[int]] = {}
+    for k, x, _ in rows:
+        sums[k], seen[k] = sums.get(k, 0) + x, seen.get(k, 0) + 1
+        if seen[k] % every == 0:
+            out.setdefault(k, []).append(sums[k])
+    return out
+
+
+def _gathered(tables: list[pa.Table]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for table in tables:
+        for row in table.to_pylist():
+            found.setdefault(row["k"], []).append(row["sum"])
+    return found
+
+
+@pytest.mark.parametrize(("prototype", "every"), [(Total, 3), (Columns, 1)])
+@pytest.mark.parametrize("eager", [False, True])
+def test_instances_restored_at_any_point_go_on_as_if_nothing_had_happened(
+    prototype: type[UserOperator], every: int, eager: bool
+) -> None:
+    """C7 at its best: saved after every batch, restored lazily at the first tuple of a key, or all in bulk."""
+    rows, store, tables = _rows(7, 400), MemoryStore(), []
+    instances = Instances("op", prototype, "k", OUT)
+    for at in range(0, len(rows), 20):
+        tables.append(instances.feed(_batch(rows[at : at + 20])))
+        store.put_many(instances.entries(instances.touched))
+        instances.settle(instances.touched)
+        instances = Instances("op", prototype, "k", OUT, load=None if eager else lazily("op", store))
+        if eager:
+            assert instances.restore_all(store) == len({k for k, _, _ in rows[: at + 20]})
+        else:
+            assert len(instances) == 0
+    assert _gathered(tables) == _expected(rows, every)
+
+
+def test_an_instance_without_tuples_leaves_memory_and_comes_back_from_its_checkpoint() -> None:
+    """002 §3.1: time to live."""
+    store = MemoryStore()
+    instances = Instances("op", Total, "k", OUT, load=lazily("op", store), time="t")
+    instances.feed(_batch([("a", 5, 0), ("a", 6, 1)]))
+    instances.feed(_batch([("b", 1, 500)]))
+    assert len(instances) == 2, "a state that was not saved must not be forgotten"
+    store.put_many(instances.entries(instances.touched))
+    instances.settle(instances.touched)
+    instances.feed(_batch([("b", 1, 501)]))
+    assert len(instances) == 1
+    assert instances.feed(_batch([("a", 1, 502)])).to_pylist() == [{"k": "a", "sum": 12}]
+
+
+def test_only_keys_with_enough_tuples_since_their_last_save_are_due() -> None:
+    """every(events=…)."""
+    instances = Instances("op", Total, "k", OUT)
+    instances.feed(_batch([("a", 1, 0)] * 5 + [("b", 1, 0)] * 2))
+    assert instances.due(5) == [encode("a")]
+    instances.settle(instances.due(5))
+    instances.feed(_batch([("b", 1, 0)] * 3 + [("a", 1, 0)] * 4))
+    assert instances.due(5) == [encode("b")]
+
+
+def test_nothing_from_a_store_is_unpickled() -> None:
+    """X3: a pickle that would run code is refused as unreadable."""
+
+    class Bomb:
+        def __reduce__(self) -> Any:
+            raise AssertionError
+
+    store = MemoryStore()
+    store.put(b"op/" + encode("a"), 1, pickle.dumps([1, 2]))
+    with pytest.raises(CorruptLog, match="cannot be read"):
+        Instances("op", Total, "k", OUT, load=lazily("op", store)).feed(_batch([("a", 1, 0)]))
+
+
+def test_an_operator_without_checkpoint_says_what_to_define() -> None:
+    class Plain(UserOperator):
+        def process(self, row: dict[str, Any]) -> None:
+            pass
+
+    instances = Instances("op", Plain, "k", OUT)
+    instances.feed(_batch([("a", 1, 0)]))
+    with pytest.raises(UsageError, match=r"define checkpoint\(\)"):
+        instances.entries(instances.touched)
+
+
+def test_a_functor_keeps_its_variables_and_a_stateless_one_nothing() -> None:
+    """004 §4."""
+
+    def count(row: dict[str, Any], v: dict[str, Any]) -> dict[str, Any] | None:
+        v["n"] += row["x"]
+        return {"k": row["k"], "sum": v["n"]} if row["x"] > 0 else None
+
+    running = functor("running", count, variables={"n": 0}, checkpoint=every("10s"))
+    assert running.protection.saves == "its variables"
+    first, store = Instances("running", running.build, None, OUT), MemoryStore()
+    first.feed(_batch([("a", 5, 0), ("b", -2, 0)]))
+    store.put_many(first.entries(first.touched))
+    again = Instances("running", running.build, None, OUT, load=lazily("running", store))
+    assert again.feed(_batch([("c", 4, 0)])).to_pylist() == [{"k": "c", "sum": 7}]
+    plain = functor("plain", lambda row, v: row, checkpoint=every("10s"))
+    assert (plain.protection.saves, plain.protection.guarantee) == ("nothing: it has no state", Guarantee.EXACT)
+    with pytest.raises(UsageError, match="must be numbers"):
+        functor("bad", count, variables={"n": object()})
+    with pytest.raises(UsageError, match="one of both"):
+        functor("bad")
+
+
+def test_a_barrier_fed_again_from_upstream_pairs_as_before() -> None:
+    """004 §4: with every cut of the run, resumed from what is consumed, the pairs equal those without a failure."""
+    a, b = pa.schema([("a", pa.int64())]), pa.schema([("b", pa.int64())])
+    chance = random.Random(2)
+    expected = [(i, 100 + i) for i in range(30)]
+    for _ in range(40):
+        barrier, sent, got = Barrier("b", [a, b]), [0, 0], []
+        while len(got) < 30:
+            if chance.random() < 0.15:
+                barrier = Barrier("b", [a, b], resume_at=barrier.consumed)
+                sent = [max(0, barrier.consumed - chance.randint(0, 3))] * 2  # Upstream may give more than needed.
+            which = chance.randint(0, 1)
+            first, end = sent[which], min(30, sent[which] + chance.randint(0, 4))
+            values = [i + 100 * which for i in range(first, end)]
+            rows = pa.record_batch([pa.array(values, pa.int64())], schema=(a, b)[which])
+            got += [tuple(r.values()) for r in barrier.feed(which, first, rows).to_pylist()]
+            sent[which] = end
+        assert got == expected
+    with pytest.raises(UsageError, match="replay the tuples"):
+        Barrier("b", [a, b]).feed(0, 3, rows)

@@ -1,0 +1,133 @@
+"""User-defined operators in executors: each state where its batch begins, whatever is run again or lost."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+import holdfast
+from holdfast.checkpoint.policy import every
+from holdfast.operators.udop import UserOperator, decode, encode
+from holdfast.spark import read_stream
+from holdfast.spark.keyed import Keyed, udop
+from tests.spark.conftest import fill
+
+ROWS = [(i * 0.5, "abcd"[i * 7 % 4], i) for i in range(40)]
+
+
+def make(tmp_path: Path, checkpoint: Any, fail_at: Path | None = None) -> Keyed:
+    # Defined here, so that Spark sends the class by value: its workers cannot import the tests.
+    class Running(UserOperator):
+        def __init__(self) -> None:
+            self.sum = 0
+
+        def process(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+            if fail_at is not None and row["value"] == 30 and not fail_at.exists():
+                fail_at.touch()
+                raise RuntimeError("planned")
+            self.sum += row["value"]
+            return [{"key": row["key"], "sum": self.sum}]
+
+        def checkpoint(self) -> bytes:
+            return encode(self.sum)
+
+        def restore(self, saved: bytes) -> None:
+            self.sum = decode(saved)
+
+    store = None if checkpoint is None else f"log:{tmp_path}/far"
+    return udop("running", Running, key="key", schema="key string, sum bigint", checkpoint=checkpoint, store=store,
+                scratch=str(tmp_path / "near"))  # fmt: skip
+
+
+def run(spark: SparkSession, store: holdfast.StreamStore, operator: Keyed, tmp_path: Path) -> list[Any]:
+    """What is there, in batches of some ten tuples; what came out of each."""
+    found: list[list[tuple[str, int]]] = []
+
+    def keep(frame: DataFrame, batch: int) -> None:
+        found.append([tuple(row) for row in frame.collect()])
+
+    source = read_stream(spark, "in", root=str(store.root), maxRowsPerBatch=10)
+    query = (
+        source.transform(operator)
+        .writeStream.foreachBatch(keep)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return found
+
+
+def expected(rows: list[tuple[float, str, int]]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for _, key, value in rows:
+        found.setdefault(key, []).append((found.get(key) or [0])[-1] + value)
+    return found
+
+
+def gathered(batches: list[Any]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for batch in batches:
+        for key, value in batch:
+            found.setdefault(key, []).append(value)
+    return found
+
+
+@pytest.mark.parametrize("policy", [None, every(events=1), every("1ms", exact=True)])
+def test_an_operator_of_ones_own_gives_each_key_its_state_over_batches_and_restarts(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path, policy: Any
+) -> None:
+    fill(store, "in", ROWS[:20], end=False, until=10)
+    operator = make(tmp_path, policy)
+    first = run(spark, store, operator, tmp_path)
+    assert len(first) > 1
+    fill(store, "in", ROWS[20:], until=30)
+    assert gathered(first + run(spark, store, operator, tmp_path)) == expected(ROWS)
+
+
+def test_a_batch_that_is_run_again_begins_with_the_state_it_began_with(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    """A task that fails in the middle is tried again; other tasks of its batch had saved their states already."""
+    fill(store, "in", ROWS, until=30)
+    operator = make(tmp_path, every("1ms", exact=True), fail_at=tmp_path / "failed")
+    assert gathered(run(spark, store, operator, tmp_path)) == expected(ROWS)
+    assert (tmp_path / "failed").exists()
+
+
+def test_exact_survives_the_loss_of_the_machine_and_refuses_what_it_cannot_know(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    fill(store, "in", ROWS[:20], end=False, until=10)
+    operator = make(tmp_path, every("1ms", exact=True))
+    first = run(spark, store, operator, tmp_path)
+    shutil.rmtree(tmp_path / "near")
+    fill(store, "in", ROWS[20:30], end=False, until=15)
+    second = run(spark, store, operator, tmp_path)
+    assert gathered(first + second) == expected(ROWS[:30])
+    shutil.rmtree(tmp_path / "near")
+    shutil.rmtree(tmp_path / "far")
+    fill(store, "in", ROWS[30:], until=30)
+    with pytest.raises(StreamingQueryException, match="neither on this machine nor in"):
+        run(spark, store, operator, tmp_path)
+
+
+def test_best_effort_goes_on_from_an_earlier_state_of_each_key(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    """C7: what a key goes on from is a sum that it had before."""
+    fill(store, "in", ROWS[:20], end=False, until=10)
+    operator = make(tmp_path, every(events=8))
+    first = gathered(run(spark, store, operator, tmp_path))
+    shutil.rmtree(tmp_path / "near")
+    fill(store, "in", ROWS[20:], until=30)
+    second = gathered(run(spark, store, operator, tmp_path))
+    for key, sums in second.items():
+        added = [value for _, k, value in ROWS[20:] if k == key]
+        assert sums[0] - added[0] in [0, *first[key]]
+        assert sums[0] - added[0] > 0, "something had been saved"
