@@ -3,8 +3,8 @@
 A linear model learns the yield of wafers from sensors that drift, one tuple after another, and predicts before it
 learns. Once per run, at a random time, its memory is lost; it is back two to five seconds later. Tuples that come
 meanwhile are lost as well, except in exact mode, where they are replayed. Forty runs each: without checkpoints, with
-`every("1s")`, and exact. The error is the root mean square, over all runs, of the difference to the predictions of a run
-without a crash, from the crash onward. Time is the tuples' own: 9,000 wafers in thirty minutes.
+`every("1s")`, and exact. The error is the root mean square, over all runs, of the difference to the predictions of a
+run without a crash, from the crash onward. Time is the tuples' own: 9,000 wafers in thirty minutes.
 """
 
 from __future__ import annotations
