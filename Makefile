@@ -26,7 +26,7 @@ test: setup
 
 # The stores at length, with HBase beside them where Maven can bring it: 10,000 operations, 1,000 power cuts.
 test-stores: setup
-	HOLDFAST_STORE_OPS=10000 HOLDFAST_STORE_CUTS=1000 $(BIN)/python -m tests.checkpoint.hbase_server \
+	HOLDFAST_STORE_OPS=10000 HOLDFAST_STORE_CUTS=1000 HOLDFAST_STORE_FLIPS=2000 $(BIN)/python -m tests.checkpoint.hbase_server \
 		$(BIN)/python -m pytest tests/checkpoint
 
 lint: setup
@@ -37,7 +37,7 @@ lint: setup
 # Every published number; each bench ends with one line of JSON. Run them on a quiet machine.
 bench: setup
 	$(BIN)/python -m pip install --quiet -e '.[bench]'
-	@for bench in log_append spark_read microbatch; do $(BIN)/python -m benches.$$bench || exit 1; done
+	@for bench in log_append spark_read microbatch stores window_join output_deviation; do $(BIN)/python -m benches.$$bench || exit 1; done
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
