@@ -47,6 +47,10 @@ class Fenced(StorageError):
     """Another writer holds a newer epoch; this one may not acknowledge anything any more (L7)."""
 
 
+class StateLost(StorageError):
+    """The state of an operator is not at hand; start the query again and it is restored from the output's log."""
+
+
 class StreamBusy(StorageError):
     """Another process is writing to the stream right now."""
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
+from holdfast.model.errors import StorageError
 from holdfast.spark.format import HoldfastSource
 from holdfast.spark.java import ensure_java
 from holdfast.stream.frame import crc32c
@@ -40,6 +41,7 @@ SETTINGS = (
     Setting("spark.sql.session.timeZone", "UTC", "stime is UTC; a local zone would shift every window."),
     Setting("spark.sql.execution.arrow.pyspark.enabled", "true", "Rows go to and from Python by column."),
     Setting("spark.sql.python.filterPushdown.enabled", "true", "A filter on stime opens only the segments it needs."),
+    Setting("spark.executorEnv.POLARS_MAX_THREADS", "1", "Every core has a task of its own; threads would only queue."),
     Setting("spark.ui.enabled", "false", "A library should not open a port unasked; set it to true to see the UI."),
     Setting("spark.ui.showConsoleProgress", "false", "Progress bars would fight with the program's own output."),
     Setting("spark.driver.bindAddress", "127.0.0.1", "Nothing is reachable from outside.", local_only=True),
@@ -80,16 +82,25 @@ def register(spark: SparkSession) -> SparkSession:
     return spark
 
 
+def own_folder() -> Path:
+    """A folder for temporary things of this user that nobody else can write to."""
+    folder = Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    owned = folder.lstat()
+    if not stat.S_ISDIR(owned.st_mode) or owned.st_uid != os.getuid() or owned.st_mode & 0o077:
+        raise StorageError(f"{folder} must be a folder that only this user can write to; remove it, or set TMPDIR")
+    return folder
+
+
 def quick_python() -> str:
     """An interpreter for Python workers that skips Spark's zipped copy of pyspark.
 
     Spark puts pyspark.zip in front of the path; modules in a zip are compiled anew in every process, which costs 0.7 s
     for each query that starts. The installed pyspark is the same code with its bytecode at hand.
     """
-    folder = Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    owned = folder.lstat()
-    if not stat.S_ISDIR(owned.st_mode) or owned.st_uid != os.getuid() or owned.st_mode & 0o077:
+    try:
+        folder = own_folder()
+    except StorageError:
         return sys.executable  # Somebody else made the folder: what lies there is not ours to run.
     script = folder / f"python-{crc32c(sys.executable.encode()):08x}"
     text = (

@@ -31,6 +31,7 @@ from holdfast.model.errors import CorruptLog, Fenced, SchemaError, UnknownStream
 from holdfast.model.schema import STIME_TYPE, schema_text, type_text
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, duration_us
 from holdfast.model.tuples import RESERVED
+from holdfast.spark import control
 from holdfast.spark.options import WRITE_OPTIONS, Options
 from holdfast.spark.wal import batch_boundary
 from holdfast.stream.disk import Disk
@@ -55,6 +56,8 @@ class Rows(WriterCommitMessage):
     inline: bytes = b""
     staged: str = ""
     crc: int = 0
+    control: tuple[bytes, ...] = ()
+    """Checkpoints of the operator that the rows come from."""
 
 
 class Target:
@@ -66,7 +69,8 @@ class Target:
         if len(names) != 1:
             raise UsageError(f"name the one stream to write to, for example .start('results'); got {names or 'none'}")
         self.stime = self._stime_path(schema)
-        columns = [f for f in schema if f.name not in RESERVED]
+        columns = [f for f in schema if f.name not in RESERVED and f.name != control.COLUMN]
+        self._controlled = control.COLUMN in schema.names
         self.stream = self._open(names[0], pa.schema(columns))
         wanted = self.stream.definition.schema
         if {f.name: type_text(f.type) for f in wanted} != {f.name: type_text(f.type) for f in columns}:
@@ -116,8 +120,11 @@ class Target:
         """Rule 1, in an executor."""
         sink = pa.BufferOutputStream()
         rows, high = 0, BEGINNING_US
+        found: list[bytes] = []
         with pa.ipc.new_stream(sink, self.stream.definition.stored) as writer:
             for batch in iterator:
+                if self._controlled:
+                    batch = self._without_control(batch, found)
                 if batch.num_rows:
                     stored = self.stored(batch)
                     writer.write_batch(stored)
@@ -125,13 +132,21 @@ class Target:
                     high = max(high, pc.max(stored.column(0).cast(pa.int64())).as_py())
         data = bytes(memoryview(sink.getvalue())) if rows else b""
         if len(data) <= INLINE_BYTES:
-            return Rows(query_id, run_id, rows, high, inline=data)
+            return Rows(query_id, run_id, rows, high, inline=data, control=tuple(found))
         staging = self.staging
         disk = Disk()
         disk.make_dir(staging)
         name = f"{query_id}.{batch_id}.{os.urandom(8).hex()}.arrow"
         disk.replace_file(staging / name, data)
-        return Rows(query_id, run_id, rows, high, staged=name, crc=crc32c(data))
+        return Rows(query_id, run_id, rows, high, staged=name, crc=crc32c(data), control=tuple(found))
+
+    @staticmethod
+    def _without_control(batch: pa.RecordBatch, found: list[bytes]) -> pa.RecordBatch:
+        messages = batch.column(control.COLUMN)
+        if messages.null_count == batch.num_rows:
+            return batch
+        found += [m for m in messages.to_pylist() if m is not None]
+        return batch.filter(messages.is_null())
 
     @property
     def staging(self) -> Path:
@@ -202,8 +217,12 @@ class Target:
         if writer.state.closed and not filed.events:
             return
         tokens = {f"spark-{query_id}": batch_id, mine: runs.get(mine, last + 1)}
+        checkpoints = [control.decode(raw, self.staging) for m in messages for raw in m.control]
+        checkpoints.sort(key=lambda c: (c.operator, c.partition))
         writer.commit(filed.events, now_us=now_us(), boundary_us=filed.boundary_us, tokens=tokens, closed=closed,
-                      pending=(filed.pending_rows, filed.pending))  # fmt: skip
+                      pending=(filed.pending_rows, filed.pending), control=checkpoints)  # fmt: skip
+        if checkpoints:
+            control.discard(self.staging, max(c.position_us for c in checkpoints))
 
 
 class StreamSink(DataSourceStreamArrowWriter):

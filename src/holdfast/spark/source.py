@@ -31,6 +31,7 @@ from holdfast.model.errors import StorageError, UsageError
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, instant_text, instant_us
 from holdfast.spark.options import READ_OPTIONS, Options
 from holdfast.spark.pushdown import narrowed
+from holdfast.spark.restore import Restore
 from holdfast.stream.acks import acknowledge
 from holdfast.stream.decision import Decision
 from holdfast.stream.disk import Disk
@@ -45,11 +46,17 @@ BATCH_BYTES_DEFAULT = 256 << 20
 ROWS_TOGETHER = 16_384
 
 
+#: Control rows for a stage: for how many partitions, and their times.
+Marks = tuple[int, tuple[int, ...]]
+
+
 class Task(InputPartition):
     """Consecutive pieces of one batch."""
 
     def __init__(self, pieces: Sequence[Piece], start_us: int, end_us: int, boundary_us: int | None) -> None:
         self.pieces, self.start_us, self.end_us, self.boundary_us = pieces, start_us, end_us, boundary_us
+        self.marks: Marks | None = None
+        """Partitions, and the times that each of them is told."""
 
 
 def split(pieces: Sequence[Piece], start_us: int, end_us: int, tasks_max: int, boundary_us: int | None) -> list[Task]:
@@ -73,15 +80,16 @@ def read_task(task: Task, sources: Sequence[Source], stream_column: bool) -> Ite
     """Runs in an executor."""
     reader = PieceReader(sources, stream_column=stream_column)
     try:
-        yield from together(reader.read(task.pieces, task.start_us, task.end_us), reader, task.boundary_us)
+        rows = reader.read(task.pieces, task.start_us, task.end_us)
+        yield from together(rows, reader, task.boundary_us, task.marks)
     finally:
         reader.close()
 
 
 def together(
-    batches: Iterator[pa.RecordBatch], reader: PieceReader, boundary_us: int | None
+    batches: Iterator[pa.RecordBatch], reader: PieceReader, boundary_us: int | None, marks: Marks | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Small batches put together, and the BOUNDARY row behind them."""
+    """Small batches put together, and the control rows behind them."""
     waiting: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
@@ -95,6 +103,8 @@ def together(
             waiting, rows = [], 0
     if boundary_us is not None:
         waiting.append(reader.boundary(boundary_us))
+    if marks is not None:
+        waiting.append(reader.marks(*marks))
     if waiting:
         yield _joined(waiting)
 
@@ -175,8 +185,10 @@ class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         self._subscriber = self._options.get("subscriber")
         self._rows_max = self._options.integer("maxrowsperbatch")
         self._bytes_max = self._options.integer("maxbytesperbatch", BATCH_BYTES_DEFAULT)
-        decision = self._options.get("decision")
+        decision, restore = self._options.get("decision"), self._options.get("restore")
         self._decision = None if decision is None else Decision(Path(decision))
+        self._marks = self._options.integer("marks")
+        self._restore = None if restore is None else Restore.of(restore, self._options.store)
         self._initial: int | None = None
         self._last: int | None = None
 
@@ -234,13 +246,27 @@ class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
                     f"{instant_text(until)}, the streams reach only to {instant_text(self._merge.complete_until_us)}; "
                     f"restore the streams, or start with a new checkpoint"
                 )
+        if self._marks is not None and until > since:
+            return self._marked(self._marks, since, until)
         boundary = boundary_row(self._boundaries, since, until)
         return split(self._merge.pieces(since, until), since, until, self._tasks_max, boundary)
+
+    def _marked(self, partitions: int, since: int, until: int) -> list[Task]:
+        """A batch for a stage, with what a stage that lost its state must read again in front of it."""
+        again = since
+        if self._restore is not None:
+            again = self._restore.again_us(since)
+        tasks = split(self._merge.pieces(again, until), again, until, self._tasks_max, None)
+        tasks[-1].marks = (partitions, (since, until, again))
+        return tasks
 
     def commit(self, end: dict[str, int]) -> None:
         if self._subscriber is not None:
             for source in self._sources:
-                acknowledge(Path(source.folder), self._subscriber, until_of(end), now_us(), Disk())
+                until = until_of(end)
+                if self._restore is not None:
+                    until = self._restore.needed_us(until)
+                acknowledge(Path(source.folder), self._subscriber, until, now_us(), Disk())
 
     def stop(self) -> None:
         for reader in self._merge.readers:

@@ -22,6 +22,8 @@ import google_crc32c
 from holdfast.model.errors import CorruptLog
 
 FORMAT_VERSION = 1
+#: Version of the frames that an older Holdfast does not know; it refuses them by this number instead of skipping them.
+CONTROL_VERSION = 2
 ALIGNMENT = 64
 MAGIC = b"HOLDFAST"
 #: A body longer than this is refused, by writer and reader alike: a damaged length must not allocate memory (X4).
@@ -48,6 +50,8 @@ class Kind(IntEnum):
     """What a writer must know to go on; first frame of every segment, so that older ones can be removed."""
     PENDING = 4
     """Tuples of buckets that are still open, kept by a writer that files whole buckets only."""
+    CONTROL = 5
+    """Checkpoints of an operator's windows (Gopen, Gcheck, R), in the unit of the results that they belong to."""
 
 
 class Header(NamedTuple):
@@ -96,7 +100,8 @@ def encode_frame(header: Header, body: bytes) -> list[bytes]:
     padding = _ZEROS[: -length % ALIGNMENT]
     body_crc = checksum(body)
     _, _, partition, rows, bucket, first_id, low, high, _, epoch, seq = header
-    raw = _HEADER.pack(length, 0, FORMAT_VERSION, header[0], partition, rows, bucket, first_id, low, high, body_crc,
+    version = CONTROL_VERSION if header[0] == Kind.CONTROL else FORMAT_VERSION
+    raw = _HEADER.pack(length, 0, version, header[0], partition, rows, bucket, first_id, low, high, body_crc,
                        epoch, seq)  # fmt: skip
     head = raw[:4] + crc32c(raw).to_bytes(4, "little") + raw[8:]
     return [head, body, padding] if padding else [head, body]
@@ -111,7 +116,7 @@ def decode_header(data: bytes, offset: int, where: str) -> Header | None:
         if raw == _ZEROS:
             return None
         raise CorruptLog(f"{where}: the frame header does not match its checksum; run `holdfast repair`")
-    if version != FORMAT_VERSION:
+    if version != FORMAT_VERSION and (version, kind) != (CONTROL_VERSION, Kind.CONTROL):
         raise CorruptLog(f"{where}: the frame has format {version}, this Holdfast reads {FORMAT_VERSION}; upgrade it")
     if length > BODY_MAX:
         raise CorruptLog(f"{where}: a body of {length} bytes exceeds the limit of {BODY_MAX}; run `holdfast repair`")

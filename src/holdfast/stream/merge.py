@@ -30,6 +30,10 @@ from holdfast.stream.store import Stream
 FOREVER_US = 253_402_214_400_000_000
 
 
+#: Rows of control for each partition of a stage: begin of the batch, its end, begin of what is read again.
+MARKS = 4
+
+
 #: How far `admit` looks at first; a batch usually takes fewer buckets than this.
 _LOOK_AHEAD_BUCKETS = 256
 
@@ -164,6 +168,22 @@ class PieceReader:
         values: dict[str, object] = {"tuple_type": int(TupleType.BOUNDARY), "tuple_id": 0, "stime": stime_us}
         arrays = [pa.array([values.get(f.name)], f.type) for f in self.schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def marks(self, partitions: int, times_us: Sequence[int]) -> pa.RecordBatch:
+        """Control rows for the stages of a batch: each partition gets one for each of the times.
+
+        `tuple_id` says which: partition · MARKS + index of the time.
+        """
+        ids = [p * MARKS + i for p in range(partitions) for i in range(len(times_us))]
+        stimes = [times_us[i % MARKS] for i in ids]
+        columns: dict[str, pa.Array] = {
+            "tuple_type": pa.array([int(TupleType.BOUNDARY)] * len(ids), pa.int8()),
+            "tuple_id": pa.array(ids, pa.int64()),
+            "stime": pa.array(stimes, pa.int64()).cast(self.schema.field("stime").type),
+        }
+        arrays = [columns.get(f.name, None) for f in self.schema]
+        filled = [pa.nulls(len(ids), f.type) if a is None else a for a, f in zip(arrays, self.schema, strict=True)]
+        return pa.RecordBatch.from_arrays(filled, schema=self.schema)
 
     def _shaped(self, source: int, fields: Fields, batch: pa.RecordBatch) -> pa.RecordBatch:
         full = with_header(fields, batch, TupleType.INSERTION, self._own[source])

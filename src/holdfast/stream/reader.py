@@ -219,6 +219,14 @@ class LogReader:
         first = read_head(self.folder).first_base_seq
         return tuple(s for s in self._manifest.segments if s.base_seq >= first)
 
+    def ends(self) -> list[tuple[Path, int]]:
+        """Every segment that is there, oldest first, with the length up to which it is committed."""
+        active = self._active
+        return [
+            (self.folder / s.name, active.end if active is not None and s.name == active.entry.name else s.length or 0)
+            for s in self.segments
+        ]
+
     @property
     def stime_max_us(self) -> int | None:
         found = [s.stime_max_us for s in self.segments if s.stime_max_us is not None]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from holdfast.model.errors import CorruptLog
@@ -41,6 +43,21 @@ class State(msgspec.Struct, array_like=True, frozen=True):
     def after(self, seq: int, commit: Commit) -> State:
         tokens = _remember(self.tokens, commit.tokens) if commit.tokens else self.tokens
         return State(seq, commit.boundary_us, commit.next_tuple_id, commit.closed, tokens, commit.wall_us)
+
+
+class Control(NamedTuple):
+    """Checkpoint records of one operator and one of its partitions, as of one position of its input."""
+
+    operator: int
+    """CRC32C of the operator's name."""
+    partition: int
+    rows: int
+    windows: int
+    """N: how many windows were open at the position (000 §4.1)."""
+    since_us: int
+    """T: the position of the oldest checkpoint that an open window relies on."""
+    position_us: int
+    body: bytes
 
 
 def _remember(known: dict[str, int], new: dict[str, int]) -> dict[str, int]:

@@ -43,7 +43,7 @@ from holdfast.stream.manifest import (
     unlink_older,
 )
 from holdfast.stream.manifest import segment_name as name_of_segment
-from holdfast.stream.record import Commit, State, encode
+from holdfast.stream.record import Commit, Control, State, encode
 from holdfast.stream.sealed import seal
 from holdfast.stream.segment import Extent, Recovered, recover
 from holdfast.stream.tail import TailReader, TailWriter, tail_path, writer_lives
@@ -158,6 +158,7 @@ class LogWriter:
         tokens: Mapping[str, int] | None = None,
         closed: bool = False,
         pending: tuple[int, bytes] | None = None,
+        control: Sequence[Control] = (),
     ) -> State:
         """Append one unit; return when it is durable. Events without ids get consecutive ones in the order given."""
         state = self.state
@@ -177,7 +178,7 @@ class LogWriter:
         try:
             if self._broken or old or self._offset >= self.segment_bytes:
                 self._roll(now_us)
-            return self._append(events, boundary, now_us, dict(tokens or {}), closed, pending)
+            return self._append(events, boundary, now_us, dict(tokens or {}), closed, pending, control)
         except OSError as error:
             raise storage_error("write to", self.folder, error) from error
 
@@ -201,6 +202,7 @@ class LogWriter:
         tokens: dict[str, int],
         closed: bool,
         pending: tuple[int, bytes] | None,
+        control: Sequence[Control],
     ) -> State:
         parts: list[bytes] = []
         entries: list[bytes] = []
@@ -216,6 +218,12 @@ class LogWriter:
             parts += frame
             offset += sum(map(len, frame))
             next_id = first_id + e.rows
+        for c in control:
+            header = Header(Kind.CONTROL, 0, c.partition, c.rows, c.windows, c.operator, c.since_us, c.position_us, 0,
+                            self.epoch, seq)  # fmt: skip
+            frame = encode_frame(header, c.body)
+            parts += frame
+            offset += sum(map(len, frame))
         if pending is None:
             pending = self.pending_rows, self.pending
         else:

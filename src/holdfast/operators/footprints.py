@@ -1,0 +1,198 @@
+"""Footprints: window checkpoints as bodies of control frames, and their way back into a state (000 ch. 4, 001).
+
+Rules:
+1. At the end of a batch every window without a footprint gets one (Gopen), some slow ones get a new one (Gcheck), and
+   windows that closed are named (R). A window that opened and closed within the batch leaves no trace: the unit in the
+   log is atomic, so nobody could come between.
+2. All records of a batch have one position, the end of the batch's input; N is the number of open windows there.
+3. Restoring takes, for each window, the newest record up to a position; those whose newest record is R are closed. What
+   is left must be exactly N windows (C2), or nothing is restored.
+4. Replay hands a window only the tuples behind its own position (C3). Results are not given again.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from holdfast.model.errors import CorruptLog
+from holdfast.operators.state import UNSAVED, Blocks, Step, count_open
+from holdfast.protocol.cec.policy import Shot
+
+_FORMAT = 1
+
+
+class Kernel(Protocol):
+    by_group: bool
+
+    def step(self, blocks: Blocks, rows: pl.DataFrame, since_us: int, until_us: int) -> Step: ...
+
+    def pane_numbers(self, rows: pl.DataFrame) -> pl.Series: ...
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a batch adds to the log."""
+
+    body: bytes
+    rows: int
+    windows: int
+    since_us: int
+    opened: int
+    checked: int
+    closed: int
+
+
+class Restored(NamedTuple):
+    """Windows at different positions: `_p` of each, and the smallest of them (T)."""
+
+    table: pl.DataFrame
+    since_us: int
+    frames: int
+    bytes: int
+
+
+def windows_of(blocks: Blocks, by_group: bool) -> int:
+    """N: groups where a group is restored whole, else windows."""
+    if not by_group:
+        return count_open(blocks)
+    return sum(int(b["_h"].n_unique()) if "_w" in b.columns else len(b) for b in blocks.values())
+
+
+def save(step: Step, shot: Shot, position_us: int, operator: str, by_group: bool) -> tuple[dict[int, pl.DataFrame], Saved]:
+    """The blocks with their footprints noted, and the body that makes the notes true once it is in the log."""
+    chosen = _chosen(step.blocks, shot)
+    after: dict[int, pl.DataFrame] = {}
+    saved: list[pl.DataFrame] = []
+    opened = checked = 0
+    oldest = position_us
+    for number, block in step.blocks.items():
+        last = block["_s"].to_numpy()
+        new = last == UNSAVED
+        picked = new | chosen[number]
+        if picked.any():
+            if by_group and "_w" in block.columns:
+                picked = np.isin(block["_h"].to_numpy(), block["_h"].to_numpy()[picked])
+            opened += int((picked & new).sum())
+            checked += int((picked & ~new).sum())
+            block = block.with_columns(pl.Series("_s", np.where(picked, position_us, last)))
+            mine = block if picked.all() else block.filter(pl.Series(picked))
+            kinds = pl.Series("_g", np.where(new[picked], 1, 2).astype(np.int8))
+            here = mine.drop("_s").with_columns(kinds)
+            saved.append(here if "_w" in here.columns else here.with_columns(pl.lit(number, pl.Int64).alias("_w")))
+        if len(block):
+            oldest = min(oldest, int(block["_s"].to_numpy().min()))
+        after[number] = block
+    closed = pl.concat(step.closed) if step.closed else None
+    windows = windows_of(after, by_group)
+    body = msgspec.msgpack.encode([_FORMAT, operator, position_us, windows, _ipc(saved), _ipc([closed] if closed is not None else [])])
+    rows = opened + checked + (0 if closed is None else len(closed))
+    return after, Saved(body, rows, windows, oldest, opened, checked, 0 if closed is None else len(closed))
+
+
+def _chosen(blocks: Blocks, shot: Shot) -> dict[int, npt.NDArray[np.bool_]]:
+    """The slow windows whose turn it is: at most so many, the least recently saved first. The rest waits its turn."""
+    due: dict[int, npt.NDArray[np.bool_]] = {}
+    for number, block in blocks.items():
+        last = block["_s"].to_numpy()
+        due[number] = (last <= shot.saved_until_us) & (last != UNSAVED)
+        due[number] &= block["_o"].to_numpy() <= shot.opened_until_us
+    total = sum(int(mask.sum()) for mask in due.values())
+    if total <= shot.at_most:
+        return due
+    if shot.at_most <= 0:
+        return {number: np.zeros(len(mask), bool) for number, mask in due.items()}
+    saved = np.concatenate([blocks[number]["_s"].to_numpy()[mask] for number, mask in due.items()])
+    taken = np.zeros(total, bool)
+    taken[np.argpartition(saved, shot.at_most - 1)[: shot.at_most]] = True
+    at = 0
+    for mask in due.values():
+        count = int(mask.sum())
+        mask[mask] = taken[at : at + count]
+        at += count
+    return due
+
+
+def _ipc(frames: list[pl.DataFrame]) -> bytes:
+    if not frames:
+        return b""
+    sink = io.BytesIO()
+    pl.concat(frames, how="diagonal").write_ipc_stream(sink)
+    return sink.getvalue()
+
+
+def restore(bodies: Iterable[bytes], operator: str, position_us: int, by_group: bool) -> Restored:
+    """The eventual checkpoint at `position_us`, from bodies that come newest first and reach back to T."""
+    parts: list[pl.DataFrame] = []
+    wanted, frames, size, since = -1, 0, 0, position_us
+    for raw in bodies:
+        try:
+            number, name, position, windows, saved, closed = msgspec.msgpack.decode(raw)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise CorruptLog(f"a checkpoint of {operator} cannot be read ({error}); run `holdfast verify`") from error
+        if number != _FORMAT:
+            raise CorruptLog(f"a checkpoint of {operator} has format {number}, this Holdfast reads {_FORMAT}; upgrade it")
+        if name != operator:
+            continue
+        if wanted < 0:
+            if position != position_us:
+                raise CorruptLog(f"{operator}: the log has checkpoints up to {position}, needed are those at {position_us}")
+            wanted = windows
+        for data, order in ((closed, 0), (saved, 1)):
+            if data:
+                frame = pl.read_ipc_stream(io.BytesIO(data))
+                parts.append(frame.with_columns(pl.lit(position, pl.Int64).alias("_p"), pl.lit(order, pl.Int8).alias("_c")))
+        frames, size = frames + 1, size + len(raw)
+    if wanted < 0:
+        raise CorruptLog(f"{operator}: the log has no checkpoint at {position_us}; nothing was restored")
+    table = _newest(parts, by_group)
+    found = 0 if not len(table) else int(table["_h"].n_unique()) if by_group else len(table)
+    if found != wanted:
+        raise CorruptLog(f"{operator}: {wanted} windows were open, the log has {found} of them; nothing was restored")
+    if len(table):
+        since = int(table["_p"].min())  # type: ignore[arg-type]
+    return Restored(table, since, frames, size)
+
+
+def _newest(parts: list[pl.DataFrame], by_group: bool) -> pl.DataFrame:
+    """Rule 3, over parts that come newest first."""
+    if not parts:
+        return pl.DataFrame({"_h": [], "_p": []}, schema={"_h": pl.Int64, "_p": pl.Int64})
+    every = pl.concat(parts, how="diagonal")
+    if by_group:
+        newest = every.group_by("_h").agg(pl.col("_p").max())
+        every = every.join(newest, on=["_h", "_p"], how="semi", maintain_order="left")
+    else:
+        every = every.unique(["_h", "_w"], keep="first", maintain_order=True)
+    return every.filter(pl.col("_c") == 1).drop("_c")
+
+
+def blocks_of(table: pl.DataFrame, keeps_panes: bool) -> dict[int, pl.DataFrame]:
+    """A restored table as blocks, each window saved at its own position."""
+    if not len(table):
+        return {}
+    table = table.rename({"_p": "_s"}).drop("_g", strict=False)
+    if keeps_panes:
+        return {0: table.sort("_h", "_w")}
+    found = {}
+    for (number,), block in table.partition_by("_w", as_dict=True, include_key=False).items():
+        found[int(number)] = block.sort("_h")
+    return found
+
+
+def replay(kernel: Kernel, restored: Restored, blocks: Blocks, rows: pl.DataFrame, position_us: int) -> Blocks:
+    """Bring every window from its own position to `position_us`. `rows` lie in [T, position), in processing order."""
+    by = ["_h"] if kernel.by_group else ["_h", "_w"]
+    if not kernel.by_group:
+        rows = rows.with_columns(kernel.pane_numbers(rows))
+    marks = restored.table.select(*by, "_p").unique(by)
+    mine = rows.join(marks, on=by, how="left", maintain_order="left").filter(pl.col("_t") >= pl.col("_p")).drop("_p")
+    step = kernel.step(blocks, mine if kernel.by_group else mine.drop("_w"), restored.since_us, position_us)
+    return step.blocks

@@ -1,0 +1,18 @@
+"""From what the user described to what runs."""
+
+from __future__ import annotations
+
+from holdfast.operators.counted import CountedAggregate
+from holdfast.operators.footprints import Kernel
+from holdfast.operators.plan import Plan
+from holdfast.operators.timed import TimedAggregate
+from holdfast.operators.windows import CountWindow, TimeWindow, Window
+
+
+def aggregate_kernel(window: Window, plan: Plan, keys: tuple[str, ...]) -> tuple[Kernel, bool]:
+    """The kernel for a window, and whether its blocks have a column `_w` of their own."""
+    if isinstance(window, TimeWindow) and window.by_stime:
+        return TimedAggregate(window, plan, keys), False
+    if isinstance(window, CountWindow) and window.advance == window.size and window.timeout_us is None:
+        return CountedAggregate(window, plan, keys), False
+    raise NotImplementedError(window)

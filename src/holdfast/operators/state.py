@@ -1,0 +1,101 @@
+"""The state of an operator in one partition: open windows as columns.
+
+Rules:
+1. State is a value: a step makes a new one and leaves the old as it was, so a version can be kept, forked or thrown
+   away at no cost.
+2. It consists of blocks. A block holds one pane of a time window for all groups, or all groups of a count window; it is
+   sorted by `_h`, the number of the group, so that it is searched and merged without a hash table.
+3. `_h` is the key itself if that is one whole number, else a hash of the key's columns. Two keys with one hash are
+   found out and refused, never mixed.
+4. `_o` is the position at which a window opened, `_s` the position of its last footprint in the log (`UNSAVED`: none).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from holdfast.model.errors import StorageError
+from holdfast.model.time import BEGINNING_US
+
+Ints = npt.NDArray[np.int64]
+Blocks = Mapping[int, pl.DataFrame]
+#: Of a window that has no footprint yet.
+UNSAVED = BEGINNING_US
+#: Block of windows that are not bound to a time.
+ONLY = 0
+
+
+class Step(NamedTuple):
+    """What one batch did."""
+
+    blocks: Blocks
+    results: pl.DataFrame | None
+    """`stime` (µs), `_w` (start of a time window), key columns, functions; None if no window closed."""
+    closed: list[pl.DataFrame]
+    """`_h` and `_w` of windows with a footprint that are not open any more."""
+    late: int = 0
+
+
+def count_open(blocks: Blocks) -> int:
+    return sum(len(b) for b in blocks.values())
+
+
+def find(block: pl.DataFrame | None, numbers: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """Where each of the sorted group numbers stands in the block, and whether it does."""
+    if block is None or not len(block):
+        return np.zeros(len(numbers), np.int64), np.zeros(len(numbers), bool)
+    known = block["_h"].to_numpy()
+    at = np.searchsorted(known, numbers)
+    at[at == len(known)] = 0
+    return at, known[at] == numbers
+
+
+def check_keys(keys: Sequence[str], ours: pl.DataFrame, theirs: pl.DataFrame) -> None:
+    """Rule 3: rows with one group number have one key."""
+    for key in keys:
+        if key != "_h" and not ours[key].eq_missing(theirs[key]).all():
+            raise StorageError(
+                "two groups have the same 64-bit hash; give the aggregate another salt (salt=1, 2, …) and a new checkpoint"
+            )
+
+
+def upsert(block: pl.DataFrame | None, entries: pl.DataFrame, at: Ints, has: npt.NDArray[np.bool_]) -> pl.DataFrame:
+    """The block with the entries in place of, or between, its own. `at` and `has` come from `find`."""
+    if block is None or not len(block):
+        return entries
+    if has.all() and len(entries) == len(block):
+        return entries
+    index = np.arange(len(block))
+    index[at[has]] = len(block) + np.flatnonzero(has)
+    both = pl.concat([block, entries.select(block.columns)])
+    if not has.all():
+        new = len(block) + np.flatnonzero(~has)
+        numbers = both["_h"].to_numpy()
+        index = np.concatenate([index, new])
+        index = index[np.argsort(numbers[index], kind="stable")]
+    return both[index]
+
+
+def without(block: pl.DataFrame, at: Ints) -> pl.DataFrame:
+    """The block without the rows at these places."""
+    keep = np.ones(len(block), bool)
+    keep[at] = False
+    return block.filter(pl.Series(keep))
+
+
+def footprints_of(block: pl.DataFrame, window: int) -> pl.DataFrame:
+    """Those of a block that is given up which the log knows of."""
+    known = block.filter(pl.col("_s") != UNSAVED)
+    return known.select("_h", pl.lit(window, pl.Int64).alias("_w"), "_o")
+
+
+def segment_starts(numbers: Ints) -> Ints:
+    """Where a new number begins among sorted ones."""
+    if not len(numbers):
+        return np.zeros(0, np.int64)
+    return np.concatenate([[0], np.flatnonzero(numbers[1:] != numbers[:-1]) + 1])

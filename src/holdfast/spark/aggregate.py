@@ -1,0 +1,106 @@
+"""The aggregate as a stage of a query."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from holdfast.model.errors import UsageError
+from holdfast.operators.functions import Function
+from holdfast.operators.kernel import aggregate_kernel
+from holdfast.operators.plan import Plan
+from holdfast.operators.windows import TimeWindow, Window
+from holdfast.protocol.cec.policy import Continuous
+from holdfast.spark.stage import Output, StagePlan
+from holdfast.spark.stages import Inputs, StatefulStage, grouped, resolved, staged, with_control
+from holdfast.spark.versions import Scratch
+
+WINDOW_START = "window_start"
+
+
+class AggregateStage(StatefulStage):
+    name = "aggregate"
+
+    def __init__(self, functions: Sequence[Function], window: Window, by: tuple[Any, ...], salt: int) -> None:
+        if not functions:
+            raise UsageError("an aggregate needs one or more functions, for example count() or avg('price')")
+        self.functions, self.window, self.by, self.salt = tuple(functions), window, by, salt
+
+    def apply(
+        self, frame: DataFrame, inputs: Inputs, scratch: Scratch, policy: Continuous | None, output: Output | None
+    ) -> DataFrame:
+        columns, keys, fields = grouped(frame, self.by, self.salt)
+        values, numbers = self._values(frame)
+        types = {i: _polars(frame.select(v).schema[0].dataType) for i, v in enumerate(values)}
+        plan = Plan(self.functions, numbers, types)
+        kernel, keeps_panes = aggregate_kernel(self.window, plan, keys)
+        columns += [v.alias(f"_v{i}") for i, v in enumerate(values)]
+        given = [frame.select(v).schema[0].dataType for v in values]
+        schema, names = self._schema(fields, keys, numbers, given)
+        stage = StagePlan(
+            self.name, kernel, keeps_panes, to_arrow_schema(with_control(schema, policy), timezone="UTC"), names,
+            inputs.order_us, scratch, policy, output,
+        )  # fmt: skip
+        return staged(frame, columns, inputs, stage, with_control(schema, policy))
+
+    def _values(self, frame: DataFrame) -> tuple[list[Column], list[int | None]]:
+        """The value columns, each once, and which of them each function takes."""
+        known: dict[str, int] = {}
+        columns: list[Column] = []
+        numbers: list[int | None] = []
+        for function in self.functions:
+            if function.column is None:
+                numbers.append(None)
+                continue
+            column = resolved(function.column)
+            text = str(column)
+            if text not in known:
+                known[text] = len(columns)
+                columns.append(column)
+            numbers.append(known[text])
+        return columns, numbers
+
+    def _schema(
+        self, fields: list[T.StructField], keys: tuple[str, ...], numbers: list[int | None], given: list[T.DataType]
+    ) -> tuple[T.StructType, tuple[str, ...]]:
+        """The result's columns, and what each is called in the kernel."""
+        made = [T.StructField("stime", T.TimestampType())]
+        names = ["stime"]
+        if isinstance(self.window, TimeWindow):
+            made.append(T.StructField(WINDOW_START, T.TimestampType()))
+            names.append("_w")
+        for field, key in zip(fields, keys, strict=False):
+            made.append(T.StructField(field.name, field.dataType))
+            names.append(key)
+        for function, number in zip(self.functions, numbers, strict=True):
+            kind = _result_type(function, None if number is None else given[number])
+            made.append(T.StructField(function.name, kind))
+            names.append(function.name)
+        if len({f.name for f in made}) != len(made):
+            raise UsageError(f"results need different names; got {', '.join(f.name for f in made)}; use .alias")
+        return T.StructType(made), tuple(names)
+
+
+def _result_type(function: Function, given: T.DataType | None) -> T.DataType:
+    if function.kind in ("count", "count_distinct"):
+        return T.LongType()
+    assert given is not None
+    if function.kind == "sum":
+        return T.DoubleType() if isinstance(given, T.FractionalType) else T.LongType()
+    if function.kind == "avg":
+        return T.DoubleType()
+    if function.kind == "user":
+        assert function.user is not None
+        return T.StructType.fromDDL(f"x {function.user.type}")[0].dataType
+    return given
+
+
+def _polars(kind: T.DataType) -> pl.DataType:
+    field = to_arrow_schema(T.StructType([T.StructField("x", kind)]), timezone="UTC")
+    return pl.from_arrow(pa.table([pa.nulls(0, field[0].type)], schema=field))["x"].dtype  # type: ignore

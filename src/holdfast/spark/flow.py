@@ -1,0 +1,235 @@
+"""Operators on streams, as one writes them down: `flow(spark, "orders").filter(...).aggregate(...).write("totals")`.
+
+Rules:
+1. A flow is a description; nothing runs before `write` (or `frame`). Each call gives a new flow.
+2. Expressions are Spark's own Columns, or SQL text.
+3. A flow has at most one operator with state. Its checkpoints live in the stream that the flow writes, so what follows
+   another stateful operator starts from that stream; there it can run on other machines, too.
+4. Rows that mark the begin and end of a batch travel with the tuples. Filters let them pass, maps leave them alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
+
+from holdfast.model.errors import UsageError
+from holdfast.model.tuples import HEADER, STREAM_COLUMN, TupleType
+from holdfast.operators.functions import Function
+from holdfast.operators.windows import Window
+from holdfast.protocol.cec.policy import Continuous
+from holdfast.spark import control
+from holdfast.spark.aggregate import AggregateStage
+from holdfast.spark.restore import Spec
+from holdfast.spark.stages import Inputs, StatefulStage
+from holdfast.spark.stage import Output
+from holdfast.spark.versions import Scratch, local_scratch
+from holdfast.stream.frame import crc32c
+from holdfast.stream.store import StreamStore
+
+Expression = Column | str
+
+
+def is_mark() -> Column:
+    return F.col("tuple_type") == F.lit(int(TupleType.BOUNDARY))
+
+
+def expression(given: Expression) -> Column:
+    return F.expr(given) if isinstance(given, str) else given
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Operators over the tuples of some streams. Make one with `flow`."""
+
+    spark: SparkSession
+    root: str
+    streams: tuple[str, ...]
+    options: tuple[tuple[str, str], ...]
+    partitions: int
+    before: tuple[Callable[[DataFrame], DataFrame], ...] = ()
+    stage: StatefulStage | None = None
+    checkpoint: Continuous | None = None
+    after: tuple[Callable[[DataFrame], DataFrame], ...] = ()
+
+    # -- operators without state -------------------------------------------------------------------------------------
+
+    def _then(self, step: Callable[[DataFrame], DataFrame]) -> Flow:
+        if self.stage is None:
+            return replace(self, before=(*self.before, step))
+        return replace(self, after=(*self.after, step))
+
+    def filter(self, condition: Expression) -> Flow:
+        """Only the tuples for which the condition holds."""
+        return self._then(_Filter(condition))
+
+    def cases(self, *conditions: Expression) -> tuple[Flow, ...]:
+        """One flow per condition and one for the rest; each tuple goes to the first whose condition it meets."""
+        flows, none_before = [], F.lit(True)
+        for condition in map(expression, conditions):
+            flows.append(self.filter(none_before & F.coalesce(condition, F.lit(False))))
+            none_before = none_before & ~F.coalesce(condition, F.lit(False))
+        return (*flows, self.filter(none_before))
+
+    def map(self, **columns: Expression) -> Flow:
+        """Tuples with these columns instead of their own."""
+        if not columns or set(columns) & set(HEADER):
+            raise UsageError(f"map needs columns that are none of {', '.join(HEADER)}; got {', '.join(columns) or 'none'}")
+        return self._then(_Map(tuple(columns.items())))
+
+    # -- operators with state ----------------------------------------------------------------------------------------
+
+    def aggregate(
+        self, *functions: Function, window: Window, by: Sequence[Expression] | Expression = (),
+        checkpoint: Continuous | None = None, salt: int = 0,
+    ) -> Flow:  # fmt: skip
+        """Functions over windows, for each group of `by`."""
+        groups = [by] if isinstance(by, str | Column) else list(by)
+        return self._with(AggregateStage(functions, window, tuple(groups), salt), checkpoint)
+
+    def _with(self, stage: StatefulStage, checkpoint: Continuous | None) -> Flow:
+        if self.stage is not None:
+            raise UsageError(
+                "a flow has one operator with state; write its results to a stream and start another flow there"
+            )
+        return replace(self, stage=stage, checkpoint=checkpoint)
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    def write(
+        self, stream: str, *, checkpoint_location: str | os.PathLike[str], create: bool = True, bucket: str | None = None,
+        trigger: dict[str, Any] | None = None, scratch: str | os.PathLike[str] | None = None, lineage: str = "main",
+        parents: tuple[str, ...] = (), name: str | None = None,
+    ) -> StreamingQuery:  # fmt: skip
+        """Start the query that writes the flow's results to a stream.
+
+        `scratch` is where versions of state lie; on a cluster, by default, next to the output's log, where all machines
+        find them. A fork (`holdfast.spark.fork`) gets a `lineage` of its own and names its parent's.
+        """
+        spec = self._spec(stream, scratch, lineage, parents)
+        if create and self.stage is not None:
+            self._create(stream, spec, bucket)
+        frame = self._frame(Output(self.root, stream), spec)
+        writer = frame.writeStream.format("holdfast").option("root", self.root)
+        writer = writer.option("checkpointLocation", str(checkpoint_location)).option("boundary", "input")
+        if create:
+            writer = writer.option("create", "true")
+        if bucket:
+            writer = writer.option("bucket", bucket)
+        if name:
+            writer = writer.queryName(name)
+        return writer.trigger(**(trigger or {"processingTime": "0 seconds"})).start(stream)
+
+    def frame(self) -> DataFrame:
+        """The flow as a streaming DataFrame, for a sink of your own. Its state has no checkpoints then."""
+        if self.checkpoint is not None:
+            raise UsageError("checkpoints go to the stream that a flow writes; use write, or leave out checkpoint=")
+        frame = self._frame(None, self._spec("frame", None, f"frame-{os.urandom(4).hex()}", ()))
+        return frame if self.stage is not None else frame.filter(~is_mark())
+
+    def _spec(self, stream: str, scratch: Any, lineage: str, parents: tuple[str, ...]) -> Spec:
+        local = str(self.spark.sparkContext.master).startswith("local")
+        if scratch is not None:
+            folder = str(scratch)
+        elif local:
+            folder = str(local_scratch() / f"{crc32c(f'{self.root}/{stream}'.encode()):08x}")
+        else:
+            folder = os.path.join(self.root, stream, "state")
+        operator = self.stage.name if self.stage is not None else ""
+        return Spec(stream, operator, self.partitions, folder, lineage, parents, scratch is not None and not local)
+
+    def _source(self, spec: Spec) -> DataFrame:
+        reader = self.spark.readStream.format("holdfast").option("root", self.root).options(**dict(self.options))
+        if self.stage is not None:
+            reader = reader.option("marks", str(self.partitions))
+            if self.checkpoint is not None:
+                reader = reader.option("restore", msgspec.json.encode(spec).decode())
+        frame = reader.load(",".join(self.streams))
+        if len(self.streams) > 1:
+            source = F.lit(0)
+            for i, stream in enumerate(self.streams):
+                source = F.when(F.col(STREAM_COLUMN) == stream, F.lit(i)).otherwise(source)
+            frame = frame.withColumn("_src", source)
+        return frame
+
+    def _frame(self, output: Output | None, spec: Spec) -> DataFrame:
+        frame = self._source(spec)
+        for step in self.before:
+            frame = step(frame)
+        if self.stage is not None:
+            store = StreamStore(self.root)
+            sizes = tuple(store.open(s).definition.bucket_us for s in self.streams)
+            scratch = Scratch(spec.scratch, spec.operator, spec.lineage, spec.parents)
+            frame = self.stage.apply(frame, Inputs(self.streams, sizes, self.partitions), scratch, self.checkpoint, output)
+        else:
+            frame = frame.drop("_src")
+        for step in self.after:
+            frame = step(frame)
+        return frame
+
+    def _create(self, stream: str, spec: Spec, bucket: str | None) -> None:
+        """The stage looks into its output's log, so the stream must be there before the query."""
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        frame = self._frame(Output(self.root, stream), spec)
+        columns = [f for f in to_arrow_schema(frame.schema, timezone="UTC") if f.name not in (*HEADER, control.COLUMN)]
+        import pyarrow as pa
+
+        StreamStore(self.root).create(stream, pa.schema(columns), exist_ok=True, **({"bucket": bucket} if bucket else {}))
+
+
+@dataclass(frozen=True)
+class _Filter:
+    condition: Expression
+
+    def __call__(self, frame: DataFrame) -> DataFrame:
+        keep = expression(self.condition)
+        if "tuple_type" in frame.columns:
+            keep = is_mark() | keep
+        if control.COLUMN in frame.columns:
+            keep = F.col(control.COLUMN).isNotNull() | keep
+        return frame.filter(keep)
+
+
+@dataclass(frozen=True)
+class _Map:
+    columns: tuple[tuple[str, Expression], ...]
+
+    def __call__(self, frame: DataFrame) -> DataFrame:
+        kept = [c for c in (*HEADER, "_src", STREAM_COLUMN, control.COLUMN) if c in frame.columns]
+        made = []
+        for name, given in self.columns:
+            column = expression(given)
+            # A mark has nulls everywhere; an expression that cannot take them must not see it.
+            if "tuple_type" in frame.columns:
+                column = F.when(~is_mark(), column)
+            elif control.COLUMN in frame.columns:
+                column = F.when(F.col(control.COLUMN).isNull(), column)
+            made.append(column.alias(name))
+        return frame.select(*kept, *made)
+
+
+def flow(
+    spark: SparkSession, *streams: str, root: str | os.PathLike[str] | None = None, partitions: int | None = None,
+    **options: str | int,
+) -> Flow:  # fmt: skip
+    """The tuples of one or several streams, merged in bucket order.
+
+    `partitions` is the number of tasks of an operator with state (default: the cores). It must stay the same for a
+    query's life. The options are those of `readStream.format("holdfast")`.
+    """
+    where = root or os.environ.get("HOLDFAST_ROOT")
+    if where is None:
+        raise UsageError("say where the streams are: root='streams/' or the variable HOLDFAST_ROOT")
+    if not streams:
+        raise UsageError("name at least one stream, for example flow(spark, 'orders')")
+    count = partitions or max(1, spark.sparkContext.defaultParallelism)
+    given = tuple((k, str(v)) for k, v in options.items())
+    return Flow(spark, str(os.path.abspath(where)), streams, given, count)

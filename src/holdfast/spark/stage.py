@@ -1,0 +1,213 @@
+"""The stage: an operator in an executor, one task per partition and batch.
+
+Rules:
+1. Rows are taken in the order (begin of bucket, input, tuple_id), however Spark delivered them: replicas agree to the
+   last bit, and so do batches of any size (D9).
+2. The batch says where it begins and ends (marks). The stage starts from the version of its state at exactly the
+   beginning: from memory, from scratch, or restored from the output's log and brought forward with the rows in front of
+   the batch. It never starts from anything else; if it can do none of these, it says so (`StateLost`) and the query,
+   started again, reads what is missing.
+3. Results, boundary and checkpoints of the batch leave together. A repeated task gives the same results again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+
+from holdfast.model.errors import StateLost, StorageError
+from holdfast.model.time import BEGINNING_US, instant_text
+from holdfast.model.tuples import TupleType
+from holdfast.operators.footprints import Kernel, blocks_of, replay, restore, save
+from holdfast.operators.state import Blocks
+from holdfast.protocol.cec.policy import Continuous, Measured
+from holdfast.spark import control
+from holdfast.spark.versions import Scratch
+from holdfast.stream.control import ControlLog, operator_number
+from holdfast.stream.merge import FOREVER_US, MARKS
+from holdfast.stream.store import StreamStore
+
+#: Stands for a null key among whole numbers; a real key of this value is refused.
+NULL_KEY = -(2**63) + 1
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where the results go, as far as a stage must know."""
+
+    root: str
+    stream: str
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    operator: str
+    kernel: Kernel
+    keeps_panes: bool
+    """Blocks have a column `_w` of their own (general windows)."""
+    schema: pa.Schema
+    """What leaves the stage."""
+    names: tuple[str, ...]
+    """What each column of it is called in the kernel's results."""
+    order_us: int
+    """Size of the buckets that the inputs share."""
+    scratch: Scratch
+    policy: Continuous | None = None
+    output: Output | None = None
+
+
+class Batch:
+    """What one task was given."""
+
+    def __init__(self, batches: Iterable[pa.RecordBatch], order_us: int) -> None:
+        table = pa.Table.from_batches(list(batches))
+        rows: pl.DataFrame = pl.from_arrow(table)  # type: ignore[assignment]
+        kinds = rows["tuple_type"].to_numpy()
+        is_mark = kinds == int(TupleType.BOUNDARY)
+        marks = rows.filter(pl.Series(is_mark)) if is_mark.any() else None
+        if marks is not None:
+            rows = rows.filter(pl.Series(~is_mark))
+            times = dict(zip((marks["tuple_id"] % MARKS).to_list(), marks["stime"].cast(pl.Int64).to_list(), strict=True))
+            self.since_us, self.until_us, self.again_us = times[0], times[1], times[2]
+        self.marked = marks is not None
+        self.rows = _ordered(rows.drop("tuple_type").with_columns(pl.col("stime").cast(pl.Int64).alias("_t")), order_us)
+
+    def split(self) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """What was there before, and what is new."""
+        if self.again_us >= self.since_us:
+            return self.rows[:0], self.rows
+        new = self.rows["_t"] >= self.since_us
+        return self.rows.filter(~new), self.rows.filter(new)
+
+
+def _ordered(rows: pl.DataFrame, order_us: int) -> pl.DataFrame:
+    """Rule 1."""
+    bucket = rows["_t"].to_numpy() // order_us
+    ids = rows["tuple_id"].to_numpy()
+    drop = ["stime", "tuple_id"]
+    if "_src" in rows.columns:
+        order = np.lexsort((ids, rows["_src"].to_numpy(), bucket))
+        return rows.drop(*drop)[order]
+    in_order = bool((bucket[1:] >= bucket[:-1]).all() and (ids[1:] > ids[:-1]).all())
+    return rows.drop(*drop) if in_order else rows.drop(*drop)[np.lexsort((ids, bucket))]
+
+
+class Stage:
+    def __init__(self, plan: StagePlan, partition: int, batch_id: int) -> None:
+        self.plan, self.partition, self.batch_id = plan, partition, batch_id
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        began = time.perf_counter()
+        given = list(batches)
+        if not given or not sum(b.num_rows for b in given):
+            return
+        batch = Batch(given, self.plan.order_us)
+        del given
+        if not batch.marked:
+            raise StorageError("a stage got rows without the marks of their batch; read with .option('marks', …)")
+        before, new = batch.split()
+        blocks, measured = self._state(batch, before)
+        step = self.plan.kernel.step(blocks, new, batch.since_us, batch.until_us)
+        if step.results is not None:
+            yield from self._shaped(step.results)
+        after: Blocks = step.blocks
+        span = batch.until_us - batch.since_us if batch.since_us > BEGINNING_US and batch.until_us < FOREVER_US else 0
+        if self.plan.policy is not None:
+            busy, began_saving = time.perf_counter() - began, time.perf_counter()
+            policy = self.plan.policy
+            shot = policy.shot(batch.until_us, span, sum(map(len, after.values())), busy, measured)
+            after, saved = save(step, shot, batch.until_us, self.plan.operator, self.plan.kernel.by_group)
+            message = control.Message(self.plan.operator, self.partition, saved.rows, saved.windows, saved.since_us,
+                                      batch.until_us)  # fmt: skip
+            yield self._control(control.encode(message, saved.body, self._staging()))
+            measured = measured.after(
+                busy_s=busy, span_us=span, saved=saved.opened + saved.checked,
+                saving_s=time.perf_counter() - began_saving,
+            )  # fmt: skip
+        self.plan.scratch.store(self.partition, batch.until_us, after, measured)
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    def _state(self, batch: Batch, before: pl.DataFrame) -> tuple[Blocks, Measured]:
+        """Rule 2."""
+        if self.batch_id == 0 or batch.since_us == BEGINNING_US:
+            return {}, Measured()
+        found = self.plan.scratch.load(self.partition, batch.since_us)
+        if found is not None:
+            return found
+        if self.plan.policy is None or self.plan.output is None:
+            raise StateLost(
+                f"{self.plan.operator}: the state of partition {self.partition} at {instant_text(batch.since_us)} is lost, "
+                f"and it runs without checkpoints; start it again with a new checkpoint folder, or with continuous()"
+            )
+        return self._restored(batch, before), Measured()
+
+    def _restored(self, batch: Batch, before: pl.DataFrame) -> Blocks:
+        plan = self.plan
+        assert plan.output is not None
+        log = ControlLog(StreamStore(plan.output.root).open(plan.output.stream).reader())
+        number = operator_number(plan.operator)
+        oldest: list[int] = []
+
+        def bodies() -> Iterator[bytes]:
+            for footprint, body in log.backwards(number, self.partition):
+                if footprint.position_us > batch.since_us:
+                    continue
+                if oldest and footprint.position_us < oldest[0]:
+                    return
+                oldest.append(footprint.since_us)
+                yield body.read()
+
+        restored = restore(bodies(), plan.operator, batch.since_us, plan.kernel.by_group)
+        if restored.since_us < batch.again_us:
+            raise StateLost(
+                f"{plan.operator}: the state of partition {self.partition} at {instant_text(batch.since_us)} is not on this "
+                f"machine; start the query again, and it is restored from stream {plan.output.stream}"
+            )
+        blocks = blocks_of(restored.table, plan.keeps_panes)
+        return replay(plan.kernel, restored, blocks, before, batch.since_us)
+
+    # -- what leaves -------------------------------------------------------------------------------------------------
+
+    def _staging(self) -> Path:
+        assert self.plan.output is not None
+        return StreamStore(self.plan.output.root).open(self.plan.output.stream).folder / "staging"
+
+    def _shaped(self, results: pl.DataFrame) -> Iterator[pa.RecordBatch]:
+        table = results.to_arrow()
+        columns: list[Any] = []
+        for field, name in zip(self.plan.schema, self.plan.names, strict=False):
+            column = table.column(name).combine_chunks()
+            if name == "_h":
+                column = pc.if_else(pc.equal(column, NULL_KEY), pa.scalar(None, column.type), column)
+            columns.append(column if column.type == field.type else column.cast(field.type))
+        if len(columns) < len(self.plan.schema):
+            columns.append(pa.nulls(table.num_rows, self.plan.schema.field(control.COLUMN).type))
+        yield from pa.Table.from_arrays(columns, schema=self.plan.schema).to_batches(max_chunksize=64 << 10)
+
+    def _control(self, message: bytes) -> pa.RecordBatch:
+        arrays = [
+            pa.array([message], f.type) if f.name == control.COLUMN else pa.nulls(1, f.type) for f in self.plan.schema
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.plan.schema)
+
+
+def run(plan: StagePlan) -> Any:
+    """The function that Spark maps over the partitions."""
+
+    def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        batch_id = int(context.getLocalProperty("streaming.sql.batchId") or 0)
+        yield from Stage(plan, context.partitionId(), batch_id).run(batches)
+
+    return stage
