@@ -28,6 +28,8 @@ def rows(count: int, keys: int, seed: int, begin: float = 0.0) -> list[Row]:
 
 def aggregated(spark: SparkSession, store: holdfast.StreamStore, window: Window, **options: Any) -> Flow:
     frame = flow(spark, "in", root=store.root, partitions=2, maxRowsPerBatch=options.pop("rows", 200))
+    if options.pop("shuffled", False):
+        frame = frame.filter("value >= 0")
     return frame.aggregate(count(), sum_("value"), avg("value"), window=window, by="key", **options)
 
 

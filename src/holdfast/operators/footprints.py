@@ -31,6 +31,7 @@ _FORMAT = 1
 
 class Kernel(Protocol):
     by_group: bool
+    keys: tuple[str, ...]
 
     def step(self, blocks: Blocks, rows: pl.DataFrame, since_us: int, until_us: int) -> Step: ...
 
@@ -179,6 +180,8 @@ def blocks_of(table: pl.DataFrame, keeps_panes: bool) -> dict[int, pl.DataFrame]
     if not len(table):
         return {}
     table = table.rename({"_p": "_s"}).drop("_g", strict=False)
+    first, last = ["_h"], ["_o", "_s"]
+    table = table.select(*first, *(c for c in table.columns if c not in (*first, *last)), *last)
     if keeps_panes:
         return {0: table.sort("_h", "_w")}
     found = {}

@@ -18,7 +18,7 @@ from holdfast.operators.plan import Plan
 from holdfast.operators.windows import TimeWindow, Window
 from holdfast.protocol.cec.policy import Continuous
 from holdfast.spark.stage import Output, StagePlan
-from holdfast.spark.stages import Inputs, StatefulStage, grouped, resolved, staged, with_control
+from holdfast.spark.stages import Inputs, StatefulStage, grouped, resolved, with_control
 from holdfast.spark.versions import Scratch
 
 WINDOW_START = "window_start"
@@ -32,22 +32,30 @@ class AggregateStage(StatefulStage):
             raise UsageError("an aggregate needs one or more functions, for example count() or avg('price')")
         self.functions, self.window, self.by, self.salt = tuple(functions), window, by, salt
 
-    def apply(
+    def plan(
         self, frame: DataFrame, inputs: Inputs, scratch: Scratch, policy: Continuous | None, output: Output | None
-    ) -> DataFrame:
+    ) -> tuple[list[Column], StagePlan, T.StructType]:
         columns, keys, fields = grouped(frame, self.by, self.salt)
         values, numbers = self._values(frame)
         types = {i: _polars(frame.select(v).schema[0].dataType) for i, v in enumerate(values)}
-        plan = Plan(self.functions, numbers, types)
-        kernel, keeps_panes = aggregate_kernel(self.window, plan, keys)
+        kernel, keeps_panes = aggregate_kernel(self.window, Plan(self.functions, numbers, types), keys)
         columns += [v.alias(f"_v{i}") for i, v in enumerate(values)]
         given = [frame.select(v).schema[0].dataType for v in values]
         schema, names = self._schema(fields, keys, numbers, given)
         stage = StagePlan(
-            self.name, kernel, keeps_panes, to_arrow_schema(with_control(schema, policy), timezone="UTC"), names,
+            scratch.operator, kernel, keeps_panes, to_arrow_schema(with_control(schema, policy), timezone="UTC"), names,
             inputs.order_us, scratch, policy, output,
         )  # fmt: skip
-        return staged(frame, columns, inputs, stage, with_control(schema, policy))
+        return columns, stage, with_control(schema, policy)
+
+    def direct(self, schema: T.StructType, inputs: Inputs) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        values = list(dict.fromkeys(f.column for f in self.functions if isinstance(f.column, str)))
+        names = [*self.by, *(f.column for f in self.functions if f.column is not None)]
+        if getattr(self.window, "on", None) or not all(isinstance(n, str) and n in schema.names for n in names):
+            return None
+        if {"stream", "tuple_id", "tuple_type", "stime"} & set(names):
+            return None
+        return self.by, tuple(values)
 
     def _values(self, frame: DataFrame) -> tuple[list[Column], list[int | None]]:
         """The value columns, each once, and which of them each function takes."""

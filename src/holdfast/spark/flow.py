@@ -27,9 +27,10 @@ from holdfast.operators.windows import Window
 from holdfast.protocol.cec.policy import Continuous
 from holdfast.spark import control
 from holdfast.spark.aggregate import AggregateStage
+from holdfast.spark.direct import TASKS_MAX, DirectStage, encode_stage
 from holdfast.spark.restore import Spec
-from holdfast.spark.stages import Inputs, StatefulStage
 from holdfast.spark.stage import Output
+from holdfast.spark.stages import Inputs, StatefulStage, staged
 from holdfast.spark.versions import Scratch, local_scratch
 from holdfast.stream.frame import crc32c
 from holdfast.stream.store import StreamStore
@@ -142,11 +143,28 @@ class Flow:
             folder = str(local_scratch() / f"{crc32c(f'{self.root}/{stream}'.encode()):08x}")
         else:
             folder = os.path.join(self.root, stream, "state")
-        operator = self.stage.name if self.stage is not None else ""
+        operator = ""
+        if self.stage is not None:
+            # Both ways number groups differently, so neither must take up the other's state.
+            direct = self._direct(self._reader().load(",".join(self.streams)), self._inputs())
+            operator = self.stage.name if direct is None else f"{self.stage.name}-direct"
         return Spec(stream, operator, self.partitions, folder, lineage, parents, scratch is not None and not local)
 
+    def _reader(self) -> Any:
+        return self.spark.readStream.format("holdfast").option("root", self.root).options(**dict(self.options))
+
+    def _inputs(self) -> Inputs:
+        store = StreamStore(self.root)
+        return Inputs(self.streams, tuple(store.open(s).definition.bucket_us for s in self.streams), self.partitions)
+
+    def _direct(self, frame: DataFrame, inputs: Inputs) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """Key and value columns if the operator is to read the streams itself."""
+        if self.stage is None or self.before or self.partitions > TASKS_MAX or len(set(inputs.bucket_us)) > 1:
+            return None
+        return self.stage.direct(frame.schema, inputs)
+
     def _source(self, spec: Spec) -> DataFrame:
-        reader = self.spark.readStream.format("holdfast").option("root", self.root).options(**dict(self.options))
+        reader = self._reader()
         if self.stage is not None:
             reader = reader.option("marks", str(self.partitions))
             if self.checkpoint is not None:
@@ -164,10 +182,17 @@ class Flow:
         for step in self.before:
             frame = step(frame)
         if self.stage is not None:
-            store = StreamStore(self.root)
-            sizes = tuple(store.open(s).definition.bucket_us for s in self.streams)
             scratch = Scratch(spec.scratch, spec.operator, spec.lineage, spec.parents)
-            frame = self.stage.apply(frame, Inputs(self.streams, sizes, self.partitions), scratch, self.checkpoint, output)
+            inputs = self._inputs()
+            columns, plan, schema = self.stage.plan(frame, inputs, scratch, self.checkpoint, output)
+            direct = self._direct(frame, inputs)
+            if direct is not None:
+                keys, values = direct
+                stage = DirectStage(plan, self.root, self.streams, self.partitions, keys, values, self.stage.salt)
+                reader = self._reader().option("stage", encode_stage(stage))
+                frame = reader.load(",".join(self.streams))
+            else:
+                frame = staged(frame, columns, inputs, plan, schema)
         else:
             frame = frame.drop("_src")
         for step in self.after:

@@ -8,6 +8,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from holdfast.model.errors import UsageError
+from holdfast.spark.direct import StageReader, decode_stage
 from holdfast.spark.forked import ForkReader
 from holdfast.spark.options import READ_OPTIONS, Options
 from holdfast.spark.sink import BatchSink, StreamSink
@@ -24,6 +25,9 @@ class HoldfastSource(DataSource):
 
     def schema(self) -> StructType:
         options = Options(self.options, READ_OPTIONS)
+        direct = options.get("stage")
+        if direct is not None:
+            return from_arrow_schema(decode_stage(direct).plan.schema)
         sources = sources_of(options.streams)
         return from_arrow_schema(merged_schema(sources, stream_column=options.flag("streamcolumn", len(sources) > 1)))
 
@@ -31,8 +35,10 @@ class HoldfastSource(DataSource):
         return RangeReader(dict(self.options))
 
     def streamReader(self, schema: StructType) -> BucketReader | ForkReader:
-        options = dict(self.options)
-        return ForkReader(options) if "plan" in {name.lower() for name in options} else BucketReader(options)
+        options = Options(self.options, READ_OPTIONS)
+        if options.get("stage") is not None:
+            return StageReader(dict(self.options))
+        return ForkReader(dict(self.options)) if options.get("plan") is not None else BucketReader(dict(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
         if overwrite:

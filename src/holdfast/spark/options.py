@@ -24,6 +24,7 @@ READ_OPTIONS = {
     "tasks": "largest number of tasks a read is split into (default 32)",
     "boundaries": "'before' or 'exact': append a BOUNDARY row that drives the watermark",
     "marks": "number of partitions that get a row each for the begin and the end of a batch (stages of operators)",
+    "stage": "an operator that reads the streams itself; set by Holdfast's own operators",
     "restore": "what a stage needs when its state is lost, as JSON; set by Holdfast's own operators",
     "streamcolumn": "'true': add the column `stream` (default: when several streams are read)",
     "roots": "JSON list: the folder of each stream where they lie in several (set by hosts)",

@@ -238,6 +238,13 @@ class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         since, until = until_of(start), until_of(end)
+        self._check_reach(until)
+        if self._marks is not None and until > since:
+            return self._marked(self._marks, since, until)
+        boundary = boundary_row(self._boundaries, since, until)
+        return split(self._merge.pieces(since, until), since, until, self._tasks_max, boundary)
+
+    def _check_reach(self, until: int) -> None:
         if until > self._merge.complete_until_us:
             self._merge.refresh()
             if until > self._merge.complete_until_us:
@@ -246,10 +253,6 @@ class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
                     f"{instant_text(until)}, the streams reach only to {instant_text(self._merge.complete_until_us)}; "
                     f"restore the streams, or start with a new checkpoint"
                 )
-        if self._marks is not None and until > since:
-            return self._marked(self._marks, since, until)
-        boundary = boundary_row(self._boundaries, since, until)
-        return split(self._merge.pieces(since, until), since, until, self._tasks_max, boundary)
 
     def _marked(self, partitions: int, since: int, until: int) -> list[Task]:
         """A batch for a stage, with what a stage that lost its state must read again in front of it."""

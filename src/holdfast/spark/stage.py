@@ -13,7 +13,7 @@ Rules:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from holdfast.model.errors import StateLost, StorageError
 from holdfast.model.time import BEGINNING_US, instant_text
 from holdfast.model.tuples import TupleType
 from holdfast.operators.footprints import Kernel, blocks_of, replay, restore, save
+from holdfast.operators.numbering import NULL_KEY
 from holdfast.operators.state import Blocks
 from holdfast.protocol.cec.policy import Continuous, Measured
 from holdfast.spark import control
@@ -36,8 +37,6 @@ from holdfast.stream.control import ControlLog, operator_number
 from holdfast.stream.merge import FOREVER_US, MARKS
 from holdfast.stream.store import StreamStore
 
-#: Stands for a null key among whole numbers; a real key of this value is refused.
-NULL_KEY = -(2**63) + 1
 
 
 @dataclass(frozen=True)
@@ -64,59 +63,65 @@ class StagePlan:
     policy: Continuous | None = None
     output: Output | None = None
 
+    @property
+    def kernel_keys(self) -> tuple[str, ...]:
+        return self.kernel.keys
 
+
+@dataclass
 class Batch:
-    """What one task was given."""
+    """What one task was given: new rows in [since, until), and a way to get at earlier ones."""
 
-    def __init__(self, batches: Iterable[pa.RecordBatch], order_us: int) -> None:
-        table = pa.Table.from_batches(list(batches))
-        rows: pl.DataFrame = pl.from_arrow(table)  # type: ignore[assignment]
-        kinds = rows["tuple_type"].to_numpy()
-        is_mark = kinds == int(TupleType.BOUNDARY)
-        marks = rows.filter(pl.Series(is_mark)) if is_mark.any() else None
-        if marks is not None:
-            rows = rows.filter(pl.Series(~is_mark))
-            times = dict(zip((marks["tuple_id"] % MARKS).to_list(), marks["stime"].cast(pl.Int64).to_list(), strict=True))
-            self.since_us, self.until_us, self.again_us = times[0], times[1], times[2]
-        self.marked = marks is not None
-        self.rows = _ordered(rows.drop("tuple_type").with_columns(pl.col("stime").cast(pl.Int64).alias("_t")), order_us)
+    since_us: int
+    until_us: int
+    rows: pl.DataFrame
+    again: Callable[[int], pl.DataFrame]
+    """The rows in [given position, since)."""
 
-    def split(self) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """What was there before, and what is new."""
-        if self.again_us >= self.since_us:
-            return self.rows[:0], self.rows
-        new = self.rows["_t"] >= self.since_us
-        return self.rows.filter(~new), self.rows.filter(new)
+
+def shuffled(batches: Iterable[pa.RecordBatch], order_us: int, operator: str) -> Batch:
+    """A batch that came through a shuffle, with its marks among the rows."""
+    rows: pl.DataFrame = pl.from_arrow(pa.Table.from_batches(list(batches)))  # type: ignore[assignment]
+    is_mark = rows["tuple_type"].to_numpy() == int(TupleType.BOUNDARY)
+    if not is_mark.any():
+        raise StorageError("a stage got rows without the marks of their batch; read with .option('marks', …)")
+    marks = rows.filter(pl.Series(is_mark))
+    rows = rows.filter(pl.Series(~is_mark))
+    times = dict(zip((marks["tuple_id"] % MARKS).to_list(), marks["stime"].cast(pl.Int64).to_list(), strict=True))
+    since, until, read_from = times[0], times[1], times[2]
+    rows = _ordered(rows.drop("tuple_type").with_columns(pl.col("stime").cast(pl.Int64).alias("_t")), order_us)
+    new = rows if read_from >= since else rows.filter(pl.col("_t") >= since)
+
+    def again(position_us: int) -> pl.DataFrame:
+        if position_us < read_from:
+            raise StateLost(
+                f"{operator}: its state at {instant_text(since)} is not on this machine; start the query again, and it is "
+                f"restored from its output's log"
+            )
+        return rows.filter((pl.col("_t") >= position_us) & (pl.col("_t") < since))
+
+    return Batch(since, until, new, again)
 
 
 def _ordered(rows: pl.DataFrame, order_us: int) -> pl.DataFrame:
     """Rule 1."""
     bucket = rows["_t"].to_numpy() // order_us
     ids = rows["tuple_id"].to_numpy()
-    drop = ["stime", "tuple_id"]
     if "_src" in rows.columns:
-        order = np.lexsort((ids, rows["_src"].to_numpy(), bucket))
-        return rows.drop(*drop)[order]
+        return rows.drop("stime", "tuple_id")[np.lexsort((ids, rows["_src"].to_numpy(), bucket))]
     in_order = bool((bucket[1:] >= bucket[:-1]).all() and (ids[1:] > ids[:-1]).all())
-    return rows.drop(*drop) if in_order else rows.drop(*drop)[np.lexsort((ids, bucket))]
+    rows = rows.drop("stime", "tuple_id")
+    return rows if in_order else rows[np.lexsort((ids, bucket))]
 
 
 class Stage:
     def __init__(self, plan: StagePlan, partition: int, batch_id: int) -> None:
         self.plan, self.partition, self.batch_id = plan, partition, batch_id
 
-    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(self, batch: Batch) -> Iterator[pa.RecordBatch]:
         began = time.perf_counter()
-        given = list(batches)
-        if not given or not sum(b.num_rows for b in given):
-            return
-        batch = Batch(given, self.plan.order_us)
-        del given
-        if not batch.marked:
-            raise StorageError("a stage got rows without the marks of their batch; read with .option('marks', …)")
-        before, new = batch.split()
-        blocks, measured = self._state(batch, before)
-        step = self.plan.kernel.step(blocks, new, batch.since_us, batch.until_us)
+        blocks, measured = self._state(batch)
+        step = self.plan.kernel.step(blocks, batch.rows, batch.since_us, batch.until_us)
         if step.results is not None:
             yield from self._shaped(step.results)
         after: Blocks = step.blocks
@@ -137,7 +142,7 @@ class Stage:
 
     # -- state -------------------------------------------------------------------------------------------------------
 
-    def _state(self, batch: Batch, before: pl.DataFrame) -> tuple[Blocks, Measured]:
+    def _state(self, batch: Batch) -> tuple[Blocks, Measured]:
         """Rule 2."""
         if self.batch_id == 0 or batch.since_us == BEGINNING_US:
             return {}, Measured()
@@ -149,9 +154,9 @@ class Stage:
                 f"{self.plan.operator}: the state of partition {self.partition} at {instant_text(batch.since_us)} is lost, "
                 f"and it runs without checkpoints; start it again with a new checkpoint folder, or with continuous()"
             )
-        return self._restored(batch, before), Measured()
+        return self._restored(batch), Measured()
 
-    def _restored(self, batch: Batch, before: pl.DataFrame) -> Blocks:
+    def _restored(self, batch: Batch) -> Blocks:
         plan = self.plan
         assert plan.output is not None
         log = ControlLog(StreamStore(plan.output.root).open(plan.output.stream).reader())
@@ -168,13 +173,10 @@ class Stage:
                 yield body.read()
 
         restored = restore(bodies(), plan.operator, batch.since_us, plan.kernel.by_group)
-        if restored.since_us < batch.again_us:
-            raise StateLost(
-                f"{plan.operator}: the state of partition {self.partition} at {instant_text(batch.since_us)} is not on this "
-                f"machine; start the query again, and it is restored from stream {plan.output.stream}"
-            )
         blocks = blocks_of(restored.table, plan.keeps_panes)
-        return replay(plan.kernel, restored, blocks, before, batch.since_us)
+        if not len(restored.table):
+            return blocks
+        return replay(plan.kernel, restored, blocks, batch.again(restored.since_us), batch.since_us)
 
     # -- what leaves -------------------------------------------------------------------------------------------------
 
@@ -201,13 +203,19 @@ class Stage:
         return pa.RecordBatch.from_arrays(arrays, schema=self.plan.schema)
 
 
-def run(plan: StagePlan) -> Any:
-    """The function that Spark maps over the partitions."""
+def mapped(plan: StagePlan) -> Any:
+    """The function that Spark maps over the partitions of a shuffle."""
 
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        assert context is not None
-        batch_id = int(context.getLocalProperty("streaming.sql.batchId") or 0)
-        yield from Stage(plan, context.partitionId(), batch_id).run(batches)
+        given = list(batches)
+        if sum(b.num_rows for b in given):
+            yield from this_task(plan).run(shuffled(given, plan.order_us, plan.operator))
 
     return stage
+
+
+def this_task(plan: StagePlan, partition: int | None = None) -> Stage:
+    context = TaskContext.get()
+    assert context is not None
+    batch_id = int(context.getLocalProperty("streaming.sql.batchId") or 0)
+    return Stage(plan, context.partitionId() if partition is None else partition, batch_id)

@@ -15,7 +15,8 @@ from holdfast.model.errors import UsageError
 from holdfast.model.tuples import TupleType
 from holdfast.protocol.cec.policy import Continuous
 from holdfast.spark import control
-from holdfast.spark.stage import NULL_KEY, Output, StagePlan, run
+from holdfast.operators.numbering import NULL_KEY
+from holdfast.spark.stage import Output, StagePlan, mapped
 from holdfast.spark.versions import Scratch
 from holdfast.stream.merge import MARKS
 
@@ -36,12 +37,17 @@ class Inputs:
 
 class StatefulStage(ABC):
     name: str
+    salt: int = 0
+
+    def direct(self, schema: T.StructType, inputs: Inputs) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """Key and value columns if the operator can read the streams itself; None if it needs Spark in between."""
+        return None
 
     @abstractmethod
-    def apply(
+    def plan(
         self, frame: DataFrame, inputs: Inputs, scratch: Scratch, policy: Continuous | None, output: Output | None
-    ) -> DataFrame:
-        """The results of the operator over a frame with header columns and marks."""
+    ) -> tuple[list[Column], StagePlan, T.StructType]:
+        """The columns that go into the stage, what it does, and what comes out."""
 
 
 def resolved(given: Any) -> Column:
@@ -75,7 +81,7 @@ def staged(frame: DataFrame, columns: list[Column], inputs: Inputs, plan: StageP
     number = F.when(is_mark, (F.col("tuple_id") / MARKS).cast("int"))
     number = number.otherwise(F.pmod(F.hash(F.col("_h")), F.lit(inputs.partitions)))
     moved = selected.repartitionById(inputs.partitions, number.cast("int"))
-    return moved.mapInArrow(run(plan), schema)
+    return moved.mapInArrow(mapped(plan), schema)
 
 
 def with_control(schema: T.StructType, policy: Continuous | None) -> T.StructType:

@@ -1,0 +1,130 @@
+"""The short way: an operator that reads its streams itself.
+
+Where nothing of the user's stands between the streams and the operator, tuples need not travel through the JVM and a
+shuffle. Each task of the source is one partition of the operator: it reads the batch's events from the log, keeps the
+tuples of its own groups, and yields results. All tasks read all events, which costs less than moving the tuples once as
+long as there are few of them (`TASKS_MAX`).
+
+A task that finds no state reads what it needs again on the spot: no other task and no query has to know.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from pyspark import cloudpickle
+from pyspark.sql.datasource import InputPartition
+
+from holdfast.operators.numbering import numbered, partition_of
+from holdfast.spark.source import BucketReader, until_of
+from holdfast.spark.stage import Batch, StagePlan, this_task
+from holdfast.stream.merge import Merge, Piece, Source
+from holdfast.stream.reader import cut, read_extent
+from holdfast.stream.store import StreamStore
+
+#: Beyond this many partitions a shuffle is cheaper than reading everything everywhere.
+TASKS_MAX = 8
+
+
+@dataclass(frozen=True)
+class DirectStage:
+    """What a task must know. Made in the driver, read in executors of the same owner (Spark's own pickling)."""
+
+    plan: StagePlan
+    root: str
+    streams: tuple[str, ...]
+    partitions: int
+    keys: tuple[str, ...]
+    values: tuple[str, ...]
+    salt: int = 0
+
+
+def encode_stage(stage: DirectStage) -> str:
+    return base64.b64encode(cloudpickle.dumps(stage)).decode()
+
+
+def decode_stage(text: str) -> DirectStage:
+    stage = cloudpickle.loads(base64.b64decode(text))
+    assert isinstance(stage, DirectStage)
+    return stage
+
+
+class StageTask(InputPartition):
+    def __init__(self, partition: int, pieces: Sequence[Piece], since_us: int, until_us: int) -> None:
+        self.partition, self.pieces, self.since_us, self.until_us = partition, pieces, since_us, until_us
+
+
+class StageReader(BucketReader):
+    """Offsets and admission as for any stream; tasks that run the operator."""
+
+    def __init__(self, given: dict[str, str]) -> None:
+        super().__init__(given)
+        self._stage = decode_stage(self._options.get("stage") or "")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_stage": self._stage}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        since, until = until_of(start), until_of(end)
+        self._check_reach(until)
+        if until <= since:
+            return []
+        pieces = self._merge.pieces(since, until)
+        return [StageTask(p, pieces, since, until) for p in range(self._stage.partitions)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, StageTask)
+        task, stage = partition, self._stage
+        rows = Rows(stage, self._sources, task.partition)
+
+        def again(position_us: int) -> pl.DataFrame:
+            merge = Merge(StreamStore(stage.root), stage.streams)
+            return rows.read(merge.pieces(position_us, task.since_us), position_us, task.since_us)
+
+        batch = Batch(task.since_us, task.until_us, rows.read(task.pieces, task.since_us, task.until_us), again)
+        yield from this_task(stage.plan, task.partition).run(batch)
+
+
+class Rows:
+    """Tuples of one partition's groups, straight from the log, in processing order."""
+
+    def __init__(self, stage: DirectStage, sources: Sequence[Source], partition: int) -> None:
+        self._stage, self._sources, self._partition = stage, sources, partition
+        self._files: dict[Path, int] = {}
+        self._stored = [pa.schema([pa.field("stime", pa.timestamp("us", "UTC"), False), *s.schema]) for s in sources]
+
+    def read(self, pieces: Sequence[Piece], since_us: int, until_us: int) -> pl.DataFrame:
+        stage = self._stage
+        names = list(dict.fromkeys((*stage.keys, *stage.values)))
+        found: list[pa.RecordBatch] = []
+        for piece in pieces:
+            path = Path(self._sources[piece.source].folder, "main", piece.segment)
+            batch = read_extent(self._files, path, piece.fields, self._stored[piece.source])
+            found += [part.select(["stime", *names]) for _, part in cut(piece.fields, batch, since_us, until_us)]
+        if found:
+            table = pa.Table.from_batches(found)
+        else:
+            table = pa.table({f.name: pa.nulls(0, f.type) for f in self._stored[0] if f.name in ("stime", *names)})
+        frame: pl.DataFrame = pl.from_arrow(table.select(["stime", *names]))  # type: ignore[assignment]
+        return self._mine(frame)
+
+    def _mine(self, frame: pl.DataFrame) -> pl.DataFrame:
+        stage = self._stage
+        keys = [frame[k] for k in stage.keys]
+        numbers = numbered(keys, stage.salt) if keys else pl.Series("_h", np.zeros(len(frame), np.int64))
+        columns = [numbers, frame["stime"].cast(pl.Int64).alias("_t")]
+        if stage.plan.kernel_keys != ("_h",):
+            columns += [k.alias(f"_k{i}") for i, k in enumerate(keys)]
+        columns += [frame[v].alias(f"_v{i}") for i, v in enumerate(stage.values)]
+        every = pl.DataFrame(columns)
+        if stage.partitions == 1:
+            return every
+        mine = partition_of(np.ascontiguousarray(numbers.to_numpy()), stage.partitions) == self._partition
+        return every.filter(pl.Series(mine))
