@@ -33,7 +33,7 @@ class Segments:
 
     def __init__(self, starts: Ints, rows: int) -> None:
         self.starts, self.rows = starts, rows
-        self.ends: Ints = np.append(starts[1:], rows)
+        self.ends: Ints = np.append(starts[1:], rows) if len(starts) else starts
         self.lengths: Ints = self.ends - starts
         self._ids: Ints | None = None
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from holdfast.operators.counted import CountedAggregate
 from holdfast.operators.footprints import Kernel
+from holdfast.operators.general import GeneralAggregate
+from holdfast.operators.landmarks import LandmarkAggregate
 from holdfast.operators.plan import Plan
 from holdfast.operators.timed import TimedAggregate
-from holdfast.operators.windows import CountWindow, TimeWindow, Window
+from holdfast.operators.windows import CountWindow, Landmark, TimeWindow, Window
 
 
 def aggregate_kernel(window: Window, plan: Plan, keys: tuple[str, ...]) -> tuple[Kernel, bool]:
@@ -15,4 +17,6 @@ def aggregate_kernel(window: Window, plan: Plan, keys: tuple[str, ...]) -> tuple
         return TimedAggregate(window, plan, keys), False
     if isinstance(window, CountWindow) and window.advance == window.size and window.timeout_us is None:
         return CountedAggregate(window, plan, keys), False
-    raise NotImplementedError(window)
+    if isinstance(window, Landmark):
+        return LandmarkAggregate(window, plan, keys), False
+    return GeneralAggregate(window, plan, keys), True
