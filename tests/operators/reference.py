@@ -119,3 +119,34 @@ def landmark_results(tuples: Sequence[tuple[int, Any, Any]], start: int) -> list
             mine.append(value)
             found.append((stime, group, tuple(mine)))
     return found
+
+
+def joined(
+    tuples: Sequence[tuple[int, int, Any, Any]], left: tuple[str, int], right: tuple[str, int]
+) -> list[Result]:
+    """(stime, side, group, value) tuples; windows are ("time", w) or ("count", n); results (stime, group, l, r)."""
+    seen: list[tuple[int, int, Any, Any]] = []
+    found = []
+    for stime, side, group, value in tuples:
+        kind, size = right if side == 0 else left
+        others = [t for t in seen if t[1] != side and t[2] == group]
+        others = [t for t in others if abs(t[0] - stime) <= size] if kind == "time" else others[-size:]
+        for other_time, _, _, other in others:
+            pair = (value, other) if side == 0 else (other, value)
+            found.append((max(stime, other_time), group, *pair))
+        seen.append((stime, side, group, value))
+    return found
+
+
+def bsorted(tuples: Sequence[tuple[int, Any, Any]], size: int) -> list[Result]:
+    """(stime, group, value) tuples; results (stime of the tuple that pushed, group, value)."""
+    buffers: dict[Any, list[Any]] = {}
+    found = []
+    for stime, group, value in tuples:
+        buffer = buffers.setdefault(group, [])
+        buffer.append(value)
+        if len(buffer) > size:
+            smallest = min(buffer)
+            buffer.remove(smallest)
+            found.append((stime, group, smallest))
+    return found

@@ -61,7 +61,9 @@ class Restored(NamedTuple):
 
 
 def windows_of(blocks: Blocks, by_group: bool) -> int:
-    """N: groups where a group is restored whole, else windows."""
+    """N: groups where a group is restored whole, else windows; of tuples that stand in the input, only those copied."""
+    if any("_f" in b.columns for b in blocks.values()):
+        return sum(int(b["_f"].sum()) for b in blocks.values())
     if not by_group:
         return count_open(blocks)
     return sum(int(b["_h"].n_unique()) if "_w" in b.columns else len(b) for b in blocks.values())
@@ -84,6 +86,8 @@ def save(step: Step, shot: Shot, position_us: int, operator: str, by_group: bool
             opened += int((picked & new).sum())
             checked += int((picked & ~new).sum())
             block = block.with_columns(pl.Series("_s", np.where(picked, position_us, last)))
+            if "_f" in block.columns:
+                block = block.with_columns((pl.col("_f") | pl.Series(picked)).alias("_f"))
             mine = block if picked.all() else block.filter(pl.Series(picked))
             kinds = pl.Series("_g", np.where(new[picked], 1, 2).astype(np.int8))
             here = mine.drop("_s").with_columns(kinds)
@@ -93,7 +97,7 @@ def save(step: Step, shot: Shot, position_us: int, operator: str, by_group: bool
         after[number] = block
     closed = pl.concat(step.closed) if step.closed else None
     windows = windows_of(after, by_group)
-    body = msgspec.msgpack.encode([_FORMAT, operator, position_us, windows, _ipc(saved), _ipc([closed] if closed is not None else [])])
+    body = msgspec.msgpack.encode([_FORMAT, operator, position_us, windows, oldest, _ipc(saved), _ipc([closed] if closed is not None else [])])
     rows = opened + checked + (0 if closed is None else len(closed))
     return after, Saved(body, rows, windows, oldest, opened, checked, 0 if closed is None else len(closed))
 
@@ -135,7 +139,7 @@ def restore(bodies: Iterable[bytes], operator: str, position_us: int, by_group: 
     wanted, frames, size, since = -1, 0, 0, position_us
     for raw in bodies:
         try:
-            number, name, position, windows, saved, closed = msgspec.msgpack.decode(raw)
+            number, name, position, windows, oldest, saved, closed = msgspec.msgpack.decode(raw)
         except (msgspec.MsgspecError, ValueError) as error:
             raise CorruptLog(f"a checkpoint of {operator} cannot be read ({error}); run `holdfast verify`") from error
         if number != _FORMAT:
@@ -145,7 +149,7 @@ def restore(bodies: Iterable[bytes], operator: str, position_us: int, by_group: 
         if wanted < 0:
             if position != position_us:
                 raise CorruptLog(f"{operator}: the log has checkpoints up to {position}, needed are those at {position_us}")
-            wanted = windows
+            wanted, since = windows, oldest
         for data, order in ((closed, 0), (saved, 1)):
             if data:
                 frame = pl.read_ipc_stream(io.BytesIO(data))
@@ -157,8 +161,6 @@ def restore(bodies: Iterable[bytes], operator: str, position_us: int, by_group: 
     found = 0 if not len(table) else int(table["_h"].n_unique()) if by_group else len(table)
     if found != wanted:
         raise CorruptLog(f"{operator}: {wanted} windows were open, the log has {found} of them; nothing was restored")
-    if len(table):
-        since = int(table["_p"].min())  # type: ignore[arg-type]
     return Restored(table, since, frames, size)
 
 
@@ -182,6 +184,8 @@ def blocks_of(table: pl.DataFrame, keeps_panes: bool) -> dict[int, pl.DataFrame]
     table = table.rename({"_p": "_s"}).drop("_g", strict=False)
     first, last = ["_h"], ["_o", "_s"]
     table = table.select(*first, *(c for c in table.columns if c not in (*first, *last)), *last)
+    if "_f" in table.columns:
+        return {0: table.sort("_q")}
     if keeps_panes:
         return {0: table.sort("_h", "_w")}
     found = {}
@@ -192,6 +196,10 @@ def blocks_of(table: pl.DataFrame, keeps_panes: bool) -> dict[int, pl.DataFrame]
 
 def replay(kernel: Kernel, restored: Restored, blocks: Blocks, rows: pl.DataFrame, position_us: int) -> Blocks:
     """Bring every window from its own position to `position_us`. `rows` lie in [T, position), in processing order."""
+    if getattr(kernel, "implicit", False):
+        # Copied tuples that came before T; replay meets all later ones again, copied or not.
+        early = {n: b.filter(pl.col("_t") < restored.since_us) for n, b in blocks.items()}
+        return _noted(kernel.step(early, rows, restored.since_us, position_us).blocks, restored)
     by = ["_h"] if kernel.by_group else ["_h", "_w"]
     if not kernel.by_group:
         rows = rows.with_columns(kernel.pane_numbers(rows))
@@ -199,3 +207,15 @@ def replay(kernel: Kernel, restored: Restored, blocks: Blocks, rows: pl.DataFram
     mine = rows.join(marks, on=by, how="left", maintain_order="left").filter(pl.col("_t") >= pl.col("_p")).drop("_p")
     step = kernel.step(blocks, mine if kernel.by_group else mine.drop("_w"), restored.since_us, position_us)
     return step.blocks
+
+
+def _noted(blocks: Blocks, restored: Restored) -> Blocks:
+    """Tuples that replay has met again and that the log has copies of, too: their R must not be forgotten."""
+    if not len(restored.table):
+        return blocks
+    copies = restored.table.select("_h", "_w", "_p")
+    after = {}
+    for number, block in blocks.items():
+        at = block.select("_h", "_w").join(copies, on=["_h", "_w"], how="left", maintain_order="left")["_p"]
+        after[number] = block.with_columns((pl.col("_f") | at.is_not_null()).alias("_f"), at.fill_null(block["_s"]).alias("_s"))
+    return after

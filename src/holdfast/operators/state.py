@@ -99,3 +99,17 @@ def segment_starts(numbers: Ints) -> Ints:
     if not len(numbers):
         return np.zeros(0, np.int64)
     return np.concatenate([[0], np.flatnonzero(numbers[1:] != numbers[:-1]) + 1])
+
+
+def arrived(rows: pl.DataFrame, kept: pl.DataFrame | None, since_us: int) -> tuple[pl.DataFrame, int]:
+    """Tuples that are state themselves, numbered after those that are there, and the first new number.
+
+    Their footprint is the input: `_s` is a position from which reading again meets them.
+    """
+    base = 0 if kept is None or not len(kept) else int(kept["_q"].max()) + 1  # type: ignore[operator]
+    position = since_us
+    if since_us == BEGINNING_US and len(rows):
+        position = int(rows["_t"].min())  # type: ignore[arg-type]
+    marks = [pl.lit(position, pl.Int64).alias(name) for name in ("_s", "_o")]
+    numbers = pl.Series("_q", np.arange(base, base + len(rows)), dtype=pl.Int64)
+    return rows.with_columns(numbers, *marks, pl.lit(False).alias("_f")), base

@@ -1,0 +1,54 @@
+"""Join and BSort against the reference, cut into batches at random."""
+
+from __future__ import annotations
+
+import random
+
+import polars as pl
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.operators.joined import JoinKernel, Keep
+from holdfast.operators.sorting import SortKernel
+from tests.operators import reference as ref
+from tests.operators.test_windows_reference import EXAMPLES
+
+sides = st.one_of(st.tuples(st.just("time"), st.integers(0, 30)), st.tuples(st.just("count"), st.integers(1, 4)))
+rows = st.lists(st.tuples(st.integers(0, 59), st.integers(0, 1), st.integers(0, 2), st.integers(0, 99)), max_size=40)
+
+
+def kept(side: tuple[str, int]) -> Keep:
+    return Keep(time_us=side[1]) if side[0] == "time" else Keep(count=side[1])
+
+
+@settings(max_examples=4 * EXAMPLES, deadline=None)
+@given(rows=rows, left=sides, right=sides, seed=st.integers(0, 2**32))
+def test_a_join_gives_the_pairs_of_the_reference(
+    rows: list[tuple[int, int, int, int]], left: tuple[str, int], right: tuple[str, int], seed: int
+) -> None:
+    rows = sorted(rows, key=lambda r: r[0] // 10)
+    kernel = JoinKernel(kept(left), kept(right), ("_h",), ("_v0",), ("_v1",))
+    shape = {"_h": pl.Int64, "_t": pl.Int64, "_side": pl.Int64, "_w": pl.Int64, "_v0": pl.Int64, "_v1": pl.Int64}
+    chance, blocks, found, since = random.Random(seed), {}, [], -(2**62)
+    ends = sorted(chance.sample([10, 20, 30, 40, 50], chance.randrange(6))) + [60]
+    for end in ends:
+        mine = [(g, t, s, i, v, v) for i, (t, s, g, v) in enumerate(rows) if since <= t < end]
+        step = kernel.step(blocks, pl.DataFrame(mine, schema=shape, orient="row"), since, end)
+        blocks, since = step.blocks, end
+        found += [] if step.results is None else step.results.rows()
+    assert sorted(found) == sorted(ref.joined(rows, left, right))
+
+
+@settings(max_examples=2 * EXAMPLES, deadline=None)
+@given(rows=rows, size=st.integers(1, 5), seed=st.integers(0, 2**32))
+def test_bsort_pushes_out_what_the_reference_does(rows: list[tuple[int, int, int, int]], size: int, seed: int) -> None:
+    plain = sorted(((t, g, v) for t, _, g, v in rows), key=lambda r: r[0] // 10)
+    kernel = SortKernel(size, ("_h",), ("_v0",))
+    shape = {"_h": pl.Int64, "_t": pl.Int64, "_w": pl.Int64, "_v0": pl.Int64}
+    chance, blocks, found, since = random.Random(seed), {}, [], -(2**62)
+    for end in [*sorted(chance.sample([10, 20, 30, 40, 50], chance.randrange(6))), 60]:
+        mine = [(g, t, i, v) for i, (t, g, v) in enumerate(plain) if since <= t < end]
+        step = kernel.step(blocks, pl.DataFrame(mine, schema=shape, orient="row"), since, end)
+        blocks, since = step.blocks, end
+        found += [] if step.results is None else step.results.rows()
+    assert sorted(found) == sorted(ref.bsorted(plain, size))
