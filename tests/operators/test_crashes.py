@@ -150,6 +150,7 @@ def history(kind: str, chance: random.Random, root: Path) -> int:
         else:
             break
         crashes += 1
+        writer._close_files()  # As the kernel does for a process that is killed: nothing is released or noted.
         operator = Operator(kind, root)
         position = operator.recover(tuples)
         if torn is not None and position == torn[0]:
