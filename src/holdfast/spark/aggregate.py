@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -40,6 +41,8 @@ class AggregateStage(StatefulStage):
         types = {i: _polars(frame.select(v).schema[0].dataType) for i, v in enumerate(values)}
         kernel, keeps_panes = aggregate_kernel(self.window, Plan(self.functions, numbers, types), keys)
         columns += [v.alias(f"_v{i}") for i, v in enumerate(values)]
+        if isinstance(self.window, TimeWindow) and self.window.on is not None:
+            columns.append(F.unix_micros(F.col(self.window.on)).alias("_a"))
         given = [frame.select(v).schema[0].dataType for v in values]
         schema, names = self._schema(fields, keys, numbers, given)
         stage = StagePlan(

@@ -11,9 +11,9 @@ Rules:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -23,11 +23,13 @@ from pyspark.sql.streaming import StreamingQuery
 from holdfast.model.errors import UsageError
 from holdfast.model.tuples import HEADER, STREAM_COLUMN, TupleType
 from holdfast.operators.functions import Function
+from holdfast.operators.joined import Keep
 from holdfast.operators.windows import Window
 from holdfast.protocol.cec.policy import Continuous
 from holdfast.spark import control
 from holdfast.spark.aggregate import AggregateStage
 from holdfast.spark.direct import TASKS_MAX, DirectStage, encode_stage
+from holdfast.spark.joining import JoinStage, SortStage
 from holdfast.spark.restore import Spec
 from holdfast.spark.stage import Output
 from holdfast.spark.stages import Inputs, StatefulStage, staged
@@ -35,7 +37,9 @@ from holdfast.spark.versions import Scratch, local_scratch
 from holdfast.stream.frame import crc32c
 from holdfast.stream.store import StreamStore
 
-Expression = Column | str
+Expression: TypeAlias = "Column | str"
+#: Streams that one part of a union may read; the number of a tuple's input stays unique below it.
+SOURCES_MAX = 64
 
 
 def is_mark() -> Column:
@@ -94,6 +98,38 @@ class Flow:
         """Functions over windows, for each group of `by`."""
         groups = [by] if isinstance(by, str | Column) else list(by)
         return self._with(AggregateStage(functions, window, tuple(groups), salt), checkpoint)
+
+    def join(
+        self, left: str, right: str, *, window: Keep | tuple[Keep, Keep], take_left: Mapping[str, Expression],
+        take_right: Mapping[str, Expression], by: Sequence[Expression] | Expression = (),
+        where: Expression | None = None, checkpoint: Continuous | None = None, salt: int = 0,
+    ) -> Flow:  # fmt: skip
+        """Pairs of tuples of two streams, in each group of `by`, that fall into each other's window.
+
+        `window` is one for both sides (`keep_time("1h")` is the band |r.time − s.time| <= 1 h) or one per side;
+        `take_left` and `take_right` name the columns of the pair; `where` is any condition on them.
+        """
+        groups = [by] if isinstance(by, str | Column) else list(by)
+        keeps = window if isinstance(window, tuple) else (window, window)
+        stage = JoinStage(left, right, tuple(groups), keeps, take_left, take_right, salt)
+        made = self._with(stage, checkpoint)
+        return made if where is None else made.filter(where)
+
+    def bsort(
+        self, value: Expression, size: int, *, by: Sequence[Expression] | Expression = (),
+        checkpoint: Continuous | None = None, salt: int = 0,
+    ) -> Flow:  # fmt: skip
+        """The tuples approximately in the order of a value: each leaves when `size` others have come."""
+        groups = [by] if isinstance(by, str | Column) else list(by)
+        return self._with(SortStage(value, size, tuple(groups), salt), checkpoint)
+
+    def union(self, *others: Flow) -> Flow:
+        """This flow's tuples and those of others that read the same store, in bucket order."""
+        if any(o.stage is not None or o.root != self.root for o in (self, *others)):
+            raise UsageError("a union takes flows without state over one store; write results to a stream first")
+        names = tuple(dict.fromkeys(s for f in (self, *others) for s in f.streams))
+        parts = tuple((f.streams, f.before) for f in (self, *others))
+        return replace(self, streams=names, before=(_Union(parts),))
 
     def _with(self, stage: StatefulStage, checkpoint: Continuous | None) -> Flow:
         if self.stage is not None:
@@ -194,6 +230,7 @@ class Flow:
             else:
                 frame = staged(frame, columns, inputs, plan, schema)
         else:
+            # Without a stage nobody needs the marks' twins; the union's own column stays inside.
             frame = frame.drop("_src")
         for step in self.after:
             frame = step(frame)
@@ -221,6 +258,29 @@ class _Filter:
         if control.COLUMN in frame.columns:
             keep = F.col(control.COLUMN).isNotNull() | keep
         return frame.filter(keep)
+
+
+@dataclass(frozen=True)
+class _Union:
+    """Each part takes the tuples of its own streams through its own steps."""
+
+    parts: tuple[tuple[tuple[str, ...], tuple[Callable[[DataFrame], DataFrame], ...]], ...]
+
+    def __call__(self, frame: DataFrame) -> DataFrame:
+        made = []
+        for number, (streams, steps) in enumerate(self.parts):
+            part = frame
+            if STREAM_COLUMN in frame.columns:
+                part = frame.filter(is_mark() | F.col(STREAM_COLUMN).isin(list(streams)))
+            source = F.col("_src") if "_src" in part.columns else F.lit(0)
+            part = part.withColumn("_src", F.lit(number * SOURCES_MAX) + source)
+            for step in steps:
+                part = step(part)
+            made.append(part)
+        whole = made[0]
+        for part in made[1:]:
+            whole = whole.unionByName(part)
+        return whole
 
 
 @dataclass(frozen=True)
