@@ -85,7 +85,7 @@ class StageReader(BucketReader):
         rows = Rows(stage, self._sources, task.partition)
 
         def again(position_us: int) -> pl.DataFrame:
-            merge = Merge(StreamStore(stage.root), stage.streams)
+            merge = Merge([StreamStore(stage.root).open(name) for name in stage.streams])
             return rows.read(merge.pieces(position_us, task.since_us), position_us, task.since_us)
 
         batch = Batch(task.since_us, task.until_us, rows.read(task.pieces, task.since_us, task.until_us), again)

@@ -22,12 +22,14 @@ from pyspark.sql.streaming import StreamingQuery
 
 from holdfast.model.errors import UsageError
 from holdfast.model.tuples import HEADER, STREAM_COLUMN, TupleType
+from holdfast.operators.database import Database
 from holdfast.operators.functions import Function
 from holdfast.operators.joined import Keep
 from holdfast.operators.windows import Window
 from holdfast.protocol.cec.policy import Continuous
 from holdfast.spark import control
 from holdfast.spark.aggregate import AggregateStage
+from holdfast.spark.databases import ReadStep, UpdateStage
 from holdfast.spark.direct import TASKS_MAX, DirectStage, encode_stage
 from holdfast.spark.joining import JoinStage, SortStage
 from holdfast.spark.restore import Spec
@@ -122,6 +124,18 @@ class Flow:
         """The tuples approximately in the order of a value: each leaves when `size` others have come."""
         groups = [by] if isinstance(by, str | Column) else list(by)
         return self._with(SortStage(value, size, tuple(groups), salt), checkpoint)
+
+    def read(self, sql: str, *, database: str, columns: str) -> Flow:
+        """Each tuple with every row that the query finds for it; `:name` stands for a column of the tuple."""
+        return self._then(ReadStep(Database(database), sql, columns))
+
+    def update(self, sql: str, *, database: str, by: Sequence[Expression] | Expression = ()) -> Flow:
+        """Run the statement for each tuple, once; the results have the column `rows`, how many rows it changed.
+
+        Tuples of one group of `by` are applied in order; without groups, all of them are.
+        """
+        groups = [by] if isinstance(by, str | Column) else list(by)
+        return self._with(UpdateStage(Database(database), sql, tuple(groups)), None)
 
     def union(self, *others: Flow) -> Flow:
         """This flow's tuples and those of others that read the same store, in bucket order."""

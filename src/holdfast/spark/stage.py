@@ -120,6 +120,8 @@ class Stage:
 
     def run(self, batch: Batch) -> Iterator[pa.RecordBatch]:
         began = time.perf_counter()
+        if hasattr(self.plan.kernel, "partition"):
+            self.plan.kernel.partition = self.partition
         blocks, measured = self._state(batch)
         step = self.plan.kernel.step(blocks, batch.rows, batch.since_us, batch.until_us)
         if step.results is not None:
@@ -138,12 +140,15 @@ class Stage:
                 busy_s=busy, span_us=span, saved=saved.opened + saved.checked,
                 saving_s=time.perf_counter() - began_saving,
             )  # fmt: skip
-        self.plan.scratch.store(self.partition, batch.until_us, after, measured)
+        if not getattr(self.plan.kernel, "stateless", False):
+            self.plan.scratch.store(self.partition, batch.until_us, after, measured)
 
     # -- state -------------------------------------------------------------------------------------------------------
 
     def _state(self, batch: Batch) -> tuple[Blocks, Measured]:
         """Rule 2."""
+        if getattr(self.plan.kernel, "stateless", False):
+            return {}, Measured()
         if self.batch_id == 0 or batch.since_us == BEGINNING_US:
             return {}, Measured()
         found = self.plan.scratch.load(self.partition, batch.since_us)

@@ -1,0 +1,120 @@
+"""Updates are applied once, in SQLite and in PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from holdfast.model.errors import PeerError, UsageError
+from holdfast.operators.database import Database, UpdateKernel, read_rows
+
+SQL = "update stock set left_over = left_over - :n where item = :item"
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of our own on loopback, as long as the machine has the programs."""
+    found = [p for p in Path("/usr/lib/postgresql").glob("*/bin/initdb")]
+    if not found or not shutil.which("setpriv"):
+        pytest.skip("needs PostgreSQL (apt-get install postgresql) and setpriv")
+    pytest.importorskip("psycopg", reason="needs the extra postgres")
+    programs, folder = found[0].parent, tmp_path_factory.mktemp("postgres")
+    for place in (folder, *folder.parents[:2]):
+        place.chmod(0o755)
+    folder.chmod(0o777)
+    drop = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"] if os.getuid() == 0 else []
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    made = subprocess.run([*drop, programs / "initdb", "-D", folder / "db", "-U", "test", "-A", "trust"],
+                          capture_output=True, text=True)  # fmt: skip
+    if made.returncode:
+        pytest.skip(f"initdb does not run here: {made.stderr[-200:]}")
+    server = subprocess.Popen([*drop, programs / "postgres", "-D", folder / "db", "-h", "127.0.0.1", "-p", str(port), "-k",
+                               folder], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    try:
+        url = f"postgresql://test@127.0.0.1:{port}/postgres"
+        import time
+
+        import psycopg
+
+        for _ in range(200):
+            try:
+                psycopg.connect(url).close()
+                break
+            except psycopg.OperationalError:
+                time.sleep(0.1)
+        yield url
+    finally:
+        server.terminate()
+        server.wait()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
+    url = f"sqlite:///{tmp_path}/shop.db" if request.param == "sqlite" else request.getfixturevalue("postgres")
+    found = Database(url)
+    with found.transaction() as cursor:
+        for table in ("stock", "holdfast_applied"):
+            cursor.execute(f"drop table if exists {table}")
+        cursor.execute("create table stock (item text primary key, left_over integer)")
+        cursor.execute("insert into stock values ('ale', 10), ('bread', 5)")
+    return found
+
+
+def left(database: Database) -> dict[str, int]:
+    with database.transaction() as cursor:
+        cursor.execute("select item, left_over from stock")
+        return dict(cursor.fetchall())
+
+
+def rows(*given: tuple[str, int]) -> pl.DataFrame:
+    return pl.DataFrame([(0, i, item, n) for i, (item, n) in enumerate(given)],
+                        schema={"_h": pl.Int64, "_t": pl.Int64, "_v0": pl.String, "_v1": pl.Int64}, orient="row")  # fmt: skip
+
+
+def test_a_batch_that_is_executed_again_changes_nothing_and_says_the_same(database: Database) -> None:
+    kernel = UpdateKernel(database, SQL, "op", {"item": "_v0", "n": "_v1"}, ("_v0", "_v1"))
+    given = rows(("ale", 3), ("cake", 1), ("ale", 2))
+    first = kernel.step({}, given, 0, 100)
+    assert first.results is not None
+    assert first.results["rows"].to_list() == [1, 0, 1]
+    again = kernel.step({}, given, 0, 100)
+    assert again.results is not None
+    assert again.results.equals(first.results)
+    assert left(database) == {"ale": 5, "bread": 5}
+    kernel.step({}, rows(("bread", 1)), 100, 200)
+    assert left(database) == {"ale": 5, "bread": 4}
+
+
+def test_a_statement_that_fails_leaves_nothing_behind(database: Database) -> None:
+    kernel = UpdateKernel(database, "insert into stock values (:item, :n)", "op", {"item": "_v0", "n": "_v1"}, ("_v0",))
+    with pytest.raises(PeerError, match="nothing of this batch"):
+        kernel.step({}, rows(("wine", 3), ("ale", 1)), 0, 100)
+    assert left(database) == {"ale": 10, "bread": 5}
+
+
+def test_a_value_never_becomes_part_of_the_statement(database: Database) -> None:
+    kernel = UpdateKernel(database, SQL, "op", {"item": "_v0", "n": "_v1"}, ("_v0",))
+    kernel.step({}, rows(("ale'; drop table stock; --", 3)), 0, 100)
+    assert left(database) == {"ale": 10, "bread": 5}
+
+
+def test_a_read_gives_every_row_that_is_found(database: Database) -> None:
+    given = rows(("ale", 6), ("none", 0), ("any", 4))
+    sql = "select item, left_over from stock where left_over > :_v1 order by item"
+    places, found = read_rows(database, sql, given, ["_v1"], 2)
+    assert [(p, *f) for p, f in zip(places, found, strict=True)] == [
+        (0, "ale", 10), (1, "ale", 10), (1, "bread", 5), (2, "ale", 10), (2, "bread", 5)]  # fmt: skip
+
+
+def test_an_unknown_database_is_refused() -> None:
+    with pytest.raises(UsageError, match="sqlite"):
+        Database("mysql://secret@host")
