@@ -167,3 +167,37 @@ def test_a_window_gives_what_the_reference_gives_however_batches_are_cut(
         assert once == want
     assert cut == once
     assert lost == once
+
+
+def first_of(tuples: list[Any]) -> dict[Any, int]:
+    found: dict[Any, int] = {}
+    for stime, group, *_ in tuples:
+        found.setdefault(group, stime)
+    return found
+
+
+@settings(max_examples=4 * EXAMPLES, deadline=None)
+@given(rows=st.lists(st.tuples(st.integers(0, 59), groups, whole, st.integers(0, 80)), min_size=1, max_size=40),
+       slack=st.integers(0, 3), step=st.sampled_from([(20, 20), (30, 10)]), first=st.booleans(),
+       seed=st.integers(0, 2**32))  # fmt: skip
+def test_windows_by_a_column_wait_as_long_as_the_slack_says(
+    rows: list[Any], slack: int, step: tuple[int, int], first: bool, seed: int
+) -> None:
+    rows = sorted(rows, key=lambda r: r[0] // BUCKET)
+    size, advance = step
+    window = time_window(size / 1e6, advance / 1e6, on="time", slack=slack, align="first" if first else "independent")
+    want, _ = ref.slack_windows(rows, size, advance, slack, first)
+    once = sorted(run(window, rows, 60, pl.Int64(), False, None), key=repr)
+    assert once == judged(want, True, False)
+    assert sorted(run(window, rows, 60, pl.Int64(), False, random.Random(seed), lose=True), key=repr) == once
+
+
+@settings(max_examples=2 * EXAMPLES, deadline=None)
+@given(rows=drawn(whole).filter(len), step=st.sampled_from([(20, 20), (30, 10)]), seed=st.integers(0, 2**32))
+def test_windows_can_begin_at_each_groups_first_tuple(rows: list[Any], step: tuple[int, int], seed: int) -> None:
+    size, advance = step
+    window = time_window(size / 1e6, advance / 1e6, align="first")
+    firsts = first_of(rows)
+    want = judged(ref.time_windows(rows, 60, size, advance, lambda g: firsts[g]), True, False)
+    assert sorted(run(window, rows, 60, pl.Int64(), False, None), key=repr) == want
+    assert sorted(run(window, rows, 60, pl.Int64(), False, random.Random(seed), lose=True), key=repr) == want
