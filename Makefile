@@ -3,6 +3,8 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+BENCHES := log_append spark_read microbatch stores window_join output_deviation cec_throughput cec_recovery \
+           bpm_convergence bpm_contracts
 
 .PHONY: setup demo test test-stores lint bench clean
 
@@ -37,7 +39,7 @@ lint: setup
 # Every published number; each bench ends with one line of JSON. Run them on a quiet machine.
 bench: setup
 	$(BIN)/python -m pip install --quiet -e '.[bench]'
-	@for bench in log_append spark_read microbatch stores window_join output_deviation; do $(BIN)/python -m benches.$$bench || exit 1; done
+	@for bench in $(BENCHES); do $(BIN)/python -m benches.$$bench || exit 1; done
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

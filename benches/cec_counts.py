@@ -1,7 +1,7 @@
 """How many records continuous checkpoints write: the seeds' mixed application, for T = H = 2, 10, 20 and 100 ms.
 
-The seeds counted 524,386 Gopen, and 718,874, (not given), 35,000 and 76 Gcheck for 524,288 results (000, figure 4.4). How
-many tuples came per millisecond they do not say; with 300 a fast window lasts some 3 ms, which fits their first figure.
+The seeds counted 524,386 Gopen, and 718,874, (not given), 35,000 and 76 Gcheck for 524,288 results (000, figure 4.4).
+How many tuples came per millisecond they do not say; with 300 a fast window lasts some 3 ms, as their figures suggest.
 A 32nd of their input, scaled.
 """
 
@@ -24,7 +24,7 @@ def counts(period_ms: int) -> dict[str, int]:
     items = work.items(np.random.default_rng(0)).tolist()
     ledger = Ledger(Continuous(period_us=period_ms * 1000, slow_us=period_ms * 1000, at_most=110))
     inside: dict[int, int] = {}
-    found = {kind: 0 for kind in RecordKind}
+    found = dict.fromkeys(RecordKind, 0)
     handle, step_us = ledger.handle, 1000 / TUPLES_PER_MS
     for i, item in enumerate(items):
         now = int(i * step_us)

@@ -2,8 +2,8 @@
 
 The query keeps N windows of an hour open (one per key) and is killed, driver and all, after a batch that chance chose.
 Then the tuple comes that closes the hour. Holdfast has lost its scratch space as well, as if the machine were gone: it
-reads the output's log backwards and replays. Spark has its checkpoint (RocksDB with changelog). Every result is compared
-with counts made by numpy.
+reads the output's log backwards and replays. Spark has its checkpoint (RocksDB with changelog). Every result is
+compared with counts made by numpy.
 
     python -m benches.cec_recovery [--windows 10000 100000 1000000]
 """
@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from tests.spark.processes import REPOSITORY, environment, kill_tree, wait_for
 
 import holdfast
 from benches.report import console, finish, table
-from tests.spark.processes import REPOSITORY, environment, kill_tree, wait_for
 
 T0 = 1_699_999_200_000_000  # A full hour.
 HOUR_US = 3_600_000_000
@@ -79,7 +79,7 @@ def child(kind: str, root: Path, windows: int, period: str, scratch: Path, live:
     if kind == "holdfast":
         flowing = flow(spark, "in", root=root, maxRowsPerBatch=rows)
         flowing = flowing.aggregate(count(), sum_("value"), window=time_window("1h"), by="key",
-                                    checkpoint=continuous(period=period, slow=0, budget=1.0, at_most=10**7))  # fmt: skip
+                                    checkpoint=continuous(period=period, slow=0, budget=1, at_most=10**7))  # fmt: skip
         query = flowing.write("out", checkpoint_location=place, scratch=scratch, bucket="1s")
     else:
         frame = read_stream(spark, "in", root=root, boundaries="exact", maxRowsPerBatch=rows)
@@ -124,8 +124,8 @@ def trial(kind: str, windows: int, period: str, kill_after: int) -> tuple[float,
                                      env=environment(), stdout=out, stderr=out, text=True)  # fmt: skip
         try:
             commits = root / ".checkpoint" / "commits"
-            wait_for(lambda: first.poll() is not None or commits.is_dir()
-                     and sum(p.name.isdigit() for p in commits.iterdir()) >= kill_after, "the batches", 100)  # fmt: skip
+            wait_for(lambda: first.poll() is not None or (commits.is_dir()
+                     and sum(p.name.isdigit() for p in commits.iterdir()) >= kill_after), "batches", 100)  # fmt: skip
             assert first.poll() is None, log.read_text()[-2000:]
         finally:
             kill_tree(first)
@@ -145,7 +145,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benches.cec_recovery", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--windows", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
-    parser.add_argument("--periods", nargs="*", default=["10s", "1h"], help="of 100,000 windows, besides the usual 20 s")
+    parser.add_argument(
+        "--periods", nargs="*", default=["10s", "1h"], help="of 100,000 windows, besides the usual 20 s"
+    )
     for hidden in ("--child", "--root", "--scratch"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     parser.add_argument("--period", default="20s", help=argparse.SUPPRESS)
@@ -169,7 +171,7 @@ def main() -> None:
         by_period[period] = round(seconds, 2)
         console.print(f"T = {period}: {seconds:.2f} s, {bad} differences")
     table("seconds from the start of the query to the first new result",
-          ["open windows", "killed after batch", "Holdfast", "Spark", "ratio", "differences", "Spark's"], rows)  # fmt: skip
+          ["windows", "killed after batch", "Holdfast", "Spark", "ratio", "different", "Spark's"], rows)  # fmt: skip
     finish("cec_recovery", ratio_spark=min(ratios.values(), default=None), ratios=ratios, differences=wrong,
            seconds={r[0]: [round(r[2], 2), round(r[3], 2)] for r in rows}, by_period=by_period)  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Operators with continuous checkpoints, without any, and Spark's own: tuples per second.
 
 The seeds' fast, slow and mixed applications (000 §4.2: average price by item, windows of 1, 1,000 and 10 tuples) beside
-`transformWithStateInPandas`, and time windows over 1,000, 100,000 and 1,000,000 keys beside Spark's windowed aggregation
+`transformWithStateInPandas`, and time windows over 1,000, 100,000 and 1,000,000 keys beside Spark's windowed aggregates
 (RocksDB, changelog checkpoints). All read the same streams and write through the same sink. The first batch of a query
 warms it up and is not counted.
 
@@ -41,7 +41,9 @@ def rate(query: StreamingQuery, w: Workload) -> float:
     """Tuples per second over all batches but the first. An operator that reads for itself shows Spark its results only,
     so the tuples are counted from the workload."""
     query.awaitTermination()
-    taken = [p.durationMs["triggerExecution"] for p in query.recentProgress if "addBatch" in p.durationMs][1 : w.batches]
+    taken = [p.durationMs["triggerExecution"] for p in query.recentProgress if "addBatch" in p.durationMs][
+        1 : w.batches
+    ]
     assert len(taken) == w.batches - 1, f"{len(taken)} batches instead of {w.batches - 1}"
     return w.rows * len(taken) / (sum(taken) / 1e3)
 
@@ -81,7 +83,9 @@ class Bench:
         return rate(self._start(made, out, place), w)
 
     def _start(self, made: Any, out: str, place: str) -> StreamingQuery:
-        writer = made.writeStream.format("holdfast").options(root=str(self.root), checkpointLocation=place, create="true")
+        writer = made.writeStream.format("holdfast").options(
+            root=str(self.root), checkpointLocation=place, create="true"
+        )
         return writer.trigger(**NOW).start(out)
 
     def best(self, run: Callable[[], float], times: int) -> float:

@@ -1,4 +1,4 @@
-"""The inputs that the operator benches share: the seeds' three applications (000 §4.2) and time windows over many keys."""
+"""The inputs that operator benches share: the seeds' three applications (000 §4.2) and time windows over many keys."""
 
 from __future__ import annotations
 

@@ -27,7 +27,11 @@ def summary(values: Sequence[Any]) -> dict[str, Any]:
 
 
 def time_windows(
-    tuples: Sequence[tuple[int, Any, Any]], until: int, size: int, advance: int, anchor: Callable[[Any], int] | None = None
+    tuples: Sequence[tuple[int, Any, Any]],
+    until: int,
+    size: int,
+    advance: int,
+    anchor: Callable[[Any], int] | None = None,
 ) -> list[Result]:
     """(stime, group, value) tuples; results (end, start, group, values) of all windows that end by `until`."""
     windows: dict[tuple[Any, int], list[Any]] = {}
@@ -39,7 +43,7 @@ def time_windows(
                 windows.setdefault((group, start), []).append(value)
             start -= advance
     return sorted(
-        ((start + size, start, group, tuple(values)) for (group, start), values in windows.items() if start + size <= until),
+        ((start + size, start, group, tuple(v)) for (group, start), v in windows.items() if start + size <= until),
         key=lambda r: (r[0], r[1], repr(r[2])),
     )  # fmt: skip
 
@@ -87,7 +91,7 @@ def _timed_out(open_: dict[Any, tuple[int, list[Any]]], boundary: int, timeout: 
 def slack_windows(
     tuples: Sequence[tuple[int, Any, Any, int]], size: int, advance: int, slack: int, first: bool = False
 ) -> tuple[list[Result], int]:
-    """Windows by a column: (stime, group, value, time) tuples; results (stime, start, group, values), and late tuples."""
+    """By a column: (stime, group, value, time) tuples; results (stime, start, group, values), number of late ones."""
     open_: dict[Any, dict[int, list[Any]]] = {}
     behind: dict[Any, list[int]] = {}
     bases: dict[Any, int] = {}
@@ -121,9 +125,7 @@ def landmark_results(tuples: Sequence[tuple[int, Any, Any]], start: int) -> list
     return found
 
 
-def joined(
-    tuples: Sequence[tuple[int, int, Any, Any]], left: tuple[str, int], right: tuple[str, int]
-) -> list[Result]:
+def joined(tuples: Sequence[tuple[int, int, Any, Any]], left: tuple[str, int], right: tuple[str, int]) -> list[Result]:
     """(stime, side, group, value) tuples; windows are ("time", w) or ("count", n); results (stime, group, l, r)."""
     seen: list[tuple[int, int, Any, Any]] = []
     found = []

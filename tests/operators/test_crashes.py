@@ -139,8 +139,7 @@ def history(kind: str, chance: random.Random, root: Path) -> int:
                 torn = end, made, saved
                 tear(writer, saved, end, chance)
                 break
-            writer.commit([], now_us=end, boundary_us=end, control=[
-                Control(operator_number("op"), 0, saved.rows, saved.windows, saved.since_us, end, saved.body)])  # fmt: skip
+            writer.commit([], now_us=end, boundary_us=end, control=[frame_of(saved, end)])
             results[end] = made
             ledger.append((end, saved))
             position = end
@@ -175,6 +174,10 @@ def undisturbed(kind: str, root: Path, tuples: list[Any], ends: list[int]) -> tu
     return sorted(found), states
 
 
+def frame_of(saved: Any, end: int) -> Control:
+    return Control(operator_number("op"), 0, saved.rows, saved.windows, saved.since_us, end, saved.body)
+
+
 def tear(writer: Any, saved: Any, end: int, chance: random.Random) -> None:
     """The process dies in the middle of its write: some bytes of the unit are in the file."""
     real = writer.disk.write
@@ -187,8 +190,7 @@ def tear(writer: Any, saved: Any, end: int, chance: random.Random) -> None:
     writer.disk.write = half
     try:
         with pytest.raises(holdfast.StorageError):
-            writer.commit([], now_us=end, boundary_us=end, control=[
-                Control(operator_number("op"), 0, saved.rows, saved.windows, saved.since_us, end, saved.body)])  # fmt: skip
+            writer.commit([], now_us=end, boundary_us=end, control=[frame_of(saved, end)])
     finally:
         writer.disk.write = real
 

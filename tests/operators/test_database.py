@@ -21,7 +21,7 @@ SQL = "update stock set left_over = left_over - :n where item = :item"
 @pytest.fixture(scope="module")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of our own on loopback, as long as the machine has the programs."""
-    found = [p for p in Path("/usr/lib/postgresql").glob("*/bin/initdb")]
+    found = list(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     if not found or not shutil.which("setpriv"):
         pytest.skip("needs PostgreSQL (apt-get install postgresql) and setpriv")
     pytest.importorskip("psycopg", reason="needs the extra postgres")
@@ -37,8 +37,8 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                           capture_output=True, text=True)  # fmt: skip
     if made.returncode:
         pytest.skip(f"initdb does not run here: {made.stderr[-200:]}")
-    server = subprocess.Popen([*drop, programs / "postgres", "-D", folder / "db", "-h", "127.0.0.1", "-p", str(port), "-k",
-                               folder], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    server = subprocess.Popen([*drop, programs / "postgres", "-D", folder / "db", "-h", "127.0.0.1", "-p", str(port),
+                               "-k", folder], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
     try:
         url = f"postgresql://test@127.0.0.1:{port}/postgres"
         import time
@@ -76,8 +76,11 @@ def left(database: Database) -> dict[str, int]:
 
 
 def rows(*given: tuple[str, int]) -> pl.DataFrame:
-    return pl.DataFrame([(0, i, item, n) for i, (item, n) in enumerate(given)],
-                        schema={"_h": pl.Int64, "_t": pl.Int64, "_v0": pl.String, "_v1": pl.Int64}, orient="row")  # fmt: skip
+    return pl.DataFrame(
+        [(0, i, item, n) for i, (item, n) in enumerate(given)],
+        schema={"_h": pl.Int64, "_t": pl.Int64, "_v0": pl.String, "_v1": pl.Int64},
+        orient="row",
+    )
 
 
 def test_a_batch_that_is_executed_again_changes_nothing_and_says_the_same(database: Database) -> None:

@@ -30,7 +30,7 @@ def test_a_join_gives_the_pairs_of_the_reference(
     kernel = JoinKernel(kept(left), kept(right), ("_h",), ("_v0",), ("_v1",))
     shape = {"_h": pl.Int64, "_t": pl.Int64, "_side": pl.Int64, "_w": pl.Int64, "_v0": pl.Int64, "_v1": pl.Int64}
     chance, blocks, found, since = random.Random(seed), {}, [], -(2**62)
-    ends = sorted(chance.sample([10, 20, 30, 40, 50], chance.randrange(6))) + [60]
+    ends = [*sorted(chance.sample([10, 20, 30, 40, 50], chance.randrange(6))), 60]
     for end in ends:
         mine = [(g, t, s, i, v, v) for i, (t, s, g, v) in enumerate(rows) if since <= t < end]
         step = kernel.step(blocks, pl.DataFrame(mine, schema=shape, orient="row"), since, end)

@@ -15,6 +15,7 @@ from holdfast.operators.sorting import SortKernel
 from holdfast.operators.windows import Window, count_window, landmark, time_window
 
 MINUTE = 60_000_000
+AVERAGE = Plan((avg("v").alias("avg"),), (0,), {0: pl.Int64()})
 READINGS = [("1:16", 68), ("1:21", 69), ("1:25", 70), ("1:29", 68), ("1:35", 67), ("1:41", 67)]
 
 
@@ -53,7 +54,9 @@ def test_the_window_gives_what_the_seed_prints(example: str) -> None:
 
 def test_a_tuple_that_comes_after_its_window_closed_is_dropped() -> None:
     """003 §3.2.2: 1:21 closes the window of 1:10; a measurement of 1:09 or 1:15 after it is dropped."""
-    kernel, _ = aggregate_kernel(time_window("10m", on="time"), Plan((avg("v").alias("avg"),), (0,), {0: pl.Int64()}), ("_h",))
+    kernel, _ = aggregate_kernel(
+        time_window("10m", on="time"), Plan((avg("v").alias("avg"),), (0,), {0: pl.Int64()}), ("_h",)
+    )
     times = ["1:12", "1:21", "1:15", "1:32"]
     rows = pl.DataFrame({"_h": [0] * 4, "_t": [1, 2, 3, 4], "_a": [at(t) for t in times], "_v0": [68, 70, 90, 60]})
     step = kernel.step({}, rows, 0, 10)
@@ -63,8 +66,7 @@ def test_a_tuple_that_comes_after_its_window_closed_is_dropped() -> None:
 
 
 def test_slack_waits_for_some_more_tuples() -> None:
-    kernel, _ = aggregate_kernel(time_window("10m", on="time", slack=1), Plan((avg("v").alias("avg"),), (0,), {0: pl.Int64()}),
-                                 ("_h",))  # fmt: skip
+    kernel, _ = aggregate_kernel(time_window("10m", on="time", slack=1), AVERAGE, ("_h",))
     times = ["1:12", "1:21", "1:15", "1:32"]
     rows = pl.DataFrame({"_h": [0] * 4, "_t": [1, 2, 3, 4], "_a": [at(t) for t in times], "_v0": [68, 70, 90, 60]})
     step = kernel.step({}, rows, 0, 10)
@@ -76,14 +78,17 @@ def test_slack_waits_for_some_more_tuples() -> None:
 def test_a_join_matches_readings_of_one_room_within_an_hour() -> None:
     """003 figure 3-3: temperatures with humidities taken in the same room at most one hour apart."""
     kernel = JoinKernel(keep_time("1h"), keep_time("1h"), ("_h",), ("_v0",), ("_v1",))
-    given = [("1:00", 0, "a", 68), ("1:30", 1, "a", 50), ("1:30", 1, "b", 60), ("2:00", 1, "a", 55), ("2:10", 1, "a", 40),
-             ("2:31", 0, "b", 70)]  # fmt: skip
+    given = [("1:00", 0, "a", 68), ("1:30", 1, "a", 50), ("1:30", 1, "b", 60), ("2:00", 1, "a", 55),
+             ("2:10", 1, "a", 40), ("2:31", 0, "b", 70)]  # fmt: skip
     rows = pl.DataFrame([(ord(room), at(t), side, i, v, v) for i, (t, side, room, v) in enumerate(given)], orient="row",
                         schema={"_h": pl.Int64, "_t": pl.Int64, "_side": pl.Int64, "_w": pl.Int64, "_v0": pl.Int64,
                                 "_v1": pl.Int64})  # fmt: skip
     results = kernel.step({}, rows, 0, at("3:00")).results
     assert results is not None
-    assert sorted((clock(t), chr(h), a, b) for t, h, a, b in results.rows()) == [("1:30", "a", 68, 50), ("2:00", "a", 68, 55)]
+    assert sorted((clock(t), chr(h), a, b) for t, h, a, b in results.rows()) == [
+        ("1:30", "a", 68, 50),
+        ("2:00", "a", 68, 55),
+    ]
 
 
 def test_bsort_gives_out_the_lowest_of_its_buffer() -> None:

@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 
 from holdfast.operators.footprints import blocks_of, replay, restore, save
 from holdfast.operators.functions import (
-    UserFunction, avg, count, count_distinct, first, last, max_, min_, sum_, user_defined,
+    UserFunction,
+    avg,
+    count,
+    count_distinct,
+    first,
+    last,
+    max_,
+    min_,
+    sum_,
+    user_defined,
 )  # fmt: skip
 from holdfast.operators.kernel import aggregate_kernel
 from holdfast.operators.plan import Plan

@@ -25,7 +25,9 @@ def main() -> None:
     flowing = flow(spark, "a", root=given.root, partitions=2, maxRowsPerBatch=given.rows)
     flowing = flowing.aggregate(count(), sum_("value"), avg("value"), window=count_window(10), by="key",
                                 checkpoint=continuous(period="1s", slow=0))  # fmt: skip
-    query = flowing.write(given.output, checkpoint_location=given.checkpoint, trigger={"availableNow": True}, bucket="1s")
+    query = flowing.write(
+        given.output, checkpoint_location=given.checkpoint, trigger={"availableNow": True}, bucket="1s"
+    )
     query.awaitTermination()
     print("finished", flush=True)
     spark.stop()

@@ -103,7 +103,9 @@ def test_a_join_that_lost_its_state_gives_the_pairs_that_spark_gives(
     half_then_rest(store, start, tmp_path, [rows(500, 5, 8), rows(100, 5, 9, begin=5.0)], "s")
     past = {n: spark.read.format("holdfast").option("root", str(store.root)).load(n).alias(n) for n in "sr"}
     apart = F.abs(F.unix_micros("s.stime") - F.unix_micros("r.stime")) <= 100_000
-    pairs = past["s"].join(past["r"], (F.col("s.key") == F.col("r.key")) & apart & (F.col("s.value") > F.col("r.value")))
+    pairs = past["s"].join(
+        past["r"], (F.col("s.key") == F.col("r.key")) & apart & (F.col("s.value") > F.col("r.value"))
+    )
     want = pairs.select(F.greatest("s.stime", "r.stime"), "s.key", "s.value", "r.value").collect()
     got = [tuple(t[1:]) for t in tuples(store.open("out"))]
     assert sorted((t.timestamp(), *r) for t, *r in got) == sorted((t.timestamp(), *r) for t, *r in map(tuple, want))

@@ -76,7 +76,9 @@ def parameters(sql: str) -> list[str]:
     return list(dict.fromkeys(_NAME.findall(sql)))
 
 
-def read_rows(database: Database, sql: str, rows: pl.DataFrame, names: Sequence[str], width: int) -> tuple[list[int], Any]:
+def read_rows(
+    database: Database, sql: str, rows: pl.DataFrame, names: Sequence[str], width: int
+) -> tuple[list[int], Any]:
     """Which tuple each found row belongs to, and the rows."""
     places: list[int] = []
     found: list[tuple[Any, ...]] = []
@@ -112,7 +114,9 @@ class UpdateKernel:
         counts = self._applied(rows, until_us)
         if not len(rows):
             return Step({}, None, [])
-        made = rows.select(pl.col("_t").alias("stime"), *self.columns).with_columns(pl.Series("rows", counts, dtype=pl.Int64))
+        made = rows.select(pl.col("_t").alias("stime"), *self.columns).with_columns(
+            pl.Series("rows", counts, dtype=pl.Int64)
+        )
         return Step({}, made, [])
 
     def _applied(self, rows: pl.DataFrame, until_us: int) -> list[int]:

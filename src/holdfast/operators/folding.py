@@ -5,7 +5,7 @@ begins. An accumulator folds every segment into a state, from a state that is gi
 
 Rules:
 1. What comes out depends on the order of the values in a segment, never on how they were cut into batches: folding
-   [a, b, c] equals folding [c] onto the state of [a, b], bit for bit. `numpy.bincount` adds strictly one after the other
+   [a, b, c] equals folding [c] onto the state of [a, b], bit for bit. `numpy.bincount` adds one after the other
    (`sum` and `add.reduceat` add in pairs), so float sums go through it.
 2. Panes of overlapping windows are merged in their order; that, too, is fixed by the data.
 3. States are flat columns (a user's own is MessagePack): they go to the log and come back as they were.
@@ -169,7 +169,7 @@ class Extreme(Accumulator):
 
     @property
     def _least(self) -> np.ufunc:
-        # NaN is larger than every number: it is the maximum if there is one, and the minimum only if it is all there is.
+        # NaN is larger than every number: the maximum if there is one, the minimum only if it is all there is.
         return np.maximum if self.largest else np.fmin
 
     def _neutral(self, is_float: bool) -> float | int:
@@ -266,7 +266,7 @@ def fold(
     found = {}
     for a in accumulators:
         given = None if before is None else before[a.name]
-        found[a.name] = pl.Series(a.name, a.fold(values.get(a.value), seg, given, has))
+        found[a.name] = pl.Series(a.name, a.fold(None if a.value is None else values[a.value], seg, given, has))
     return found
 
 

@@ -69,7 +69,9 @@ def windows_of(blocks: Blocks, by_group: bool) -> int:
     return sum(int(b["_h"].n_unique()) if "_w" in b.columns else len(b) for b in blocks.values())
 
 
-def save(step: Step, shot: Shot, position_us: int, operator: str, by_group: bool) -> tuple[dict[int, pl.DataFrame], Saved]:
+def save(
+    step: Step, shot: Shot, position_us: int, operator: str, by_group: bool
+) -> tuple[dict[int, pl.DataFrame], Saved]:
     """The blocks with their footprints noted, and the body that makes the notes true once it is in the log."""
     chosen = _chosen(step.blocks, shot)
     after: dict[int, pl.DataFrame] = {}
@@ -97,7 +99,9 @@ def save(step: Step, shot: Shot, position_us: int, operator: str, by_group: bool
         after[number] = block
     closed = pl.concat(step.closed) if step.closed else None
     windows = windows_of(after, by_group)
-    body = msgspec.msgpack.encode([_FORMAT, operator, position_us, windows, oldest, _ipc(saved), _ipc([closed] if closed is not None else [])])
+    body = msgspec.msgpack.encode(
+        [_FORMAT, operator, position_us, windows, oldest, _ipc(saved), _ipc([closed] if closed is not None else [])]
+    )
     rows = opened + checked + (0 if closed is None else len(closed))
     return after, Saved(body, rows, windows, oldest, opened, checked, 0 if closed is None else len(closed))
 
@@ -143,17 +147,23 @@ def restore(bodies: Iterable[bytes], operator: str, position_us: int, by_group: 
         except (msgspec.MsgspecError, ValueError) as error:
             raise CorruptLog(f"a checkpoint of {operator} cannot be read ({error}); run `holdfast verify`") from error
         if number != _FORMAT:
-            raise CorruptLog(f"a checkpoint of {operator} has format {number}, this Holdfast reads {_FORMAT}; upgrade it")
+            raise CorruptLog(
+                f"a checkpoint of {operator} has format {number}, this Holdfast reads {_FORMAT}; upgrade it"
+            )
         if name != operator:
             continue
         if wanted < 0:
             if position != position_us:
-                raise CorruptLog(f"{operator}: the log has checkpoints up to {position}, needed are those at {position_us}")
+                raise CorruptLog(
+                    f"{operator}: the log has checkpoints up to {position}, needed are those at {position_us}"
+                )
             wanted, since = windows, oldest
         for data, order in ((closed, 0), (saved, 1)):
             if data:
                 frame = pl.read_ipc_stream(io.BytesIO(data))
-                parts.append(frame.with_columns(pl.lit(position, pl.Int64).alias("_p"), pl.lit(order, pl.Int8).alias("_c")))
+                parts.append(
+                    frame.with_columns(pl.lit(position, pl.Int64).alias("_p"), pl.lit(order, pl.Int8).alias("_c"))
+                )
         frames, size = frames + 1, size + len(raw)
     if wanted < 0:
         raise CorruptLog(f"{operator}: the log has no checkpoint at {position_us}; nothing was restored")
@@ -217,5 +227,7 @@ def _noted(blocks: Blocks, restored: Restored) -> Blocks:
     after = {}
     for number, block in blocks.items():
         at = block.select("_h", "_w").join(copies, on=["_h", "_w"], how="left", maintain_order="left")["_p"]
-        after[number] = block.with_columns((pl.col("_f") | at.is_not_null()).alias("_f"), at.fill_null(block["_s"]).alias("_s"))
+        after[number] = block.with_columns(
+            (pl.col("_f") | at.is_not_null()).alias("_f"), at.fill_null(block["_s"]).alias("_s")
+        )
     return after

@@ -185,7 +185,9 @@ class GeneralAggregate:
         dealt = self._deal(rows, numbers, groups, known, until_us)
         return self._folded(block, rows, dealt, until_us)
 
-    def _deal(self, rows: pl.DataFrame, numbers: Ints, groups: Segments, known: dict[int, Any], until_us: int) -> _Dealt:
+    def _deal(
+        self, rows: pl.DataFrame, numbers: Ints, groups: Segments, known: dict[int, Any], until_us: int
+    ) -> _Dealt:
         """Each tuple to its windows."""
         stimes = rows["_t"].to_list()
         times = rows["_a"].to_list() if "_a" in rows.columns else stimes
@@ -234,7 +236,7 @@ class GeneralAggregate:
         old = None if block is None else block.filter(pl.col("_w") != MEMORY).select(names)
         if not dealt.rows:
             return old if old is not None else _empty(rows, self.keys, names)
-        order = np.lexsort((np.arange(len(dealt.rows)), dealt.windows, dealt.numbers))
+        order = np.lexsort((np.arange(len(dealt.rows)), np.asarray(dealt.windows), np.asarray(dealt.numbers)))
         members = rows[np.asarray(dealt.rows)[order]]
         windows = np.asarray(dealt.windows, np.int64)[order]
         numbers = members["_h"].to_numpy()
@@ -245,8 +247,8 @@ class GeneralAggregate:
         has = np.zeros(len(seg), bool)
         before = None
         if old is not None and len(old):
-            both = heads.select("_h", "_w").join(old.with_columns(pl.lit(True).alias("_had")), on=["_h", "_w"], how="left",
-                                                 maintain_order="left")  # fmt: skip
+            known = old.with_columns(pl.lit(True).alias("_had"))
+            both = heads.select("_h", "_w").join(known, on=["_h", "_w"], how="left", maintain_order="left")
             has = both["_had"].fill_null(False).to_numpy()
             before = both if has.any() else None
         states = fold(self.plan.accumulators, members, seg, before, has)

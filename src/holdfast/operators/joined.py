@@ -6,9 +6,9 @@ Rules:
    sides that is the band |r.time − s.time| <= w.
 2. A pair's stime is the later of the two.
 3. The state is the tuples in the windows. They stand in the input's log already, so they need no Gopen: a tuple's
-   footprint is the batch that brought it (`_s`, position of the batch's begin), until a Gcheck copies it to the output's
-   log (`_f`). Replay starts at the oldest of these positions with the tuples that were copied and came before it, and
-   meets all others again (the "position inside the windows" of 000 §4.2).
+   footprint is the batch that brought it (`_s`, position of the batch's begin), until a Gcheck copies it to the log of
+   the output (`_f`). Replay starts at the oldest of these positions with the copied tuples that came before it,
+   and meets all others again (the "position inside the windows" of 000 §4.2).
 4. `_l` and `_r` number the tuples of a group: how many of either side came before. Only differences count.
 """
 
@@ -36,7 +36,9 @@ class Keep:
 
     def __post_init__(self) -> None:
         if (self.time_us is None) == (self.count is None) or (self.time_us or 0) < 0 or (self.count or 1) < 1:
-            raise UsageError(f"a side keeps tuples for a time, or a number of them; got {self.time_us} µs, {self.count}")
+            raise UsageError(
+                f"a side keeps tuples for a time, or a number of them; got {self.time_us} µs, {self.count}"
+            )
 
 
 def keep_time(time: Any) -> Keep:
@@ -82,7 +84,9 @@ class JoinKernel:
         for side, name in enumerate(_SIDES):
             mine = (pl.col("_side") == side).cast(pl.Int64)
             bases = pl.when(~fresh & (pl.col("_side") == side)).then(pl.col(name) + 1).otherwise(None).max().over("_h")
-            before = pl.when(fresh).then(mine).otherwise(0).cum_sum().over("_h") - pl.when(fresh).then(mine).otherwise(0)
+            before = pl.when(fresh).then(mine).otherwise(0).cum_sum().over("_h") - pl.when(fresh).then(mine).otherwise(
+                0
+            )
             every = every.with_columns(
                 pl.when(fresh).then(bases.fill_null(0) + before).otherwise(pl.col(name)).alias(name)
             )

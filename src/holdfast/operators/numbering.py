@@ -25,7 +25,7 @@ _known: dict[tuple[int, Any], int] = {}
 
 
 def whole(dtype: pl.DataType) -> bool:
-    return dtype.is_integer() and dtype != pl.UInt64
+    return bool(dtype.is_integer() and dtype != pl.UInt64)
 
 
 def numbered(keys: Sequence[pl.Series], salt: int) -> pl.Series:

@@ -29,7 +29,7 @@ class SortKernel:
 
     def step(self, blocks: Blocks, rows: pl.DataFrame, since_us: int, until_us: int) -> Step:
         kept = blocks.get(0)
-        new, base = arrived(rows, kept, since_us)
+        new, _ = arrived(rows, kept, since_us)
         every = new if kept is None or not len(kept) else pl.concat([kept, new.select(kept.columns)])
         held = len(every) - len(new)
         values, numbers, order = every["_v0"].to_list(), every["_h"].to_list(), every["_q"].to_list()

@@ -60,7 +60,8 @@ def check_keys(keys: Sequence[str], ours: pl.DataFrame, theirs: pl.DataFrame) ->
     for key in keys:
         if key != "_h" and not ours[key].eq_missing(theirs[key]).all():
             raise StorageError(
-                "two groups have the same 64-bit hash; give the aggregate another salt (salt=1, 2, …) and a new checkpoint"
+                "two groups have the same 64-bit hash; give the operator another salt (salt=1, 2, …), a new checkpoint "
+                "folder and a new output"
             )
 
 

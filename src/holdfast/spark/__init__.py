@@ -1,10 +1,12 @@
 """Holdfast on Spark: the only package that imports pyspark.
 
 `session` makes a SparkSession with the settings that streams like; `register` adds the format "holdfast" to one that
-exists; `read_stream` reads streams with a watermark that follows their boundaries.
+exists; `read_stream` reads streams with a watermark that follows their boundaries; `flow` starts a chain of Holdfast's
+own operators.
 """
 
+from holdfast.spark.flow import Flow, flow
 from holdfast.spark.frames import read_stream
 from holdfast.spark.session import SETTINGS, register, session
 
-__all__ = ["SETTINGS", "read_stream", "register", "session"]
+__all__ = ["SETTINGS", "Flow", "flow", "read_stream", "register", "session"]

@@ -26,7 +26,9 @@ def _known(sql: str, frame: DataFrame) -> list[str]:
     names = parameters(sql)
     missing = [n for n in names if n not in frame.columns]
     if missing:
-        raise UsageError(f"parameters are columns of the tuple ({', '.join(frame.columns)}); got :{', :'.join(missing)}")
+        raise UsageError(
+            f"parameters are columns of the tuple ({', '.join(frame.columns)}); got :{', :'.join(missing)}"
+        )
     return names
 
 

@@ -16,8 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import msgspec
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming import StreamingQuery
 
 from holdfast.model.errors import UsageError
@@ -88,7 +90,9 @@ class Flow:
     def map(self, **columns: Expression) -> Flow:
         """Tuples with these columns instead of their own."""
         if not columns or set(columns) & set(HEADER):
-            raise UsageError(f"map needs columns that are none of {', '.join(HEADER)}; got {', '.join(columns) or 'none'}")
+            raise UsageError(
+                f"map needs columns that are none of {', '.join(HEADER)}; got {', '.join(columns) or 'none'}"
+            )
         return self._then(_Map(tuple(columns.items())))
 
     # -- operators with state ----------------------------------------------------------------------------------------
@@ -155,9 +159,10 @@ class Flow:
     # -- running -----------------------------------------------------------------------------------------------------
 
     def write(
-        self, stream: str, *, checkpoint_location: str | os.PathLike[str], create: bool = True, bucket: str | None = None,
-        trigger: dict[str, Any] | None = None, scratch: str | os.PathLike[str] | None = None, lineage: str = "main",
-        parents: tuple[str, ...] = (), name: str | None = None,
+        self, stream: str, *, checkpoint_location: str | os.PathLike[str], create: bool = True,
+        bucket: str | None = None, trigger: dict[str, Any] | None = None,
+        scratch: str | os.PathLike[str] | None = None, lineage: str = "main", parents: tuple[str, ...] = (),
+        name: str | None = None,
     ) -> StreamingQuery:  # fmt: skip
         """Start the query that writes the flow's results to a stream.
 
@@ -252,13 +257,11 @@ class Flow:
 
     def _create(self, stream: str, spec: Spec, bucket: str | None) -> None:
         """The stage looks into its output's log, so the stream must be there before the query."""
-        from pyspark.sql.pandas.types import to_arrow_schema
-
         frame = self._frame(Output(self.root, stream), spec)
         columns = [f for f in to_arrow_schema(frame.schema, timezone="UTC") if f.name not in (*HEADER, control.COLUMN)]
-        import pyarrow as pa
-
-        StreamStore(self.root).create(stream, pa.schema(columns), exist_ok=True, **({"bucket": bucket} if bucket else {}))
+        StreamStore(self.root).create(
+            stream, pa.schema(columns), exist_ok=True, **({"bucket": bucket} if bucket else {})
+        )
 
 
 @dataclass(frozen=True)

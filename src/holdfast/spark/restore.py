@@ -60,7 +60,7 @@ class Restore:
             return position_us  # The first batch of the query: there is no state yet.
         if len(found) < self._spec.partitions:
             raise StorageError(
-                f"stream {self._spec.stream}: checkpoints of {self._spec.operator} up to {instant_text(position_us)} exist "
-                f"for partitions {sorted(found)} only, of {self._spec.partitions}; the number must stay what it was"
+                f"stream {self._spec.stream}: checkpoints of {self._spec.operator} to {instant_text(position_us)} "
+                f"exist for partitions {sorted(found)} only, of {self._spec.partitions}; it must stay the same"
             )
         return min(position_us, *(f.since_us for f in found.values()))

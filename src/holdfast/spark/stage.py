@@ -38,7 +38,6 @@ from holdfast.stream.merge import FOREVER_US, MARKS
 from holdfast.stream.store import StreamStore
 
 
-
 @dataclass(frozen=True)
 class Output:
     """Where the results go, as far as a stage must know."""
@@ -95,8 +94,8 @@ def shuffled(batches: Iterable[pa.RecordBatch], order_us: int, operator: str) ->
     def again(position_us: int) -> pl.DataFrame:
         if position_us < read_from:
             raise StateLost(
-                f"{operator}: its state at {instant_text(since)} is not on this machine; start the query again, and it is "
-                f"restored from its output's log"
+                f"{operator}: its state at {instant_text(since)} is not on this machine; start the query again, and it "
+                f"is restored from its output's log"
             )
         return rows.filter((pl.col("_t") >= position_us) & (pl.col("_t") < since))
 
@@ -156,8 +155,8 @@ class Stage:
             return found
         if self.plan.policy is None or self.plan.output is None:
             raise StateLost(
-                f"{self.plan.operator}: the state of partition {self.partition} at {instant_text(batch.since_us)} is lost, "
-                f"and it runs without checkpoints; start it again with a new checkpoint folder, or with continuous()"
+                f"{self.plan.operator}: the state of partition {self.partition} at {instant_text(batch.since_us)} is "
+                f"lost, and it has no checkpoints; start it with a new checkpoint folder, or with continuous()"
             )
         return self._restored(batch), Measured()
 

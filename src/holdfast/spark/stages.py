@@ -13,9 +13,9 @@ from pyspark.sql import types as T
 
 from holdfast.model.errors import UsageError
 from holdfast.model.tuples import TupleType
+from holdfast.operators.numbering import NULL_KEY
 from holdfast.protocol.cec.policy import Continuous
 from holdfast.spark import control
-from holdfast.operators.numbering import NULL_KEY
 from holdfast.spark.stage import Output, StagePlan, mapped
 from holdfast.spark.versions import Scratch
 from holdfast.stream.merge import MARKS
@@ -54,7 +54,9 @@ def resolved(given: Any) -> Column:
     return F.expr(given) if isinstance(given, str) else given
 
 
-def grouped(frame: DataFrame, by: tuple[Any, ...], salt: int) -> tuple[list[Column], tuple[str, ...], list[T.StructField]]:
+def grouped(
+    frame: DataFrame, by: tuple[Any, ...], salt: int
+) -> tuple[list[Column], tuple[str, ...], list[T.StructField]]:
     """The columns `_h` (number of the group) and `_k…` (the key), and the key's fields as the user knows them."""
     fields = list(frame.select(*[resolved(c) for c in by]).schema) if by else []
     names = [f.name for f in fields]

@@ -13,6 +13,7 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,10 @@ class Scratch:
     def has(self, partitions: int, position_us: int) -> bool:
         """Do all partitions have that version?"""
         return all(
-            any((self._folder(lineage, p) / f"{position_us}.arrow").exists() for lineage in (self.lineage, *self.parents))
+            any(
+                (self._folder(lineage, p) / f"{position_us}.arrow").exists()
+                for lineage in (self.lineage, *self.parents)
+            )
             for p in range(partitions)
         )
 
@@ -106,4 +110,4 @@ def _split(table: pl.DataFrame) -> dict[int, pl.DataFrame]:
     numbers = table["_b"].to_numpy()
     cuts = [0, *((numbers[1:] != numbers[:-1]).nonzero()[0] + 1).tolist(), len(table)]
     rest = table.drop("_b")
-    return {int(numbers[a]): rest[a:b] for a, b in zip(cuts, cuts[1:], strict=False)}
+    return {int(numbers[a]): rest[a:b] for a, b in itertools.pairwise(cuts)}

@@ -8,11 +8,14 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.stream.frame import FILE_HEADER_SIZE, Kind, crc32c
+from holdfast.model.errors import CorruptLog
+from holdfast.stream.frame import FILE_HEADER_SIZE, Header, Kind, crc32c
 from holdfast.stream.reader import LogReader
 from holdfast.stream.segment import Frame, Window, read_body, walk
 
@@ -67,6 +70,44 @@ class ControlLog:
                 if len(found) == partitions:
                     break
         return found
+
+
+def oldest_needed(segments: list[tuple[Path, int]]) -> int | None:
+    """The oldest commit that holds a checkpoint some operator relies on (L8); None if no operator writes the stream.
+
+    `segments` come oldest first, with their lengths. An operator writes a control frame with every batch, so a stream
+    without one in its newest two segments has none.
+    """
+    wanted: dict[tuple[int, int], int] = {}
+    oldest: int | None = None
+    for age, (path, end) in enumerate(reversed(segments)):
+        if age >= 2 and not wanted:
+            return oldest
+        for h in reversed(_control_headers(path, end)):
+            key = (h.first_tuple_id, h.partition)
+            if wanted.setdefault(key, h.stime_min_us) <= h.stime_max_us:
+                oldest = h.commit_seq if oldest is None else min(oldest, h.commit_seq)
+        if oldest is not None and wanted and _reached(segments[-1 - age], wanted):
+            return oldest
+    return oldest
+
+
+def _reached(segment: tuple[Path, int], wanted: dict[tuple[int, int], int]) -> bool:
+    """Does this segment hold, for every operator and partition, a checkpoint older than the oldest needed?"""
+    seen = {(h.first_tuple_id, h.partition): h.stime_max_us for h in reversed(_control_headers(*segment))}
+    return all(seen.get(key, since) < since for key, since in wanted.items())
+
+
+def _control_headers(path: Path, end: int) -> list[Header]:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    found: list[Header] = []
+    try:
+        with contextlib.suppress(CorruptLog):  # The end of the segment that is being written.
+            for unit in walk(Window(fd, path, end), FILE_HEADER_SIZE):
+                found += [f.header for f in unit.frames if f.header.kind == Kind.CONTROL]
+    finally:
+        os.close(fd)
+    return found
 
 
 class _Body:

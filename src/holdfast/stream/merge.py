@@ -181,7 +181,7 @@ class PieceReader:
             "tuple_id": pa.array(ids, pa.int64()),
             "stime": pa.array(stimes, pa.int64()).cast(self.schema.field("stime").type),
         }
-        arrays = [columns.get(f.name, None) for f in self.schema]
+        arrays = [columns.get(f.name) for f in self.schema]
         filled = [pa.nulls(len(ids), f.type) if a is None else a for a, f in zip(arrays, self.schema, strict=True)]
         return pa.RecordBatch.from_arrays(filled, schema=self.schema)
 

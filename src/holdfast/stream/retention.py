@@ -4,6 +4,7 @@ Rules:
 1. Whole sealed segments go, oldest first; the one being written stays.
 2. What a registered subscriber has not acknowledged stays, whatever the age or size (L8). The one exception is a
    bounded stream that was declared `drop_oldest` and is full.
+   Nor does a segment go that holds a checkpoint which an operator's open window relies on.
 3. The head that says what is gone is durable before the first file is deleted. A crash in between leaves files that the
    next run deletes.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import logging
 import os
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from typing import NamedTuple
 
 from holdfast.model.time import BEGINNING_US, instant_text
 from holdfast.stream.acks import read_acks
+from holdfast.stream.control import oldest_needed
 from holdfast.stream.definition import Definition, Retention
 from holdfast.stream.disk import Disk
 from holdfast.stream.head import Head, read_head, write_head
@@ -79,7 +82,10 @@ def _choose(
     size = sum(s.length or _size(folder / s.name) for s in present)
     bound = definition.bound
     going: list[SegmentEntry] = []
-    for segment in present[:-1]:
+    needed = oldest_needed([(folder / s.name, s.length or _size(folder / s.name)) for s in present])
+    for segment, following in itertools.pairwise(present):
+        if needed is not None and following.base_seq >= needed:
+            return going, "an operator's open windows rely on checkpoints in the rest"
         length = segment.length or 0
         full = bound is not None and size + need > bound.bytes
         forced = full and bound is not None and bound.when_full == "drop_oldest"

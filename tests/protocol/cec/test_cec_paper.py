@@ -8,7 +8,16 @@ import pytest
 
 from holdfast.model.errors import CorruptLog, UsageError
 from holdfast.protocol.cec import (
-    BackwardScan, Closed, Continuous, Ledger, Measured, Opened, Record, RecordKind, Tick, continuous,
+    BackwardScan,
+    Closed,
+    Continuous,
+    Ledger,
+    Measured,
+    Opened,
+    Record,
+    RecordKind,
+    Tick,
+    continuous,
 )  # fmt: skip
 
 GOPEN, GCHECK, R = RecordKind

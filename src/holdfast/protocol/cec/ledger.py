@@ -1,8 +1,8 @@
 """The books of one operator: which windows are open, when each was saved last, and what to write.
 
 Rules:
-1. One door: `handle(signal, now_us)` returns the records to append, in order. `now_us` is the position of the tuple that
-   is being processed (virtual time); positions never go back.
+1. One door: `handle(signal, now_us)` returns the records to append, in order. `now_us` is the position of the tuple
+   that is being processed (virtual time); positions never go back.
 2. A window that opens is recorded at once (Gopen), with the state after its first tuple. One that closes is recorded as
    R. Every record carries N, the number of open windows after it (C4).
 3. A slow window is one that has been open for H. The slow windows are saved (Gcheck) once per T, in S = N/M shots of M,

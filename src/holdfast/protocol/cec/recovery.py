@@ -62,5 +62,7 @@ class BackwardScan:
     def finish(self) -> EventualCheckpoint:
         """The checkpoint; refused if the log ended before all windows were found."""
         if self._wanted is not None and not self.done:
-            raise CorruptLog(f"{self._wanted} windows were open, the log has {len(self._found)} of them; nothing is restored")
+            raise CorruptLog(
+                f"{self._wanted} windows were open, the log has {len(self._found)} of them; nothing is restored"
+            )
         return EventualCheckpoint(tuple(self._found.items()), self._extent)
