@@ -18,6 +18,7 @@ from holdfast.operators.joined import keep_time
 from holdfast.operators.windows import Window, count_window, time_window
 from holdfast.protocol.cec.policy import continuous
 from holdfast.spark.flow import Flow, flow
+from holdfast.spark.fork import fork_checkpoint
 from tests.operators.reference import count_windows, time_windows
 from tests.spark.conftest import T0, fill, layout, tuples
 
@@ -142,6 +143,30 @@ def test_windows_are_those_of_spark_itself(spark: SparkSession, store: holdfast.
     )
     native = sorted((r[0].end.timestamp(), *r[1:]) for r in want.collect())
     assert [(t / 1e6, *rest) for t, *rest in found(store.open("out"), True)] == native
+
+
+def test_a_fork_takes_its_parents_version_and_copies_nothing(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    fill(store, "in", rows(500, 7, 21), end=False, until=5.0)
+    scratch = tmp_path / "scratch"
+
+    def start(out: str, checkpoint: Path, lineage: str, parents: tuple[str, ...] = ()) -> StreamingQuery:
+        flowing = aggregated(spark, store, WINDOWS["mixed"], rows=10_000, checkpoint=continuous())
+        return flowing.write(out, checkpoint_location=checkpoint, trigger=NOW, scratch=scratch, lineage=lineage,
+                             parents=parents)  # fmt: skip
+
+    start("out", tmp_path / "c", "main").awaitTermination()
+    first = len(tuples(store.open("out")))
+    fork_checkpoint(tmp_path / "c", tmp_path / "fork")
+    fill(store, "in", rows(300, 7, 22, begin=5.0))
+    start("forked", tmp_path / "fork", "fork", ("main",)).awaitTermination()
+    start("out", tmp_path / "c", "main").awaitTermination()
+    later = [t[1:] for t in tuples(store.open("out"))[first:]]
+    assert [t[1:] for t in tuples(store.open("forked"))] == later
+    assert later
+    own = {p.name for p in (scratch / "aggregate-direct" / "fork").rglob("*.arrow")}
+    assert not own & {p.name for p in (scratch / "aggregate-direct" / "main").rglob("1700000005*.arrow")}
 
 
 def test_a_second_operator_with_state_is_refused(spark: SparkSession, store: holdfast.StreamStore) -> None:

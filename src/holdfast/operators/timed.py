@@ -60,40 +60,24 @@ class TimedAggregate:
         return pl.Series("_w", rows["_t"].to_numpy() // self.window.pane_us * self.window.pane_us)
 
     def _absorb(self, block: pl.DataFrame | None, rows: pl.DataFrame, until_us: int) -> pl.DataFrame:
-        partial = "c" in rows.columns
         rows = rows.sort("_h", maintain_order=True)
         numbers = rows["_h"].to_numpy()
         seg = Segments(segment_starts(numbers), len(rows))
-        heads = rows.select({"_h", *self.keys}).select("_h", *(k for k in self.keys if k != "_h"))[seg.starts]
-        check_keys(self.keys, rows[np.arange(len(rows))], heads[seg.ids]) if self.keys != ("_h",) else None
+        heads = rows.select("_h", *(k for k in self.keys if k != "_h"))[seg.starts]
+        if self.keys != ("_h",):
+            check_keys(self.keys, rows, heads[seg.ids])
         at, has = find(block, numbers[seg.starts])
         before = None
         if block is not None and has.any():
             before = block[at]
             if self.keys != ("_h",):
                 check_keys(self.keys, before.filter(pl.Series(has)), heads.filter(pl.Series(has)))
-        if partial:
-            states = self._merged(rows, seg, before, has)
-        else:
-            states = fold(self.plan.accumulators, rows, seg, before, has)
+        states = fold(self.plan.accumulators, rows, seg, before, has)
         opened, saved = np.full(len(seg), until_us), np.full(len(seg), UNSAVED)
         if before is not None:
             opened[has], saved[has] = before["_o"].to_numpy()[has], before["_s"].to_numpy()[has]
         entries = heads.with_columns(*states.values(), pl.Series("_o", opened), pl.Series("_s", saved))
         return upsert(block, entries, at, has)
-
-    def _merged(
-        self, rows: pl.DataFrame, seg: Segments, before: pl.DataFrame | None, has: np.ndarray
-    ) -> dict[str, pl.Series]:
-        """Rows that were folded once already, near their source."""
-        names = [a.name for a in self.plan.accumulators]
-        if before is None:
-            return merge(self.plan.accumulators, rows.select(names), seg)
-        old = np.flatnonzero(has)
-        ids = np.concatenate([old, seg.ids])
-        order = np.argsort(ids, kind="stable")
-        both = pl.concat([before.filter(pl.Series(has)).select(names), rows.select(names)])[order]
-        return merge(self.plan.accumulators, both, Segments(segment_starts(ids[order]), len(both)))
 
     def _close(self, blocks: dict[int, pl.DataFrame], since_us: int, until_us: int) -> Step:
         w = self.window
