@@ -139,7 +139,7 @@ def main() -> None:
                         folder, window, None, size, every_s, False, turn, turns
                     )
         for zipf in (False, True):
-            found["per group", 64, 1.0, zipf] = compare(folder, 1024, "k", 64, 1.0, zipf, seconds, rounds)
+            found["per group", 256, 1.0, zipf] = compare(folder, 1024, "k", 256, 1.0, zipf, seconds, rounds)
     rows: list[list[object]] = []
     for (window, size, every_s, zipf), (rate, overhead, met, missed) in found.items():
         rows.append([f"{window}{' Zipf' if zipf else ''}", size, every_s, round(rate), round(rate / SEEDS[window], 1),
@@ -147,12 +147,12 @@ def main() -> None:
     table("sliding-window join with checkpoints",
           ["window", "group", "interval s", "tuples/s without", "× seeds", "overhead", "deadlines"], rows)  # fmt: skip
     large = [v[1] for (w, s, e, _), v in found.items() if isinstance(w, int) and w >= 32768 and s == 512 and e == 1.0]
-    zipfed = found["per group", 64, 1.0, True]
+    zipfed = found["per group", 256, 1.0, True]
     finish(
         "window_join",
         overhead_32768=round(found[32768, 512, 1.0, False][1], 4),
         overhead_32768_and_above_max=round(max(large), 4),
-        overhead_per_group=round(found["per group", 64, 1.0, False][1], 4),
+        overhead_per_group=round(found["per group", 256, 1.0, False][1], 4),
         overhead_per_group_zipf=round(zipfed[1], 4),
         zipf_deadlines_met=zipfed[3] == 0 and zipfed[2] > 0,
         rate_over_seeds_min=round(min(v[0] / SEEDS[w] for (w, *_), v in found.items()), 1),  # type: ignore[index]

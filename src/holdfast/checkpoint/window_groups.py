@@ -124,12 +124,15 @@ class WindowGroups:
 
     def entry(self, dirty: Dirty, rows: pa.RecordBatch, now_us: int, position: int) -> Entry:
         """What to store for a dirty group, given its tuples."""
+        # Tuples are only ever added, so the number of the last one orders the saves of a slot, reused or not.
+        return Entry(self.key(dirty.window, dirty.group), dirty.end, self.value(dirty, rows, now_us, position))
+
+    def value(self, dirty: Dirty, rows: pa.RecordBatch, now_us: int, position: int) -> bytes:
+        """The bytes of a group."""
         rate = self._counted[dirty.window].rate
         head = _encode(Head(dirty.group, dirty.first, rows.num_rows, self.size, now_us, rate, position))
-        body = bytes(memoryview(rows.serialize()))
-        value = len(head).to_bytes(2, "little") + head + body
-        # Tuples are only ever added, so the number of the last one orders the saves of a slot, reused or not.
-        return Entry(self.key(dirty.window, dirty.group), dirty.end, value)
+        body: bytes = rows.serialize().to_pybytes()
+        return len(head).to_bytes(2, "little") + head + body
 
     def key(self, window: bytes, group: int) -> bytes:
         return b"%b/%b/%06d" % (self.name, window.hex().encode(), group % self.slots)

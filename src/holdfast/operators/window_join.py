@@ -15,6 +15,7 @@ State is versioned by position: the number of tuples taken in so far, both input
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -121,7 +122,7 @@ class _Side:
             if len(self.positions) > w:
                 evicted[: len(self.positions) - w] = self.positions[w:]
             return evicted
-        order = np.lexsort((self.number, self.window))
+        order = self._by_window()
         later = np.arange(len(order)) + w
         fits = later < len(order)
         same = np.zeros(len(order), bool)
@@ -147,20 +148,23 @@ class _Side:
 
     def rows_of(self, dirty: list[Dirty]) -> list[pa.RecordBatch]:
         """The tuples of each group."""
-        of_name = {name: i for i, name in enumerate(self.windows)}
         table = self.rows.append_column(_AT, pa.array(self.positions)).combine_chunks()
         batch = table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], schema=self.saved)
         if len(self.windows) <= 1:
             base = int(self.number[0]) if len(self.number) else 0
             return [batch.slice(d.first - base, d.end - d.first) for d in dirty]
-        order = np.lexsort((self.number, self.window))
+        order = self._by_window()
         batch = batch.take(pa.array(order))
-        key = (self.window[order] << _POSITION_BITS) | self.number[order]
-        found = []
-        for d in dirty:
-            at = int(np.searchsorted(key, (of_name[d.window] << _POSITION_BITS) | d.first))
-            found.append(batch.slice(at, d.end - d.first))
-        return found
+        starts = np.searchsorted(self.window[order], np.arange(len(self.windows)))
+        shift = dict(
+            zip(self.windows, (starts - self.number[order[np.minimum(starts, len(order) - 1)]]).tolist(), strict=True)
+        )
+        return [batch.slice(d.first + shift[d.window], d.end - d.first) for d in dirty]
+
+    def _by_window(self) -> Ints:
+        """Rows window after window. Those of a window are in order already; small integers sort in linear time."""
+        kind = np.uint16 if len(self.windows) < 1 << 16 else np.int64
+        return np.argsort(self.window.astype(kind), kind="stable")
 
     def load(self, restored: dict[bytes, Restored]) -> None:
         """Windows from what was restored, merged in the order in which their tuples came."""
@@ -278,9 +282,9 @@ class WindowJoin:
             dirty = groups.dirty(now_us)
             count += len(dirty)
             for d, rows in zip(dirty, side.rows_of(dirty), strict=True):
-                entry = groups.entry(d, rows, now_us, self.position)
-                assert entry.value is not None
-                keeper.save(entry.key, entry.version, entry.value)
+                # Slices never change, so the bytes are made beside the stream, in the keeper's thread.
+                value = functools.partial(groups.value, d, rows, now_us, self.position)
+                keeper.save(groups.key(d.window, d.group), d.end, value)
         return count
 
     def unsaved(self, result: Result) -> None:
