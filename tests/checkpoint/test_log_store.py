@@ -253,3 +253,23 @@ def test_a_large_batch_is_cut_into_units_and_read_back(tmp_path: Path) -> None:
         assert store._segments.seq >= 2
     with LogStore(tmp_path) as store:
         assert all(store.get(b"%d" % i) == Saved(1, value) for i in range(5))
+
+
+@pytest.mark.parametrize("where", [0, 64, 70, 110, 400, 1500])
+def test_a_torn_last_unit_is_cut_and_the_state_before_it_is_used(where: int, tmp_path: Path) -> None:
+    """C6: zeros anywhere in the last write, in its header, table or value."""
+    store = LogStore(tmp_path, background=False)
+    store.put(b"k", 1, b"first")
+    begin = store._segments.offset
+    store.put(b"k", 2, b"x" * 2000)
+    abandon(store)
+    segment = tmp_path / "segment-0000000001"
+    raw = bytearray(segment.read_bytes())
+    raw[begin + where : begin + where + 20] = bytes(20)
+    segment.write_bytes(raw)
+    with LogStore(tmp_path) as again:
+        assert again.damage == ()
+        assert again.get(b"k") == Saved(1, b"first")
+        assert again.put(b"k", 2, b"second")
+    with LogStore(tmp_path) as again:
+        assert again.get(b"k") == Saved(2, b"second")
