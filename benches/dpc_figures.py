@@ -1,0 +1,207 @@
+"""The figures of `dpc_tradeoff`: what was measured, and beside it what the text of the seeds (003 §5.4 to §5.6) says.
+
+The seeds' plots are pictures; their text gives laws and some numbers. The dashed curves are these laws with the seeds'
+own settings:
+
+1. Proc_new of anything that does not suspend is D plus the normal latency of 0.3 s (D = 2.7 s gives less than 3 s).
+2. Reconciliation takes time in proportion to the failure and reaches D = 2.7 s at a failure of about 8 s; suspending
+   adds it to the latency.
+3. Process produces tentative tuples for the failure and the reconciliation; delay saves D; suspend the reconciliation.
+   A failure shorter than D gives none.
+4. In a chain, delay adds up (n·D), process does not: all nodes wait at the same time and each adds 0.3 s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benches.curves import Chart, Series, Sheet, write_page
+from benches.report import finish
+from holdfast.demo.failure import JAVA_OPTIONS
+
+if TYPE_CHECKING:
+    from benches.dpc_tradeoff import Point
+
+SEED_NORMAL_S = 0.3
+#: Rule 2.
+SEED_RECONCILE = 2.7 / 8
+#: Table 5.2: boundary interval → average processing delay, both in ms.
+SEED_TABLE_52 = {50: 69, 100: 120, 150: 174, 200: 234, 250: 298, 300: 327}
+SEED_DURATIONS = (2, 3, 5, 8, 10, 20, 30, 45, 60)
+
+
+def seed_proc_new(policy: str, delay_s: float, failure_s: float) -> float:
+    """Rules 1 and 2."""
+    if failure_s <= delay_s:
+        return failure_s + SEED_NORMAL_S
+    during, after = policy.split(" & ")
+    if during == "suspend":
+        return failure_s * (1 + SEED_RECONCILE) + SEED_NORMAL_S
+    reconcile = failure_s * SEED_RECONCILE if after == "suspend" else 0.0
+    added = max(delay_s, reconcile) if during == "process" else delay_s + reconcile
+    return added + SEED_NORMAL_S
+
+
+def seed_tentative(policy: str, delay_s: float, failure_s: float) -> float:
+    """Rule 3, in seconds of output."""
+    during, after = policy.split(" & ")
+    if failure_s <= delay_s or during == "suspend":
+        return 0.0
+    reconcile = 0.0 if after == "suspend" else failure_s * SEED_RECONCILE
+    return max(0.0, failure_s + reconcile - (delay_s if "delay" in (during, after) else 0.0))
+
+
+def draw(path: Path, points: Sequence[Point]) -> None:
+    said = (
+        "One of three inputs is cut off and comes back. Dots: measured on Holdfast. Dashes: what the seeds' text says "
+        f"of Borealis, with its own settings (its plots are pictures without numbers). Java: {JAVA_OPTIONS}."
+    )
+    parts: list[Chart | Sheet] = [*_by_delay(points), *_by_policy(points), *_chains(points), *_whole_delay(points)]
+    parts += _tables(points)
+    write_page(path, "Availability against consistency (003 §5.4–5.6)", said, parts)
+
+
+def _of(points: Iterable[Point], figure: str, depth: int = 1) -> list[Point]:
+    """The last measurement of each setting."""
+    chosen = {(p.policy, p.delay_s, p.failure_s, p.bucket_ms): p for p in points
+              if p.figure == figure and p.depth == depth}  # fmt: skip
+    return sorted(chosen.values(), key=lambda p: (p.policy, p.delay_s, p.failure_s, p.bucket_ms))
+
+
+def _series(points: Sequence[Point], x: str, y: str) -> list[Series]:
+    policies = dict.fromkeys(p.policy for p in points)
+    return [Series(name, [(getattr(p, x), getattr(p, y)) for p in points if p.policy == name]) for name in policies]
+
+
+def _by_delay(points: Sequence[Point]) -> list[Chart]:
+    own = _of(points, "5-7")
+    if not own:
+        return []
+    names = ("process & process", "delay & delay")
+    delays = (0.5, 1, 2, 3, 4, 5, 5.01, 6)
+    proc = [Series(n, [(d, seed_proc_new(n, d, 5)) for d in delays], seed=True) for n in names[:1]]
+    tentative = [Series(names[0], [(d, 5.0 if d <= 5 else 0.0) for d in delays], seed=True)]
+    tentative += [Series(names[1], [(d, max(0.0, 5 - d)) for d in delays], seed=True)]
+    return [
+        Chart("Figure 5-7: Proc_new, 5-second failure", "D, s", "s", [*_series(own, "delay_s", "proc_new_s"), *proc]),
+        Chart("Figure 5-7: N_tentative, 5-second failure", "D, s", "s of output",
+              [*_series(own, "delay_s", "tentative_s"), *tentative],
+              "Here a fork takes about a second to get ready, so D below that cannot be kept."),
+    ]  # fmt: skip
+
+
+def _by_policy(points: Sequence[Point]) -> list[Chart]:
+    own = _of(points, "5-8")
+    if not own:
+        return []
+    names = [n for n in dict.fromkeys(p.policy for p in own) if not n.startswith("suspend")]
+    proc = [Series(n, [(f, seed_proc_new(n, 2.7, f)) for f in SEED_DURATIONS], seed=True) for n in names]
+    tentative = [Series(n, [(f, seed_tentative(n, 2.7, f)) for f in SEED_DURATIONS], seed=True) for n in names]
+    return [
+        Chart("Figure 5-8: Proc_new, D = 2.7 s", "failure, s", "s", [*_series(own, "failure_s", "proc_new_s"), *proc]),
+        Chart("Figure 5-8: N_tentative, D = 2.7 s", "failure, s", "s of output",
+              [*_series(own, "failure_s", "tentative_s"), *tentative]),
+        Chart("From healing to REC_DONE (table 5.1)", "failure, s", "s",
+              [*(Series(s.name, [(x, y) for x, y in s.points if y is not None])
+                 for s in _series(own, "failure_s", "correct_s")),
+               Series("reconciliation", [(f, f * SEED_RECONCILE) for f in SEED_DURATIONS], seed=True)]),
+    ]  # fmt: skip
+
+
+def _chains(points: Sequence[Point]) -> list[Chart]:
+    depths = [_of(points, "5-10", depth) for depth in (1, 2)]
+    if not depths[1]:
+        return []
+    longest = max((f for f in {p.failure_s for p in depths[1]} if f <= 30), default=0)
+    at = [p for own in depths for p in own if p.failure_s == longest]
+    seed = [Series("process & process", [(n, 2 + SEED_NORMAL_S * n) for n in (1, 2, 3, 4)], seed=True),
+            Series("delay & delay", [(n, 2.0 * n + SEED_NORMAL_S) for n in (1, 2, 3, 4)], seed=True)]  # fmt: skip
+    tentative = [
+        Series(f"{s.name}, {n} node{'s' * (n > 1)}", s.points)
+        for n, own in enumerate(depths, 1)
+        for s in _series(own, "failure_s", "tentative_s")
+    ]
+    laws = [
+        Series(f"process & process, {n} node{'s' * (n > 1)}",
+               [(f, seed_tentative("process & process", 2, f)) for f in SEED_DURATIONS], seed=True)
+        for n in (1,)
+    ] + [
+        Series(f"delay & delay, {n} node{'s' * (n > 1)}",
+               [(f, max(0.0, f * (1 + SEED_RECONCILE) - 2.0 * (n if f < 60 else 1))) for f in SEED_DURATIONS[2:]],
+               seed=True)
+        for n in (1, 2)
+    ]  # fmt: skip
+    return [
+        Chart(f"Figure 5-10: Proc_new along a chain, {longest:g}-second failure, D = 2 s", "nodes", "s",
+              [*_series(at, "depth", "proc_new_s"), *seed],
+              "Chains of more than two nodes do not fit two cores."),
+        Chart("Figures 5-11 and 5-13: N_tentative along a chain, D = 2 s", "failure, s", "s of output",
+              [*tentative, *laws]),
+    ]  # fmt: skip
+
+
+def _whole_delay(points: Sequence[Point]) -> list[Chart]:
+    whole, shared = _of(points, "5-14", 2), _of(points, "5-10", 2)
+    if not whole:
+        return []
+    proc, tentative = [], []
+    for label, own in (("whole X each", whole), ("X/2 each", shared)):
+        for y, into in (("proc_new_s", proc), ("tentative_s", tentative)):
+            into += [Series(f"{s.name}, {label}", s.points) for s in _series(own, "failure_s", y)]
+    label = "process & process, whole X each"
+    bound = Series(label, [(f, seed_proc_new("process & process", 4, f)) for f in SEED_DURATIONS], seed=True)
+    law = Series(label, [(f, seed_tentative("process & process", 4, f)) for f in SEED_DURATIONS], seed=True)
+    note = "Seeds: X = 8 s over four nodes, 6.5 s for each. Here X = 4 s over two, 4 s for each, as drawn."
+    return [Chart("Figure 5-14: Proc_new by assignment of delays, two nodes", "failure, s", "s", [*proc, bound], note),
+            Chart("Figure 5-15: N_tentative by assignment of delays, two nodes", "failure, s", "s of output",
+                  [*tentative, law], note)]  # fmt: skip
+
+
+def _tables(points: Sequence[Point]) -> list[Sheet]:
+    buckets, single = _of(points, "5.2"), _of(points, "5-8")
+    sheets = []
+    if single:
+        costs = [p for p in single if p.correct_s is not None]
+        sheets.append(Sheet(
+            "Table 5.1: what reconciliation costs",
+            ["policy", "failure, s", "healing to REC_DONE, s", "fork, ms", "files"],
+            [[p.policy, p.failure_s, p.correct_s, p.fork_ms, p.fork_files] for p in costs],
+            "The seeds: S·p_copy + (F + 0.5·l)·λ·p_proc. A fork links files instead of copying S, so the first term is "
+            "the milliseconds in the table, whatever the state; l is a micro-batch. The stable query never rolls back: "
+            "what is redone is what it could not read."))  # fmt: skip
+    if buckets:
+        sheets.append(Sheet(
+            "Table 5.2: latency by bucket (boundary interval)",
+            ["bucket, ms", "Holdfast, median ms", "less the bucket", "seeds, average ms", "less the bucket"],
+            [[p.bucket_ms, round(1000 * p.normal_s), round(1000 * p.normal_s - p.bucket_ms),
+              SEED_TABLE_52[round(p.bucket_ms)], SEED_TABLE_52[round(p.bucket_ms)] - round(p.bucket_ms)]
+             for p in buckets],
+            "A tuple that passes through one node. The latency here is that of the oldest tuple of each delivery, and "
+            "a Spark micro-batch is the constant part."))  # fmt: skip
+    return sheets
+
+
+def summary(points: Sequence[Point]) -> None:
+    """The last line: what matters of all points."""
+    single, chain = _of(points, "5-8"), _of(points, "5-10", 2) + _of(points, "5-14", 2)
+    bound = [p for p in (*single, *chain) if "suspend" not in p.policy and p.failure_s]
+    limit = {"5-8": 2.7, "5-10": 4.0, "5-14": 4.0}
+    longest = max((p.failure_s for p in single), default=0)
+    finish(
+        "dpc_tradeoff",
+        delay_added_max_s={figure: max((p.added_s for p in bound if p.figure == figure), default=None)
+                           for figure in dict.fromkeys(p.figure for p in bound)},
+        within_x=bool(bound) and all(p.added_s < limit[p.figure] for p in bound),
+        masked=all(p.tentative == 0 for p in (*single, *chain) if p.failure_s < p.delay_s),
+        failure_s_max=longest,
+        tentative_by_policy={p.policy: p.tentative_s for p in single if p.failure_s == longest},
+        added_s_by_policy={p.policy: round(p.added_s, 2) for p in single if p.failure_s == longest},
+        correct_s_by_policy={p.policy: p.correct_s for p in single if p.failure_s == longest},
+        chain={f"{p.policy}, D {p.delay_s:g} s, {p.failure_s:g} s":
+               {"added_s": round(p.added_s, 2), "tentative_s": p.tentative_s} for p in chain},
+        latency_ms_by_bucket={f"{p.bucket_ms:g}": round(1000 * p.normal_s) for p in _of(points, "5.2")},
+        fork_ms=max((p.fork_ms for p in points), default=None),
+        java=JAVA_OPTIONS,
+    )  # fmt: skip

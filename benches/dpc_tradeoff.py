@@ -1,0 +1,287 @@
+"""Availability against consistency: the experiments of 003 §5.4 to §5.6 on Holdfast, drawn beside what the seeds found.
+
+One of three inputs is cut off, and comes back. Measured at a client that wants news and corrections:
+
+- Proc_new: the largest latency of a new tuple, from the cut until everything is corrected; what it has above the
+  normal latency is what the failure added, and must stay below X.
+- N_tentative, in seconds of output (tentative tuples divided by the normal output rate), so that 400 tuples per second
+  here and 4,500 there can stand in one figure.
+
+Single node: a windowed count (state, as the seeds' SJoin), X = D = 2.7 s. Chain: two nodes that pass tuples on, each
+its own query, D = 2 s, or the whole X = 4 s for each. Longer chains do not fit two cores: every node is one Spark
+query, and a second one while it forks. Inputs of 250 ms buckets; all on one SparkSession, one application after the
+other; Java with `-XX:TieredStopAtLevel=1 -XX:+UseSerialGC`, because a short run is over before the second compiler has
+earned what it costs.
+
+    python -m benches.dpc_tradeoff                                 a short look, under six minutes
+    python -m benches.dpc_tradeoff --full --report tradeoff.html   all policies and durations, under an hour
+    python -m benches.dpc_tradeoff --full --only 5-8 --points p.jsonl --report tradeoff.html
+
+`--points` keeps what was measured, adds to it and draws all of it, so that a full run can be had in portions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import holdfast
+from benches.dpc_figures import draw, summary
+from benches.report import console, table
+from holdfast.clock import monotonic_us, now_us, pause
+from holdfast.console.recording import Recording
+from holdfast.demo.failure import JAVA_OPTIONS, Client
+from holdfast.demo.monitors import COLUMNS, MONITORS, Monitor
+from holdfast.host.embedded import Running, node_session
+from holdfast.model.time import SECOND_US
+from holdfast.spark.fork import fork_checkpoint
+
+BUCKET = "250ms"
+WARM_UP_US, CALM_US = 5 * SECOND_US, 2 * SECOND_US
+#: A failure that is not corrected after so long is reported as such.
+CORRECTED_US_MAX = 60 * SECOND_US
+_POLL_US = 20_000
+
+
+class Trial(NamedTuple):
+    """One application and the failures it goes through."""
+
+    figure: str
+    policy: tuple[str, str]
+    delay: str
+    failures_s: tuple[float, ...]
+    chain: bool = False
+    bucket: str = BUCKET
+
+
+class Point(msgspec.Struct, frozen=True):
+    """What one failure did to one output (`depth` nodes behind the sources)."""
+
+    figure: str
+    policy: str
+    delay_s: float
+    failure_s: float
+    depth: int
+    bucket_ms: float
+    normal_s: float
+    normal_max_s: float
+    proc_new_s: float
+    tentative: int
+    tentative_s: float
+    correct_s: float | None
+    fork_ms: float
+    fork_files: int
+
+    @property
+    def added_s(self) -> float:
+        return max(0.0, self.proc_new_s - self.normal_max_s)
+
+
+#: Figure 5-8: the six combinations of the seeds, and the one that Spark has anyway: wait.
+COMBINATIONS = [(a, b) for a in ("process", "delay") for b in ("process", "delay", "suspend")]
+TABLE_52 = ("50ms", "100ms", "150ms", "200ms", "250ms", "300ms")
+
+
+def trials(full: bool) -> list[Trial]:
+    both = (("process", "process"), ("delay", "delay"))
+    if not full:
+        chosen = [Trial("5-8", policy, "2.7s", (2, 10)) for policy in (*both, ("process", "suspend"))]
+        chosen += [Trial("5-10", policy, "2s", (10,), chain=True) for policy in both]
+        chosen += [Trial("5-14", both[0], "4s", (5,), chain=True)]
+        return [*chosen, *(Trial("5.2", both[0], "2s", (), bucket=size) for size in TABLE_52[1::2])]
+    durations = (2, 5, 10, 30, 60)
+    chosen = [Trial("5-7", policy, f"{d}s", (5,)) for policy in both for d in (1, 2, 3, 4, 6)]
+    chosen += [Trial("5-8", policy, "2.7s", durations) for policy in COMBINATIONS]
+    chosen += [Trial("5-8", ("suspend", "suspend"), "2.7s", (2, 10, 30))]
+    chosen += [Trial("5-10", policy, "2s", (5, 10, 30, 60), chain=True) for policy in both]
+    chosen += [Trial("5-14", both[0], "4s", (5, 10, 30, 60), chain=True)]
+    return [*chosen, *(Trial("5.2", both[0], "2s", (), bucket=size) for size in TABLE_52)]
+
+
+# The application ------------------------------------------------------------------------------------------------------
+
+
+def counted(connections: DataFrame) -> DataFrame:
+    return connections.groupBy(F.window("stime", "500 milliseconds"), "source").agg(F.sum("bytes").alias("bytes"))
+
+
+def passed_on(connections: DataFrame) -> DataFrame:
+    return connections.select("stime", "source", "bytes")
+
+
+class Watched(Client):
+    """A client whose recording is asked about single failures."""
+
+    def normal(self, since_us: int) -> tuple[float, float, float]:
+        """Median and largest latency without a failure in seconds, and stable tuples per second."""
+        latency = self.recording.latency(since_us)
+        assert latency is not None, "nothing came out of the node: it is not running"
+        return latency.us_median / 1e6, latency.us_max / 1e6, latency.tuples / ((now_us() - since_us) / 1e6)
+
+
+def build(root: Path, trial: Trial) -> tuple[holdfast.App, tuple[str, ...]]:
+    """The application, and its outputs by depth."""
+    app = holdfast.App("tradeoff", root=root)
+    options: dict[str, Any] = {"max_delay": trial.delay, "during_failure": trial.policy[0],
+                               "during_stabilisation": trial.policy[1]}  # fmt: skip
+    first = passed_on if trial.chain or trial.figure == "5.2" else counted
+    app.node(inputs=MONITORS, name="first", **options)(first)
+    if not trial.chain:
+        return app, ("first",)
+    app.node(inputs="first", name="second", **options)(passed_on)
+    return app, ("first", "second")
+
+
+@contextmanager
+def at_work(spark: SparkSession, root: Path, trial: Trial) -> Iterator[tuple[Running, list[Watched]]]:
+    """The application between live monitors and one client per output, warm."""
+    store = holdfast.open(root)
+    monitors = [Monitor(store.create(name, COLUMNS, bucket=trial.bucket), n) for n, name in enumerate(MONITORS)]
+    for monitor in monitors:
+        monitor.start()
+    app, outputs = build(root, trial)
+    try:
+        with app.start(spark=spark) as running:
+            running.wait_until_stable("90s")
+            clients = []
+            for output in outputs:
+                stream = store.open(output)
+                clients.append(Watched(stream, Recording(bucket_us=stream.definition.bucket_us)))
+                clients[-1].start()
+            pause(WARM_UP_US)
+            yield running, clients
+    finally:
+        for monitor in monitors:
+            monitor.end()
+
+
+# A failure ------------------------------------------------------------------------------------------------------------
+
+
+def run(spark: SparkSession, root: Path, trial: Trial) -> list[Point]:
+    """All failures of one trial; without any, its normal latency alone."""
+    with at_work(spark, root, trial) as (running, clients):
+        since_us = now_us()
+        pause(2 * WARM_UP_US if not trial.failures_s else WARM_UP_US)
+        normals = [client.normal(since_us) for client in clients]
+        fork = time_to_fork(root)
+        found: list[Point] = []
+        for failure_s in trial.failures_s or (0.0,):
+            cut_us = now_us()
+            if failure_s:
+                fail(running, clients, failure_s)
+            for depth, (client, normal) in enumerate(zip(clients, normals, strict=True), 1):
+                found.append(point(trial, failure_s, depth, client.recording, cut_us, normal, fork))
+    return found
+
+
+def fail(running: Running, clients: Sequence[Watched], failure_s: float) -> None:
+    """Cut one input off, heal it, and wait until everything is corrected and calm."""
+    for client in clients:
+        client.recording.mark(now_us(), f"cut {MONITORS[-1]}")
+    running.fail(MONITORS[-1])
+    pause(round(failure_s * SECOND_US))
+    for client in clients:
+        client.recording.mark(now_us(), f"healed {MONITORS[-1]}")
+    running.heal(MONITORS[-1])
+    deadline = monotonic_us() + CORRECTED_US_MAX
+    calm_since = monotonic_us()
+    while monotonic_us() < min(deadline, calm_since + CALM_US):
+        for client in clients:
+            if client.trouble is not None:
+                raise client.trouble
+        states = [replica["state"] for replica in running.status()["replicas"]]
+        if any(state != "STABLE" for state in states) or any(c.recording.state != "STABLE" for c in clients):
+            calm_since = monotonic_us()
+        pause(_POLL_US)
+
+
+def point(trial: Trial, failure_s: float, depth: int, recording: Recording, cut_us: int,
+          normal: tuple[float, float, float], fork: tuple[float, int]) -> Point:  # fmt: skip
+    median_s, max_s, rate = normal
+    latency = recording.latency(cut_us) if failure_s else None
+    last = recording.failures()[-1] if failure_s else None
+    tentative = last.tentative if last else 0
+    correct_us = last.to_correct_us if last else None
+    return Point(
+        trial.figure, " & ".join(trial.policy), float(trial.delay.rstrip("s")), failure_s, depth,
+        float(trial.bucket.rstrip("ms")), round(median_s, 3), round(max_s, 3),
+        round(latency.us_max / 1e6, 3) if latency else round(max_s, 3), tentative, round(tentative / rate, 2),
+        None if correct_us is None else round(correct_us / 1e6, 3), *fork,
+    )  # fmt: skip
+
+
+def time_to_fork(root: Path) -> tuple[float, int]:
+    """Table 5.1's S·p_copy: milliseconds to link the checkpoint of the running node, and how many files that were."""
+    checkpoint = root / ".holdfast" / "nodes" / "first" / "checkpoint"
+    began = monotonic_us()
+    forked = fork_checkpoint(checkpoint, root / "forked")
+    return round((monotonic_us() - began) / 1000, 1), forked.files
+
+
+# All of them ----------------------------------------------------------------------------------------------------------
+
+
+def measure(spark: SparkSession, chosen: Sequence[Trial], seen: Callable[[Point], None]) -> None:
+    for trial in chosen:
+        console.print(
+            f"figure {trial.figure}: {' & '.join(trial.policy)}, D = {trial.delay}, failures of {trial.failures_s} s, "
+            f"{2 if trial.chain else 1} node(s), buckets of {trial.bucket} …"
+        )
+        with tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as scratch:
+            for found in run(spark, Path(scratch).absolute(), trial):
+                seen(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benches.dpc_tradeoff", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="a few durations, the default")
+    size.add_argument("--full", action="store_true", help="failures of 2 to 60 s, all policies")
+    parser.add_argument("--only", help="figures or tables, separated by commas: 5-7, 5-8, 5-10, 5-14, 5.2")
+    parser.add_argument("--policy", help="only this one, such as 'delay & delay'")
+    parser.add_argument("--points", type=Path, help="file of JSON lines to add to, and to draw all of")
+    parser.add_argument("--report", type=Path, help="where to write the figures (HTML)")
+    parser.add_argument("--draw", action="store_true", help="measure nothing: draw what --points holds")
+    given = parser.parse_args()
+    points: list[Point] = []
+    if given.points is not None and given.points.exists():
+        points = [msgspec.json.decode(line, type=Point) for line in given.points.read_bytes().splitlines()]
+
+    def seen(found: Point) -> None:
+        points.append(found)
+        if given.points is not None:
+            with given.points.open("ab") as file:
+                file.write(msgspec.json.encode(found) + b"\n")
+
+    chosen = [t for t in trials(given.full) if given.only is None or t.figure in given.only.split(",")]
+    chosen = [t for t in chosen if given.policy in (None, " & ".join(t.policy))]
+    if not given.draw:
+        spark = node_session("bench-dpc-tradeoff", spark_driver_extraJavaOptions=JAVA_OPTIONS)
+        spark.sparkContext.setLogLevel("OFF")
+        measure(spark, chosen, seen)
+        spark.stop()
+    table(
+        "what failures did",
+        ["figure", "policy", "D, s", "failure, s", "nodes", "bucket, ms", "normal, s", "Proc_new, s", "added, s",
+         "tentative", "in s of output", "to correct, s"],
+        [[p.figure, p.policy, p.delay_s, p.failure_s, p.depth, p.bucket_ms, p.normal_s, p.proc_new_s, p.added_s,
+          p.tentative, p.tentative_s, "–" if p.correct_s is None else p.correct_s] for p in points],
+    )  # fmt: skip
+    if given.report is not None:
+        draw(given.report, points)
+        console.print(f"figures: {given.report}")
+    summary(points)
+
+
+if __name__ == "__main__":
+    main()
