@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCHES := log_append spark_read microbatch stores window_join output_deviation cec_throughput cec_recovery \
-           bpm_convergence bpm_contracts
+           bpm_convergence bpm_contracts dpc_overhead dpc_tradeoff
 
 .PHONY: setup demo test test-stores lint bench clean
 

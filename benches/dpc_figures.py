@@ -197,10 +197,10 @@ def summary(points: Sequence[Point]) -> None:
         masked=all(p.tentative == 0 for p in (*single, *chain) if p.failure_s < p.delay_s),
         failure_s_max=longest,
         tentative_by_policy={p.policy: p.tentative_s for p in single if p.failure_s == longest},
-        added_s_by_policy={p.policy: round(p.added_s, 2) for p in single if p.failure_s == longest},
+        added_s_by_policy={p.policy: p.added_s for p in single if p.failure_s == longest},
         correct_s_by_policy={p.policy: p.correct_s for p in single if p.failure_s == longest},
         chain={f"{p.policy}, D {p.delay_s:g} s, {p.failure_s:g} s":
-               {"added_s": round(p.added_s, 2), "tentative_s": p.tentative_s} for p in chain},
+               {"added_s": p.added_s, "tentative_s": p.tentative_s} for p in chain},
         latency_ms_by_bucket={f"{p.bucket_ms:g}": round(1000 * p.normal_s) for p in _of(points, "5.2")},
         fork_ms=max((p.fork_ms for p in points), default=None),
         java=JAVA_OPTIONS,

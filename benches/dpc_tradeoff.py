@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,7 +39,7 @@ from benches.dpc_figures import draw, summary
 from benches.report import console, table
 from holdfast.clock import monotonic_us, now_us, pause
 from holdfast.console.recording import Recording
-from holdfast.demo.failure import JAVA_OPTIONS, Client
+from holdfast.demo.failure import JAVA_OPTIONS
 from holdfast.demo.monitors import COLUMNS, MONITORS, Monitor
 from holdfast.host.embedded import Running, node_session
 from holdfast.model.time import SECOND_US
@@ -82,7 +83,7 @@ class Point(msgspec.Struct, frozen=True):
 
     @property
     def added_s(self) -> float:
-        return max(0.0, self.proc_new_s - self.normal_max_s)
+        return round(max(0.0, self.proc_new_s - self.normal_max_s), 3)
 
 
 #: Figure 5-8: the six combinations of the seeds, and the one that Spark has anyway: wait.
@@ -117,8 +118,30 @@ def passed_on(connections: DataFrame) -> DataFrame:
     return connections.select("stime", "source", "bytes")
 
 
-class Watched(Client):
-    """A client whose recording is asked about single failures."""
+class Watched(threading.Thread):
+    """A client, and its recording, which is asked about single failures."""
+
+    def __init__(self, stream: holdfast.Stream) -> None:
+        super().__init__(name=f"client-{stream.name}", daemon=True)
+        self._subscriber = stream.subscribe(start="live", tentative=True)
+        self._end = threading.Event()
+        self.recording = Recording(bucket_us=stream.definition.bucket_us)
+        self.trouble: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            while not self._end.wait(_POLL_US / 1e6):
+                for batch in self._subscriber.poll():
+                    self.recording.take(batch, now_us())
+        except BaseException as error:
+            self.trouble = error
+        finally:
+            self._subscriber.close()
+
+    def end(self) -> None:
+        self._end.set()
+        self.join()
 
     def normal(self, since_us: int) -> tuple[float, float, float]:
         """Median and largest latency without a failure in seconds, and stable tuples per second."""
@@ -151,13 +174,13 @@ def at_work(spark: SparkSession, root: Path, trial: Trial) -> Iterator[tuple[Run
     try:
         with app.start(spark=spark) as running:
             running.wait_until_stable("90s")
-            clients = []
-            for output in outputs:
-                stream = store.open(output)
-                clients.append(Watched(stream, Recording(bucket_us=stream.definition.bucket_us)))
-                clients[-1].start()
+            clients = [Watched(store.open(output)) for output in outputs]
             pause(WARM_UP_US)
-            yield running, clients
+            try:
+                yield running, clients
+            finally:
+                for client in clients:
+                    client.end()
     finally:
         for monitor in monitors:
             monitor.end()
@@ -271,11 +294,10 @@ def main() -> None:
         measure(spark, chosen, seen)
         spark.stop()
     table(
-        "what failures did",
-        ["figure", "policy", "D, s", "failure, s", "nodes", "bucket, ms", "normal, s", "Proc_new, s", "added, s",
-         "tentative", "in s of output", "to correct, s"],
-        [[p.figure, p.policy, p.delay_s, p.failure_s, p.depth, p.bucket_ms, p.normal_s, p.proc_new_s, p.added_s,
-          p.tentative, p.tentative_s, "–" if p.correct_s is None else p.correct_s] for p in points],
+        "what failures did (D, failure, latencies and correction in s, bucket in ms)",
+        ["policy, figure", "D", "failure", "nodes", "bucket", "normal", "Proc_new", "added", "tentative", "corrected"],
+        [[f"{p.policy}, {p.figure}", f"{p.delay_s:g}", f"{p.failure_s:g}", p.depth, f"{p.bucket_ms:g}", p.normal_s,
+          p.proc_new_s, p.added_s, p.tentative, "–" if p.correct_s is None else p.correct_s] for p in points],
     )  # fmt: skip
     if given.report is not None:
         draw(given.report, points)
