@@ -29,9 +29,9 @@ from holdfast.model.time import SECOND_US
 from tests.spark.processes import REPOSITORY, environment, kill_tree, wait_for
 
 COLUMNS = "source string, bytes bigint"
-_SEND_EVERY_US = 100_000
-_ROWS = 10
-_POLL_US = 10_000
+_SEND_EVERY_US = 200_000
+_ROWS = 20
+_POLL_US = 20_000
 #: Several JVMs share two cores here: none needs Java's second compiler or a collector with threads of its own.
 _SPARK = """
 spark:
@@ -42,7 +42,7 @@ spark:
 
 
 class Feed(threading.Thread):
-    """A data source: sends a few tuples ten times a second and promises, unless told not to, that none is late."""
+    """A data source: sends a few tuples five times a second and promises, unless told not to, that none is late."""
 
     def __init__(self, stream: holdfast.Stream) -> None:
         super().__init__(name=stream.name, daemon=True)
