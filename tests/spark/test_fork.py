@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import holdfast
 from holdfast.model.errors import UsageError
@@ -56,13 +57,35 @@ def counted_in_python(frame: DataFrame) -> DataFrame:
     )
 
 
+class Total(StatefulProcessor):
+    """A running count per key, in state of its own."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._total = handle.getValueState("total", "total long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        known = self._total.get()
+        total = (known[0] if known is not None else 0) + sum(len(part) for part in rows)
+        self._total.update((total,))
+        yield pd.DataFrame({"key": [key[0]], "total": [total]})
+
+    def close(self) -> None:
+        pass
+
+
+def transformed(frame: DataFrame) -> DataFrame:
+    return frame.groupBy("key").transformWithStateInPandas(
+        Total(), outputStructType="key string, total long", outputMode="append", timeMode="none"
+    )
+
+
 def stateless(frame: DataFrame) -> DataFrame:
     return frame.filter("value % 3 = 0").select("stime", "key", "value")
 
 
 QUERIES: dict[str, Callable[[DataFrame], DataFrame]] = {
     "windows": windows, "joined": joined, "deduplicated": deduplicated, "counted_in_python": counted_in_python,
-    "stateless": stateless,
+    "transformed": transformed, "stateless": stateless,
 }  # fmt: skip
 
 
@@ -111,7 +134,19 @@ def test_a_fork_of_windows_gives_what_its_parent_gives(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in QUERIES if n != "windows"])
+def test_a_fork_of_a_stateful_processor_gives_what_its_parent_gives(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    """S1 for transformWithState, whose state lies in several column families of one store."""
+    spark.conf.set(PROVIDER, ROCKSDB)
+    try:
+        check(spark, store, tmp_path, "transformed")
+    finally:
+        spark.conf.unset(PROVIDER)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in QUERIES if n not in ("windows", "transformed")])
 def test_a_fork_gives_what_its_parent_gives(
     spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path, name: str
 ) -> None:
