@@ -121,6 +121,9 @@ def test_a_cut_input_gives_tentative_results_that_are_replaced_and_a_restart_goe
         until(lambda: seen(TupleType.INSERTION))
         running.fail("right")
         until(lambda: seen(TupleType.TENTATIVE) > 20)
+        worth = subscriber.worth(got[-1].column("stime")[-1].as_py())
+        assert worth is not None
+        assert (worth.inputs, 0 < worth.worth < 1) == (("left",), True)
         running.heal("right")
         until(lambda: seen(TupleType.REC_DONE))
         until(lambda: state(running, "both@here")["fork"]["state"] == "none")

@@ -57,7 +57,7 @@ def command(
                 if skip and row.type is TupleType.INSERTION:
                     skip -= 1
                     continue
-                printer.show(row)
+                printer.show(row, subscriber.worth(row.stime) if row.type is TupleType.TENTATIVE else None)
             printer.flush()
     if not follow and not json:
         _mention_open(session, stream)

@@ -11,6 +11,7 @@ from holdfast.cli.session import Session
 from holdfast.model.time import instant_text
 from holdfast.model.tuples import TupleType
 from holdfast.stream.subscriber import Row
+from holdfast.stream.worth import Worth
 
 #: Stable is certain, tentative may change, UNDO and REC_DONE take back and close.
 COLOURS = {TupleType.INSERTION: "32", TupleType.TENTATIVE: "33", TupleType.BOUNDARY: "2", TupleType.UNDO: "31",
@@ -26,13 +27,17 @@ class Printer:
         self._json, self._colour = session.json, session.out.is_terminal and not session.out.no_color
         self._out = sys.stdout
 
-    def show(self, row: Row) -> None:
+    def show(self, row: Row, worth: Worth | None = None) -> None:
         if self._json:
             stime = None if row.stime is None else instant_text(_us(row))
             said = {"type": row.type.name, "id": row.id, "stime": stime, "values": row.values}
+            if worth is not None:
+                said |= {"worth": worth.worth, "inputs": worth.inputs}
             self._out.write(msgspec.json.encode(said).decode() + "\n")
             return
         text = self.text(row)
+        if worth is not None:
+            text += f"  (worth {worth.worth:.0%}: {', '.join(worth.inputs)})"
         self._out.write(f"\x1b[{COLOURS[row.type]}m{text}\x1b[0m\n" if self._colour else text + "\n")
 
     def text(self, row: Row) -> str:

@@ -12,16 +12,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
-import msgspec
-
-from holdfast.protocol.dpc.effects import ExtendFork, StopFork
+from holdfast.protocol.dpc.effects import ExtendFork, StopFork, TentativeBucket
 from holdfast.protocol.dpc.signals import ForkCompleted, ForkFailed, ForkPrepared, ForkSignal
 from holdfast.spark.node import NodeQueries, RunningFork
-from holdfast.stream.branch import branch_folder
 from holdfast.stream.store import Stream
 from holdfast.stream.tentative import PlannedPiece, PlanWriter
+from holdfast.stream.worth import Worth, note_worth
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +71,12 @@ class Forking:
             self._output.drop_branch()
             self._output.create_branch(root_us, id=fork.branch, pending=fork.waiting.since(root_us))
             self._plan = PlanWriter(fork.plan)
-        note_worth(self._output, [(b.bucket * self._size, b.worth) for b in order.buckets if b.emit])
+        note_worth(self._output.folder, [self._worth(bucket) for bucket in order.buckets if bucket.emit])
         self._plan.append(planned)
+
+    def _worth(self, given: TentativeBucket) -> Worth:
+        inputs = tuple(part.stream for part in given.parts if part.lane is not None)
+        return Worth(given.bucket * self._size // self._output.definition.bucket_us, round(given.worth, 4), inputs)
 
     def stop(self, order: StopFork) -> None:
         if order.fork == self._id:
@@ -147,15 +148,3 @@ def _trouble(fork: RunningFork) -> BaseException | None:
     if fork.query.isActive:
         return None
     return fork.query.exception() or RuntimeError("the query ended by itself")
-
-
-def worth_path(output: Stream) -> Path:
-    return branch_folder(output.folder) / "worth"
-
-
-def note_worth(output: Stream, buckets: Sequence[tuple[int, float]]) -> None:
-    """What tentative results are worth (003 §5.8.3), beside the branch: by output bucket."""
-    size = output.definition.bucket_us
-    with open(worth_path(output), "ab") as file:
-        for start_us, worth in buckets:
-            file.write(msgspec.json.encode({"bucket": start_us // size, "worth": round(worth, 4)}) + b"\n")

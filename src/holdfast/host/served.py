@@ -5,12 +5,9 @@ Rules 1 to 4 of `serving` are carried out here.
 
 from __future__ import annotations
 
-import math
 import os
-from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from holdfast.host.wire import (
@@ -26,12 +23,13 @@ from holdfast.host.wire import (
 from holdfast.model.errors import CorruptLog, Removed, StorageError, UsageError
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US
 from holdfast.protocol.dpc.signals import Lane
-from holdfast.stream.branch import BranchReader, branch_folder
+from holdfast.stream.branch import BranchReader
 from holdfast.stream.head import read_head
 from holdfast.stream.holes import read_holes
 from holdfast.stream.index import Fields
 from holdfast.stream.reader import LogReader
 from holdfast.stream.store import StreamStore
+from holdfast.stream.worth import Worths
 from holdfast.stream.writer import Event
 
 #: How often a pull that retention or a dropped branch interferes with is begun anew.
@@ -53,11 +51,6 @@ class _Cut(NamedTuple):
     """Nothing that is there was left for the next portion."""
 
 
-class _BucketWorth(msgspec.Struct, frozen=True):
-    bucket: int
-    worth: float
-
-
 class Served:
     """One stream, its branch, and what is remembered of both between pulls."""
 
@@ -66,7 +59,7 @@ class Served:
         self.folder, self.definition = stream.folder, stream.definition
         self._main = stream.reader()
         self._branch = BranchReader(stream.folder, stream.definition)
-        self._worth = _Worths(stream.folder)
+        self._worth = Worths(stream.folder)
         self._shape = shape_of(stream.definition)
         self._changes = 0
         self._file = os.path.join(stream.folder, "stream")
@@ -169,7 +162,7 @@ class Served:
         start = self._start(known)
         try:
             cut = self._cut(log, start, known, END_OF_TIME_US, bytes_max)
-            worth = self._worth.read(root.id)
+            worth = {bucket: said.worth for bucket, said in self._worth.read(root.id).items()}
         except (Removed, CorruptLog, FileNotFoundError):
             if self._branch.current():
                 raise
@@ -239,32 +232,3 @@ class Served:
 
 class _Again(Exception):
     """What was being read changed under our eyes."""
-
-
-class _Worths:
-    """What the fork's buckets are worth: lines that the host adds beside the branch before it writes the bucket."""
-
-    def __init__(self, stream_folder: Path) -> None:
-        self._path = branch_folder(stream_folder) / "worth"
-        self._branch, self._read = "", 0
-        self._known: dict[int, float] = {}
-
-    def read(self, branch: str) -> dict[int, float]:
-        if branch != self._branch:
-            self._branch, self._read, self._known = branch, 0, {}
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._read)
-                data = file.read()
-        except FileNotFoundError:
-            return self._known
-        whole = data[: data.rfind(b"\n") + 1]
-        self._read += len(whole)
-        for line in whole.splitlines():
-            try:
-                said = msgspec.json.decode(line, type=_BucketWorth)
-            except msgspec.MsgspecError as error:
-                raise CorruptLog(f"{self._path}: a line cannot be read ({error})") from error
-            if math.isfinite(said.worth):
-                self._known[said.bucket] = said.worth
-        return self._known

@@ -24,6 +24,7 @@ from holdfast.stream.definition import Definition
 from holdfast.stream.disk import Disk
 from holdfast.stream.reader import LogReader, with_header
 from holdfast.stream.subscription import BranchView, Range, Step, Subscription
+from holdfast.stream.worth import Worth, Worths
 
 #: A look costs a few microseconds; waiting starts short for latency and grows so that idle readers cost nothing.
 _WAIT_US_MIN, _WAIT_US_MAX = 1_000, 20_000
@@ -59,6 +60,7 @@ class Subscriber:
         self.schema = reader_schema(definition.schema)
         self._main = LogReader(folder / "main", definition.schema, definition.bucket_us)
         self._branch = BranchReader(folder, definition) if tentative else None
+        self._worths = Worths(folder)
         self._boundaries = boundaries
         self._main.refresh()
         self._end_us = None if end is None else instant_us(end)
@@ -170,6 +172,12 @@ class Subscriber:
         columns = [pa.array([int(kind)], pa.int8()), pa.array([tuple_id], pa.int64()), pa.array([stime_us], STIME_TYPE)]
         columns += [pa.nulls(1, f.type) for f in self.definition.schema]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def worth(self, stime: datetime | None) -> Worth | None:
+        """What the tentative bucket of this stime is worth; None if nobody said so, or the branch is gone."""
+        if self._branch is None or self._branch.root is None or stime is None:
+            return None
+        return self._worths.read(self._branch.root.id).get(instant_us(stime) // self.definition.bucket_us)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         return self.batches()
