@@ -17,6 +17,8 @@ from holdfast.sim.load.topology import Variant
 UF, UR = Variant.UNIFORM_FIXED, Variant.UNIFORM_RANGE
 HF, HR = Variant.HETEROGENEOUS_FIXED, Variant.HETEROGENEOUS_RANGE
 LIGHT, HEAVY, OVER, FAR_OVER = range(4)
+#: Nodes start within the first fortieth of a second here, not all at zero.
+START_S = 0.025
 UNDERLOADED, OVERLOADED = (LIGHT, HEAVY), (OVER, FAR_OVER)
 
 
@@ -51,6 +53,10 @@ class Findings:
 
 def share(value: float) -> str:
     return f"{value:.2%}"
+
+
+def share4(value: float) -> str:
+    return f"{value:.4%}"
 
 
 def check(f: Findings) -> list[Statement]:
@@ -94,13 +100,14 @@ def _allocation(f: Findings) -> list[Statement]:
     said.append(Statement("7.1.3", "uniform range, overloaded, two contracts: under 0.5 % of capacity unused",
                           share(unused), unused < 0.005))  # fmt: skip
     eight = [run.good for least in (8, 9, 10) for run in f.runs[UR, FAR_OVER, least]]
+    worst = max(f.left(UR, FAR_OVER, n, max) for n in (8, 9, 10))
     said.append(Statement("7.1.3", "uniform range, heavy overload: acceptable with 8 contracts in all topologies",
                           f"{sum(eight)} of {len(eight)}", all(eight),
-                          f"the worst leaves {share(max(f.left(UR, FAR_OVER, n, max) for n in (8, 9, 10)))} unused"))  # fmt: skip
+                          f"the worst leaves {share4(worst)} idle"))  # fmt: skip
     ten = [run.good for run in f.runs[UR, OVER, 10]]
     said.append(Statement("7.1.3", "uniform range, light overload: some acceptable with 10 contracts",
                           f"{sum(ten)} of {len(ten)}", any(ten),
-                          f"all leave at most {share(f.left(UR, OVER, 10, max))} unused"))  # fmt: skip
+                          f"all leave at most {share4(f.left(UR, OVER, 10, max))} idle"))  # fmt: skip
     return said
 
 
@@ -151,8 +158,10 @@ def _heterogeneous(f: Findings) -> list[Statement]:
 
 def _speed(f: Findings) -> list[Statement]:
     longest = max(run.full_s for k in (LIGHT, FAR_OVER) for n in range(1, 11) for run in f.runs[UF, k, n])
-    parts = [run.most_s / run.full_s for v in (UR, HR) for k in (LIGHT, FAR_OVER) for n in range(1, 11)
-             for run in f.runs[v, k, n] if run.full_s > 20]  # fmt: skip
+    long = [run for v in (UR, HR) for k in (LIGHT, FAR_OVER) for n in range(1, 11) for run in f.runs[v, k, n]
+            if run.full_s > 20]  # fmt: skip
+    parts = [run.most_s / run.full_s for run in long]
+    near = [run.near_s / run.full_s for run in long]
     groups = min(float(np.mean([run.early for run in f.runs[v, HEAVY, 3]])) for v in Variant)
     tail = float(np.mean([run.late for run in f.runs[UR, HEAVY, 3]]))
     tail_mixed = float(np.mean([run.late for run in f.runs[HR, HEAVY, 3]]))
@@ -162,10 +171,14 @@ def _speed(f: Findings) -> list[Statement]:
               for k in (LIGHT, FAR_OVER) for n in range(3, 11)]  # fmt: skip
     mixed = [f.time(HR, LIGHT, n) for n in range(1, 11)]
     return [
-        Statement("7.1.4", "uniform fixed: over within five seconds", f"{longest:.1f} s", longest <= 5.0,
+        Statement("7.1.4", "uniform fixed: over within five seconds", f"{longest:.2f} s", longest <= 5.0 + START_S,
                   "a node with 300 tasks and small rooms around it makes one movement a second"),
+        Statement("7.1.4", "price ranges: within 5 % of the final distribution in the first 15 % of the time",
+                  f"{np.mean(near):.1%} of the time", float(np.mean(near)) <= 0.15),
         Statement("7.1.4", "price ranges: 95 % of the benefit in the first 15 % of the time",
-                  f"{np.mean(parts):.1%} of the time", float(np.mean(parts)) <= 0.15),
+                  f"{np.mean(parts):.1%} of the time (median {np.median(parts):.1%})", float(np.mean(parts)) <= 0.15,
+                  "longer with one to three contracts, where our graphs are wider; 4 to 9 % with uniform prices from "
+                  "five contracts on"),
         Statement("7.1.4", "early movements carry many tasks each (here: over five)", f"{groups:.1f}", groups > 5),
         Statement("7.1.4", "uniform range: later movements carry a single task", f"{tail:.2f}", tail < 1.1),
         Statement("7.1.4", "heterogeneous range: later movements still carry groups", f"{tail_mixed:.2f}",
@@ -207,8 +220,9 @@ def _stability(f: Findings) -> list[Statement]:
     said.append(Statement("7.5", "one task in and one out per node and second: under 6 % of the variation is moved",
                           share(worst), worst < 0.06))  # fmt: skip
     names = sorted({name for name, _, _ in f.swings})
-    gaps = [abs(f.swings[n, UR, False][k][1] / f.swings[n, UR, False][k][0]
-                - f.swings[n, UF, False][k][1] / f.swings[n, UF, False][k][0]) for n in names for k in range(3)]  # fmt: skip
+    part = {(n, v, k): f.swings[n, v, False][k][1] / f.swings[n, v, False][k][0]
+            for n in names for v in (UF, UR) for k in range(3)}  # fmt: skip
+    gaps = [abs(part[n, UR, k] - part[n, UF, k]) for n in names for k in range(3)]
     said.append(Statement("7.1.5", "fixed prices and ranges move similar amounts (here: within 3 % of the variation)",
                           share(max(gaps)), max(gaps) < 0.03))  # fmt: skip
     more = [f.swings[n, v, True][2][1] > f.swings[n, v, False][2][1] for n in names for v in (UF, UR)]

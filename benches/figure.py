@@ -173,7 +173,8 @@ class Page:
         path.parent.mkdir(parents=True, exist_ok=True)
         style = (
             "body{font:14px sans-serif;max-width:1180px;margin:2em auto}figure{display:inline-block;margin:6px}"
-            "figcaption{width:540px;color:#444}table{border-collapse:collapse}td,th{border:1px solid #ccc;padding:3px 8px}"
+            "figcaption{width:540px;color:#444}table{border-collapse:collapse}"
+            "td,th{border:1px solid #ccc;padding:3px 8px}"
         )
         head = f'<meta charset="utf-8"><title>{escape(self.title)}</title><style>{style}</style>'
         path.write_text(f"<!doctype html><html><head>{head}</head><body><h1>{escape(self.title)}</h1>"

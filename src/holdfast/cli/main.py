@@ -27,6 +27,7 @@ from holdfast.cli import (
     fail,
     heal,
     host,
+    plan_contracts,
     repair,
     replay,
     retain,
@@ -93,8 +94,8 @@ def _plainly(command: Callable[P, None]) -> Callable[P, None]:
 
 
 for _verb in (streams, create, send, tail, replay, verify, repair, retain, delete, up, status, fail, heal, down,
-              host, explain, demo):  # fmt: skip
-    app.command(_verb.__name__.rpartition(".")[2])(_plainly(_verb.command))
+              host, explain, plan_contracts, demo):  # fmt: skip
+    app.command(_verb.__name__.rpartition(".")[2].replace("_", "-"))(_plainly(_verb.command))
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,83 @@
+"""holdfast plan-contracts"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from dataclasses import asdict
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.session import Json
+from holdfast.load.chance import SELLERS
+from holdfast.load.planner import Plan, plan_contracts
+from holdfast.model.errors import UsageError
+
+
+class Partners(Enum):
+    """Whose load partners are taken to have."""
+
+    MINE = "mine"
+    LIGHT = "light"
+    UNIFORM = "uniform"
+    HEAVY = "heavy"
+
+
+def command(
+    history: Annotated[Path, typer.Argument(help="Loads as shares of capacity: one per line, or a CSV; - for stdin.")],
+    column: Annotated[str | None, typer.Option(help="The column of a CSV with a header.")] = None,
+    threshold: Annotated[float, typer.Option(help="The load that you do not want to exceed.")] = 0.9,
+    upkeep: Annotated[float, typer.Option(help="What keeping one contract costs per unit of time.")] = 0.01,
+    partners: Annotated[Partners, typer.Option(help="How loaded partners are.")] = Partners.MINE,
+    runs: Annotated[int, typer.Option(help="Situations that are tried.", min=1000)] = 50_000,
+    json: Json = False,
+) -> None:
+    """How many contracts to make, at which price, from your own load.
+
+    Costs and prices are in the units of the default cost function: tuples in process or waiting, at each load
+    (docs/load-sharing.md).
+
+    \b
+    holdfast plan-contracts cpu.txt --threshold 0.85
+    holdfast plan-contracts usage.csv --column cpu --upkeep 0.05 --partners heavy
+    """
+    loads = _read(history, column)
+    other = None if partners is Partners.MINE else SELLERS[partners.value]
+    plan = plan_contracts(loads, threshold, upkeep, other, runs)
+    if json:
+        import json as codec
+
+        print(codec.dumps(asdict(plan)))
+    else:
+        _show(plan)
+
+
+def _read(path: Path, column: str | None) -> list[float]:
+    lines = (sys.stdin if str(path) == "-" else path.open()).read().splitlines()
+    rows = [line for line in lines if line.strip()]
+    try:
+        if column is None:
+            return [float(line.split(",")[-1]) for line in rows]
+        return [float(row[column]) for row in csv.DictReader(rows)]
+    except KeyError:
+        raise UsageError(
+            f"column {column!r} must be in the header of {path}; got {rows[0] if rows else ''!r}"
+        ) from None
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"loads in {path} must be numbers such as 0.75; got {error}; name a --column") from None
+
+
+def _show(plan: Plan) -> None:
+    print(f"{plan.samples} samples, median load {plan.median:.2f}; above the threshold {plan.spike_share:.1%} of the "
+          f"time, by {plan.spike_mean:.2f} on average")  # fmt: skip
+    print(f"{'role':8}{'priced at':12}{'load':>6}{'unit price':>12}{'contracts':>11}{'nearly do':>11}{'benefit':>11}")
+    for advice in plan.advice:
+        print(f"{advice.direction:8}{advice.at:12}{advice.load:6.2f}{advice.price:12.2f}{advice.contracts:11}"
+              f"{advice.enough:11}{advice.benefit:11.4f}")  # fmt: skip
+    if plan.spike_share:
+        print(f"a spike then overloads you in {plan.overload_with:.1%} of cases instead of all")
+    else:
+        print("your load never exceeds the threshold: you need no contract against overload")
