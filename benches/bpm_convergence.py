@@ -24,7 +24,17 @@ from benches.figure import Chart, Page
 from benches.report import console, finish, table
 from holdfast.sim.load.dynamic import DynamicSim
 from holdfast.sim.load.levels import D_US, LevelSim
-from holdfast.sim.load.topology import LEVELS, Variant, acceptable, build, connect, diameter, left_over
+from holdfast.sim.load.topology import (
+    CAPACITY,
+    LEVELS,
+    Variant,
+    acceptable,
+    build,
+    connect,
+    diameter,
+    left_over,
+    loads,
+)
 
 NODES, CONTRACTS = 995, tuple(range(1, 11))
 NODES_DYNAMIC, NODES_MANY = 330, 100_000
@@ -203,6 +213,14 @@ def main() -> None:
 
     rows = topologies(count)
     table("Table 7.1: topologies", ("least contracts", "least", "most", "diameter", "from", "to"), rows)
+    drawn = {level.name: loads(500_000, level, np.random.default_rng(0)).mean() / CAPACITY for level in LEVELS}
+    table("Table 7.3: initial loads", ("", "share of capacity", "drawn", "k", "T", "alpha"),
+          [(v.name, v.share, float(drawn[v.name]), v.low, v.high, v.alpha) for v in LEVELS])  # fmt: skip
+    table("Table 7.2: variants", ("", "capacities", "prices, in tasks"), [
+        ("uniform fixed", "100", "100"), ("uniform range", "100", "95 to 100"),
+        ("heterogeneous fixed", "80 to 120", "the lower capacity"),
+        ("heterogeneous range", "80 to 120", "5 below the lower capacity, to it"),
+    ])  # fmt: skip
     jobs = [Job(seed, least, variant, level)
             for least in CONTRACTS for variant in Variant for level in range(4) for seed in range(count)]  # fmt: skip
     above = [Job(seed, least, Variant.UNIFORM_RANGE, 0, extra)
