@@ -178,8 +178,7 @@ def _tables(points: Sequence[Point]) -> list[Sheet]:
             [[p.bucket_ms, round(1000 * p.normal_s), round(1000 * p.normal_s - p.bucket_ms),
               SEED_TABLE_52[round(p.bucket_ms)], SEED_TABLE_52[round(p.bucket_ms)] - round(p.bucket_ms)]
              for p in buckets],
-            "A tuple that passes through one node. The latency here is that of the oldest tuple of each delivery, and "
-            "a Spark micro-batch is the constant part."))  # fmt: skip
+            "Tuples that pass through one node. A Spark micro-batch is the constant part."))  # fmt: skip
     return sheets
 
 
