@@ -32,11 +32,13 @@ COLUMNS = "source string, bytes bigint"
 _SEND_EVERY_US = 200_000
 _ROWS = 20
 _POLL_US = 20_000
-#: Several JVMs share two cores here: none needs Java's second compiler or a collector with threads of its own.
+#: Several JVMs share two cores here: none needs Java's second compiler, a collector with threads of its own, or to look
+#: for new offsets a hundred times a second.
 _SPARK = """
 spark:
   spark.driver.extraJavaOptions: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
   spark.sql.shuffle.partitions: "1"
+  spark.sql.streaming.pollingDelay: 50ms
   spark.driver.memory: 512m
 """
 

@@ -27,9 +27,9 @@ RUNS = int(os.environ.get("HOLDFAST_NODE_FAULTS", "0"))
 WARM_UP_US = 5 * SECOND_US
 #: Long enough for tentative output whatever the delay and the bucket; and one that is over before the delay is.
 LONG_S, SHORT_S = 8.0, 2.0
-#: A result has to wait for its bucket and the one after it, per node; a machine that takes half of X beyond that
+#: A result has to wait for its bucket, and for those before it in a chain; a machine that takes half of X beyond that
 #: without any failure cannot show that a failure adds less than X.
-NORMAL_US_MAX = {"500ms": 1 * SECOND_US + X_US // 2, "1s": 4 * SECOND_US + X_US // 2}
+NORMAL_US_MAX = {"500ms": 1 * SECOND_US + X_US // 2, "1s": 3 * SECOND_US + X_US // 2}
 
 COUNTS = """
 import holdfast
@@ -43,18 +43,19 @@ def counts(c):
     return c.groupBy(window, "source").agg(F.count("*").alias("n"), F.sum("bytes").alias("bytes"))
 """
 
+#: The upstream node keeps no state: what it adds to the skew between the inputs of the second one has to stay well below X
+#: on a machine with two cores and three JVMs.
 CHAIN = """
 import holdfast
 from pyspark.sql import functions as F
 
 app = holdfast.App("faults")
 
-@app.node(inputs=["m1", "m2"], max_delay="4s")
-def sums(c):
-    sums = c.groupBy(F.window("stime", "1 second"), "source").agg(F.sum("bytes").alias("bytes"))
-    return sums.select(F.col("window.end").alias("stime"), "source", "bytes")
+@app.node(inputs=["m1", "m2"], max_delay="4s", keepalive="200ms")
+def some(c):
+    return c.where("bytes % 5 != 0").select("stime", "source", (F.col("bytes") * 2).alias("bytes"))
 
-@app.node(inputs=["sums", "m3"], max_delay="4s")
+@app.node(inputs=["some", "m3"], max_delay="4s", keepalive="200ms")
 def counts(c):
     window = F.window("stime", "1 second")
     return c.groupBy(window, "source").agg(F.count("*").alias("n"), F.sum("bytes").alias("bytes"))
@@ -178,7 +179,7 @@ def one_node(tmp_path: Path) -> Iterator[Hosts]:
 @pytest.fixture
 def chain(tmp_path: Path) -> Iterator[Hosts]:
     """A node with replicas on u1 and u2, and below it one on d that has another input as well."""
-    hosts = Hosts(tmp_path, CHAIN, "1s", ["m1", "m2", "m3"], {"sums": ["u1", "u2"], "counts": ["d"]})
+    hosts = Hosts(tmp_path, CHAIN, "1s", ["m1", "m2", "m3"], {"some": ["u1", "u2"], "counts": ["d"]})
     try:
         yield hosts
     finally:
@@ -244,7 +245,7 @@ def test_an_input_that_promises_nothing_counts_with_what_it_sends(one_node: Host
 def test_a_killed_upstream_host_is_replaced_by_its_twin_without_a_tentative_tuple(chain: Hosts) -> None:
     trial = Trial(chain, ("u1", "u2", "d"))
     for n in range(RUNS):
-        victim = _read_from(chain, "sums")
+        victim = _read_from(chain, "some")
         with trial.failure(f"kill -9 of {victim}") as outcome:
             chain.kill(victim, with_java=n % 2 == 0)
             pause(round(LONG_S * SECOND_US))
