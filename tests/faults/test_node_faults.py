@@ -43,8 +43,8 @@ def counts(c):
     return c.groupBy(window, "source").agg(F.count("*").alias("n"), F.sum("bytes").alias("bytes"))
 """
 
-#: The upstream node keeps no state: what it adds to the skew between the inputs of the second one has to stay well below X
-#: on a machine with two cores and three JVMs.
+#: The upstream node keeps no state: what it adds to the skew between the inputs of the second one has to stay well
+#: below X on a machine with two cores and three JVMs.
 CHAIN = """
 import holdfast
 from pyspark.sql import functions as F
