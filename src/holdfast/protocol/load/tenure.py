@@ -220,7 +220,9 @@ class Tenure:
             return
         paid = self.book.ledger.last(lease.lease_id)
         if message.period > paid:
-            if lease.state is not LeaseState.RUNNING or self._losing(judge, lease):
+            if lease.state is not LeaseState.RUNNING:
+                return  # Our host has not said yet that it arrived; the buyer will ask again.
+            if self._losing(judge, lease):
                 turn.say(sender, Recall(lease.lease_id))
                 return
             for period in range(paid + 1, message.period + 1):
