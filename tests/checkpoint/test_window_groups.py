@@ -16,6 +16,8 @@ from holdfast.checkpoint.safekeeper import Outcome, Result, SafeKeeper
 from holdfast.checkpoint.stores.files import FilesStore
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.checkpoint.window_groups import WindowGroups
+from holdfast.operators.keyed_join import keyed_join
+from holdfast.operators.udop import Instances, lazily
 from holdfast.operators.window_join import Input, WindowJoin
 
 LEFT = pa.schema([("k", pa.int64()), ("g", pa.int64()), ("l", pa.string())])
@@ -178,3 +180,23 @@ def test_a_join_hears_of_dropped_groups() -> None:
     join.unsaved(Result(b"j.left/2a/000002", 12, Outcome.DROPPED, 0))
     assert join.checkpoint(keeper, 3) == 1
     keeper.close()
+
+
+def test_a_join_with_a_window_per_key_restored_between_batches_gives_what_single_tuples_give() -> None:
+    """As it runs on Spark: every batch from the states that the one before left in a store."""
+    schema = pa.schema([*LEFT, ("r", pa.string()), ("side", pa.string())])
+    joined = pa.schema([("k", pa.int64()), ("g", pa.int64()), ("l", pa.string()), ("r", pa.string())])
+    prototype = keyed_join(Input(LEFT, 4), Input(RIGHT, 2), on="k")
+    chance, store = random.Random(8), MemoryStore()
+    oracles: dict[int, Windows] = {}
+    for batch in range(25):
+        instances = Instances("pairs", prototype, "k", joined, load=lazily("pairs", store))
+        rows, expected = [], []
+        for i in range(chance.randint(1, 30)):
+            is_left, key = chance.random() < 0.6, chance.randint(0, 4)
+            row = {"k": key, "g": i, "l": f"{batch}.{i}", "r": f"r{batch}.{i}", "_at": batch * 100 + i}
+            rows.append({n: row[n] for n in ("k", "g", "l", "r")} | {"side": "left" if is_left else "right"})
+            expected += oracles.setdefault(key, Windows(4, 2, None)).arrive(0 if is_left else 1, row)
+        got = instances.feed(pa.RecordBatch.from_pylist(rows, schema=schema))
+        assert sorted(tuple(r.values()) for r in got.to_pylist()) == sorted(expected)
+        store.put_many(instances.entries(instances.touched))

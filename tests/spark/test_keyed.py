@@ -6,13 +6,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import holdfast
 from holdfast.checkpoint.policy import every
+from holdfast.operators.keyed_join import keyed_join
 from holdfast.operators.udop import UserOperator, decode, encode
+from holdfast.operators.window_join import Input
 from holdfast.spark import read_stream
 from holdfast.spark.keyed import Keyed, udop
 from tests.spark.conftest import fill
@@ -131,3 +134,18 @@ def test_best_effort_goes_on_from_an_earlier_state_of_each_key(
         added = [value for _, k, value in ROWS[20:] if k == key]
         assert sums[0] - added[0] in [0, *first[key]]
         assert sums[0] - added[0] > 0, "something had been saved"
+
+
+def test_a_join_with_a_window_per_key_runs_in_executors(spark: SparkSession, tmp_path: Path) -> None:
+    left = pa.schema([("k", pa.int64()), ("a", pa.string())])
+    right = pa.schema([("k", pa.int64()), ("b", pa.string())])
+    columns = "tuple_id long, k long, a string, b string, side string"
+    a = spark.createDataFrame([(i, i % 3, f"a{i}", None, "left") for i in range(0, 40, 2)], columns)
+    b = spark.createDataFrame([(i, i % 3, None, f"b{i}", "right") for i in range(1, 40, 2)], a.schema)
+    pairs = udop("pairs", keyed_join(Input(left, 2), Input(right, 0), on="k"), key="k",
+                 schema="k bigint, a string, b string", scratch=str(tmp_path))  # fmt: skip
+    expected = set()
+    for i in range(1, 40, 2):
+        window = [j for j in range(0, i, 2) if j % 3 == i % 3][-2:]
+        expected |= {(i % 3, f"a{j}", f"b{i}") for j in window}
+    assert {tuple(row) for row in a.union(b).transform(pairs).collect()} == expected

@@ -19,6 +19,7 @@ import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -304,6 +305,29 @@ class WindowJoin:
                 found += restored.values()
         self.position = max((r.position for r in found), default=0)
         return found
+
+    def snapshot(self) -> bytes:
+        """Both windows whole, with their numbers and the position."""
+        sides = []
+        for side in self._sides:
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, side.saved) as writer:
+                writer.write_table(side.rows.append_column(_AT, pa.array(side.positions)))
+            sides.append((sink.getvalue().to_pybytes(), side.window.tobytes(), side.numbers()))
+        return msgspec.msgpack.encode((self.position, sides))
+
+    def load(self, saved: bytes) -> None:
+        """Become what `snapshot` saw."""
+        self.position, sides = msgspec.msgpack.decode(
+            saved, type=tuple[int, list[tuple[bytes, bytes, dict[bytes, int]]]]
+        )
+        for side, (raw, window, numbers) in zip(self._sides, sides, strict=True):
+            table = pa.ipc.open_stream(pa.py_buffer(raw)).read_all()
+            codes = np.frombuffer(window, np.int64)
+            side.load({
+                name: Restored(0, next_number, table.filter(pa.array(codes == i)), self.position)
+                for i, (name, next_number) in enumerate(numbers.items())
+            })  # fmt: skip
 
     def contents(self) -> tuple[dict[bytes, pa.Table], dict[bytes, pa.Table]]:
         """The windows, for looking at."""
