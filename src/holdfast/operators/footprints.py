@@ -184,6 +184,8 @@ def _newest(parts: list[pl.DataFrame], by_group: bool) -> pl.DataFrame:
         newest = every.group_by("_h").agg(pl.col("_p").max())
         every = every.join(newest, on=["_h", "_p"], how="semi", maintain_order="left")
     else:
+        gone = every.filter((pl.col("_c") == 0) & pl.col("_h").is_null()).select("_w").unique()
+        every = every.join(gone, on="_w", how="anti", maintain_order="left")  # A pane that closed never opens again.
         every = every.unique(["_h", "_w"], keep="first", maintain_order=True)
     return every.filter(pl.col("_c") == 1).drop("_c")
 

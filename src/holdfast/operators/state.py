@@ -37,7 +37,7 @@ class Step(NamedTuple):
     results: pl.DataFrame | None
     """`stime` (µs), `_w` (start of a time window), key columns, functions; None if no window closed."""
     closed: list[pl.DataFrame]
-    """`_h` and `_w` of windows with a footprint that are not open any more."""
+    """`_h` and `_w` of windows with a footprint that are not open any more; without `_h`, all of that `_w`."""
     late: int = 0
 
 
@@ -93,6 +93,13 @@ def footprints_of(block: pl.DataFrame, window: int) -> pl.DataFrame:
     """Those of a block that is given up which the log knows of."""
     known = block.filter(pl.col("_s") != UNSAVED)
     return known.select("_h", pl.lit(window, pl.Int64).alias("_w"), "_o")
+
+
+def whole_pane(block: pl.DataFrame, window: int) -> pl.DataFrame:
+    """All windows of a pane close together: one R, without a group's number, stands for all that the log knows of."""
+    known = bool((block["_s"].to_numpy() != UNSAVED).any())
+    shape = {"_h": pl.Int64, "_w": pl.Int64, "_o": pl.Int64}
+    return pl.DataFrame({"_h": [None], "_w": [window], "_o": [None]} if known else None, schema=shape)
 
 
 def segment_starts(numbers: Ints) -> Ints:

@@ -17,9 +17,9 @@ from holdfast.operators.state import (
     Step,
     check_keys,
     find,
-    footprints_of,
     segment_starts,
     upsert,
+    whole_pane,
 )  # fmt: skip
 from holdfast.operators.windows import TimeWindow
 
@@ -87,7 +87,7 @@ class TimedAggregate:
             results.append(self._results(mine, start))
         closed = []
         for pane in [p for p in blocks if p // w.advance_us * w.advance_us + w.size_us <= until_us]:
-            closed.append(footprints_of(blocks.pop(pane), pane))
+            closed.append(whole_pane(blocks.pop(pane), pane))
         found = pl.concat(results) if results else None
         return Step(blocks, found, [c for c in closed if len(c)])
 
