@@ -25,7 +25,7 @@ class Workload(NamedTuple):
     batch_us: int = 2_000_000
 
     def items(self, random: np.random.Generator) -> np.ndarray:
-        if self.name == "mixed":
+        if self.name.startswith("mixed"):
             # 100 ids come often and 10 rarely, so that their windows are slow.
             often = random.integers(0, 100, self.rows)
             return np.where(random.random(self.rows) < 0.002, random.integers(100, 110, self.rows), often)
@@ -33,9 +33,9 @@ class Workload(NamedTuple):
 
 
 APPLICATIONS = {
-    "fast": Workload("fast", 1000, count_window(1), 100_000, 6),
-    "slow": Workload("slow", 2, count_window(1000), 100_000, 6),
-    "mixed": Workload("mixed", 110, count_window(10), 100_000, 6),
+    "fast": Workload("fast", 1000, count_window(1), 500_000, 6),
+    "slow": Workload("slow", 2, count_window(1000), 500_000, 6),
+    "mixed": Workload("mixed", 110, count_window(10), 500_000, 6),
 }
 
 
