@@ -27,7 +27,7 @@ def start(root: Path, checkpoint: Path, log: Path, master: str, output: str) -> 
 
 @pytest.mark.slow
 def test_a_killed_executor_and_its_lost_state_change_no_byte(store: holdfast.StreamStore, tmp_path: Path) -> None:
-    fill(store, "a", [(i * 0.02, f"k{i % 37}", i * 31 % 1000) for i in range(2000)])
+    fill(store, "a", [(i * 0.02, f"k{i % 11}", i * 31 % 1000) for i in range(1200)])
     seen = []
     with cluster(tmp_path) as url:
         for name, master in (("near", "local[2,4]"), ("far", url)):
@@ -45,7 +45,7 @@ def test_a_killed_executor_and_its_lost_state_change_no_byte(store: holdfast.Str
             assert ended == 0, log.read_text()[-3000:]
             seen.append(layout(store.open(name)))
     assert seen[0] == seen[1]
-    assert len(seen[0]) > 10
+    assert len(seen[0]) > 5
 
 
 def kill_one_executor() -> None:
