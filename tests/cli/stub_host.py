@@ -1,4 +1,4 @@
-"""Stands in for `holdfast.host.host` in a process of its own: speaks a host's HTTP API and has no Spark.
+"""Stands in for `holdfast.host.deployed` in a process of its own: speaks a host's HTTP API and has no Spark.
 
 Files in the host's root make it misbehave: `broken` (ends at once), `mute` (never listens), `deaf` (says yes to a stop
 and goes on), `stubborn` (does not heed SIGTERM either).
@@ -116,7 +116,7 @@ SITE = f"""
 import importlib.util, sys
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name == "holdfast.host.host":
+        if name == "holdfast.host.deployed":
             return importlib.util.spec_from_file_location(name, {os.path.abspath(__file__)!r})
 sys.meta_path.insert(0, Finder())
 """
