@@ -1,8 +1,8 @@
 """The fork of one replica as the host sees it: a second query that is started, fed, watched and stopped.
 
 Rules:
-1. Starting and stopping take Spark a second; they happen on a thread of their own, one after the other, so a fork never
-   meets its predecessor.
+1. Starting and stopping take Spark a second or more; they happen on threads of their own. A fork does not wait for the
+   end of its predecessor, which may hang in a batch: each has its own checkpoint, and its own branch to write to.
 2. The branch is created with the first bucket that is to be seen, at that bucket: before it, main speaks.
 3. Whoever asks is told what is true: prepared when the fork could run a batch, completed when Spark has committed it.
 """
@@ -13,6 +13,8 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from holdfast.clock import monotonic_us
+from holdfast.model.time import SECOND_US
 from holdfast.protocol.dpc.effects import ExtendFork, StopFork, TentativeBucket
 from holdfast.protocol.dpc.signals import ForkCompleted, ForkFailed, ForkPrepared, ForkSignal
 from holdfast.spark.node import NodeQueries, RunningFork
@@ -34,8 +36,10 @@ class Forking:
 
     def __init__(self, queries: NodeQueries, output: Stream, bucket_us: int, label: str) -> None:
         self._queries, self._output, self._size, self._label = queries, output, bucket_us, label
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"fork-{label}")
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix=f"fork-{label}")
+        self._stopper = ThreadPoolExecutor(1, thread_name_prefix=f"unfork-{label}")
         self._id = 0
+        self._asked_us = 0
         self._starting: Future[RunningFork] | None = None
         self._running: RunningFork | None = None
         self._ready = False
@@ -58,7 +62,8 @@ class Forking:
 
     def prepare(self, fork: int) -> None:
         self._id, self._ready, self._failed_us = fork, False, None
-        self._starting = self._thread.submit(self._queries.start_fork, fork)
+        self._asked_us = monotonic_us()
+        self._starting = self._starter.submit(self._queries.start_fork, fork)
 
     def extend(self, order: ExtendFork, planned: Sequence[tuple[int, tuple[PlannedPiece, ...]]]) -> None:
         """Rule 2, then let the fork have the buckets."""
@@ -91,9 +96,10 @@ class Forking:
         self._starting = self._running = self._plan = None
         self._ready = False
         if starting is not None or running is not None:
-            self._thread.submit(self._stop, starting, running)
+            self._stopper.submit(self._stop, self._id, starting, running)
 
-    def _stop(self, starting: Future[RunningFork] | None, running: RunningFork | None) -> None:
+    def _stop(self, fork: int, starting: Future[RunningFork] | None, running: RunningFork | None) -> None:
+        begun = monotonic_us()
         try:
             if running is None and starting is not None:
                 running = starting.result()
@@ -101,6 +107,8 @@ class Forking:
                 self._queries.stop_fork(running)
         except Exception as error:
             log.warning("%s: a fork could not be stopped: %s", self._label, error)
+        else:
+            log.info("%s: fork %d stopped after %.1f s", self._label, fork, (monotonic_us() - begun) / SECOND_US)
 
     def poll(self, now_us: int) -> ForkSignal | None:
         """What has become true since the last look."""
@@ -125,7 +133,10 @@ class Forking:
                 return None
         if not self._ready:
             self._ready = self._queries.ready(self._running)
-            return ForkPrepared(self._id, self._running.root_us // self._size) if self._ready else None
+            if not self._ready:
+                return None
+            log.info("%s: fork %d ready after %.1f s", self._label, self._id, (now_us - self._asked_us) / SECOND_US)
+            return ForkPrepared(self._id, self._running.root_us // self._size)
         progress = self._queries.progress(self._batch, self._running.checkpoint)
         if progress is None or progress.until_us is None:
             return None
@@ -139,7 +150,8 @@ class Forking:
 
     def close(self) -> None:
         self._end()
-        self._thread.shutdown()
+        self._starter.shutdown()
+        self._stopper.shutdown()
         self._output.drop_branch()
 
 

@@ -11,6 +11,7 @@ Rules:
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import threading
@@ -36,6 +37,8 @@ from holdfast.spark.frames import read_stream
 from holdfast.spark.wal import read_wal
 from holdfast.stream.store import Stream, StreamStore
 from holdfast.stream.waiting import Waiting, waiting_results
+
+log = logging.getLogger(__name__)
 
 #: Between the sink's commit and Spark's own lie some milliseconds; a query that stays there longer has failed.
 _SETTLE_US_MAX = 10 * SECOND_US
@@ -121,12 +124,16 @@ class NodeQueries:
         shutil.rmtree(home, ignore_errors=True)
         home.mkdir(parents=True)
         checkpoint, plan = home / "checkpoint", home / "plan"
+        begun = monotonic_us()
         waiting = self._fork_at_rest(checkpoint)
+        rested = monotonic_us()
         forked = progress_of(checkpoint)
         assert forked.until_us is not None, "every batch of ours has one input with an stime"
         frame = self._results(plan=str(plan))
         branch = os.urandom(8).hex()
         query = self._start(frame, f"{self._node.name}-fork-{fork}", checkpoint, {"branch": branch})
+        log.info("%s: fork %d of batch %d taken in %d ms, started in %d ms", self._node.name, fork, forked.batch_id,
+                 (rested - begun) // 1000, (monotonic_us() - rested) // 1000)  # fmt: skip
         return RunningFork(query, checkpoint, plan, branch, forked.batch_id, forked.until_us, waiting)
 
     def _fork_at_rest(self, checkpoint: Path) -> Waiting:
