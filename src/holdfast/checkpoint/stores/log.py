@@ -87,8 +87,9 @@ class LogStore(CheckpointStore):
             )
         self._index = Index(found.base)
         self._flushed = found.flushed
-        self._references = {segment: count for segment, (count, _) in found.base.live().items()}
-        self._live_bytes = {segment: size for segment, (_, size) in found.base.live().items()}
+        live = found.base.live()
+        self._references = {segment: count for segment, (count, _) in live.items()}
+        self._live_bytes = {segment: size for segment, (_, size) in live.items()}
         self._segments = Segments(self.folder, self._disk, self._id, segment_bytes)
         self._segments.sizes.update(found.sizes)
         if found.end.segment in found.sizes:

@@ -45,7 +45,7 @@ class Flushed(NamedTuple):
 
 def write_flush(folder: Path, disk: Disk, store_id: bytes, base: Base, position: Position) -> list[int]:
     """Make the index durable; return the segments it needs."""
-    segments: list[int] = np.unique(base.columns["segment"]).tolist()
+    segments = base.segments()
     meta = msgspec.msgpack.encode(
         _Meta(store_id, (position.segment, position.offset, position.seq), len(base), segments)
     )

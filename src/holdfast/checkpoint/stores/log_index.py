@@ -51,43 +51,57 @@ class Base:
         if not len(self):
             return [None] * len(digests)
         wanted = np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
-        found: list[Place | None] = []
-        for i, row in enumerate(np.searchsorted(self._h1, wanted[:, 0]).tolist()):
-            found.append(self._match(row, wanted[i, 0], wanted[i, 1]))
-        return found
+        rows, found = self._rows(wanted[:, 0], wanted[:, 1])
+        c = self.columns
+        fields = (c[name][rows].tolist() for name in ("version", "segment", "at", "value_len", "crc"))
+        return [
+            Place(*place) if hit else None for hit, place in zip(found.tolist(), zip(*fields, strict=True), strict=True)
+        ]
 
-    def _match(self, row: int, h1: np.uint64, h2: np.uint64) -> Place | None:
-        while row < len(self) and self._h1[row] == h1:
-            if self._h2[row] == h2:
-                c = self.columns
-                return Place(int(c["version"][row]), int(c["segment"][row]), int(c["at"][row]),
-                             int(c["value_len"][row]), int(c["crc"][row]))  # type: ignore[call-overload] # fmt: skip
-            row += 1
-        return None
+    def _rows(self, h1: Column, h2: Column) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """The row of each digest, and whether there is one."""
+        rows = np.minimum(np.searchsorted(self._h1, h1), len(self) - 1)
+        half = self._h1[rows] == h1
+        found = half & (self._h2[rows] == h2)
+        for i in np.flatnonzero(half & ~found):  # Another key with the same first half stands in front of it.
+            row = int(rows[i])
+            while row < len(self) and self._h1[row] == h1[i] and not found[i]:
+                rows[i], found[i] = row, self._h2[row] == h2[i]
+                row += 1
+        return rows, found
 
     def merged(self, chunks: Sequence[Chunk]) -> Base:
         """This base with the records of `chunks`, given in the order of the log, on top."""
         if not chunks:
             return self
         new = _columns(chunks)
+        keep = newest(new["h1"], new["h2"])
+        new = {name: column[keep] for name, column in new.items()}
         if not len(self):
-            both = new
-        else:
-            both = {name: np.concatenate([self.columns[name], new[name]]) for name, _ in COLUMNS}
-        keep = newest(both["h1"], both["h2"])
-        return Base({name: column[keep] for name, column in both.items()})
+            return Base(new)
+        rows, found = self._rows(new["h1"], new["h2"])
+        replaced, added = rows[found], ~found
+        merged: dict[str, Column] = {}
+        places = np.searchsorted(self._h1, new["h1"][added]) if added.any() else None
+        for name, _ in COLUMNS:
+            column = self.columns[name]
+            if name not in ("h1", "h2", "key_len"):  # Those say the same in every record of a key.
+                column = column.copy()
+                column[replaced] = new[name][found]
+            merged[name] = column if places is None else np.insert(column, places, new[name][added])
+        return Base(merged)
+
+    def segments(self) -> list[int]:
+        """Those with a current record."""
+        return np.flatnonzero(np.bincount(self.columns["segment"])).tolist() if len(self) else []  # type: ignore[no-any-return, call-overload]
 
     def live(self) -> dict[int, tuple[int, int]]:
         """Per segment: how many records are current, and their bytes."""
-        if not len(self):
-            return {}
         c = self.columns
-        segments, inverse = np.unique(c["segment"], return_inverse=True)
         lengths = np.where(c["value_len"] == GONE, 0, c["value_len"]).astype(np.int64)
-        lengths = lengths + c["key_len"].astype(np.int64) + ROW_SIZE
-        counts = np.bincount(inverse)
-        sizes = np.bincount(inverse, weights=lengths)
-        return {int(s): (int(n), int(b)) for s, n, b in zip(segments, counts, sizes, strict=True)}
+        counts = np.bincount(c["segment"])  # type: ignore[call-overload]
+        sizes = np.bincount(c["segment"], weights=lengths + c["key_len"].astype(np.int64) + ROW_SIZE)  # type: ignore[call-overload]
+        return {s: (int(counts[s]), int(sizes[s])) for s in self.segments()}
 
 
 def newest(h1: Column, h2: Column) -> npt.NDArray[np.int64]:
