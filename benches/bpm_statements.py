@@ -1,7 +1,7 @@
 """Every statement of 003 §7.1, as a number to be compared. Used by `benches.bpm_convergence`.
 
-A statement holds if ours is at least as good. Bounds are the seeds' own; where they give only words ("similar", "most",
-"quickly") the bound that we read into them stands beside it.
+A statement holds if ours is at least as good. Where the seeds give a number it is the bound, with no allowance; where
+they give only words ("similar", "most", "quickly") the bound that we read into them stands in brackets.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def _topologies(f: Findings) -> list[Statement]:
     wide = {row[0]: row[3] for row in f.topologies}
     most = f.topologies[-1][2]
     return [
-        Statement("7.1.2", "with at least 10 contracts no node has more than 18", str(most), most <= 20,
-                  "random graphs of the same recipe; 20 allowed for the draw"),
+        Statement("7.1.2", "with at least 10 contracts no node has more than 18", str(most), most <= 18,
+                  "the recipe leaves the order of choosing open; ten other graphs have another extreme"),
         Statement("7.1.2", "the first contracts shrink the diameter most (20 at 1, 8 at 3, 4 at 10)",
                   f"{wide[1]:.0f}, {wide[3]:.0f}, {wide[10]:.0f}", wide[1] / wide[3] >= 2 and wide[3] <= 10),
         Statement("7.1.3", "light load: 30 % of tasks have to move", share(f.before(LIGHT)),
@@ -119,9 +119,10 @@ def _fixed(f: Findings) -> list[Statement]:
     far = max(f.left(UF, FAR_OVER, n, max) for n in range(5, 11))
     summary = max(f.left(v, k, n, max) for v in (UF, HF) for k in range(4) for n in range(5, 11))
     return [
-        Statement("7.1.3", "fixed, light load, two contracts: 5 % left on average", share(two), two <= 0.055,
+        Statement("7.1.3", "fixed, light load, two contracts: 5 % left on average", share(two), two <= 0.05,
                   "graphs here have a wider diameter with few contracts (table 7.1)"),
-        Statement("7.1.3", "fixed, light load, five contracts: under 1 % in all", share(five), five < 0.01),
+        Statement("7.1.3", "fixed, light load, five contracts: under 1 % in all", share(five), five < 0.01,
+                  f"one topology of all; the mean at five is {share(f.left(UF, LIGHT, 5))}"),
         Statement("7.1.3", "fixed, 75 % load, eight contracts: under 2 % in all", share(eight), eight < 0.02),
         Statement("7.1.3", "fixed, overload, four contracts: over 95 % of capacity used, always", share(1 - four),
                   four < 0.05),
@@ -134,15 +135,16 @@ def _fixed(f: Findings) -> list[Statement]:
 def _heterogeneous(f: Findings) -> list[Statement]:
     gain = {(k, n): f.left(UF, k, n) - f.left(HF, k, n) for k in UNDERLOADED for n in range(1, 8)}
     best, worst = max(gain.values()), min(gain.values())
-    late = [f.left(UF, k, 10) <= f.left(HF, k, 10) + 0.002 for k in OVERLOADED]
+    late = [f.left(UF, k, 10) <= f.left(HF, k, 10) for k in OVERLOADED]
     early = min(n for n in range(1, 11) if all(f.left(UF, OVER, m) <= f.left(HF, OVER, m) for m in range(n, 11)))
     load = max(f.left(HR, k, 2) for k in UNDERLOADED)
     capacity = max(f.left(HR, k, 2) for k in OVERLOADED)
     six = [run.good for least in range(6, 11) for run in f.runs[HR, LIGHT, least]]
     near = max(f.left(HR, k, n, max) for k in (HEAVY, OVER, FAR_OVER) for n in range(6, 11))
     return [
-        Statement("7.1.3", "heterogeneous fixed reallocates up to 2 % more than uniform fixed, up to 7 contracts",
-                  f"{share(worst)} to {share(best)}", best >= 0.01 and worst > -0.01),
+        Statement("7.1.3", "heterogeneous fixed reallocates up to 2 % more than uniform, to 7 contracts (here: never less)",
+                  f"{share(worst)} to {share(best)}", best > 0 and worst >= 0,
+                  "level within the draw from five contracts on; clearly better with fewer"),
         Statement("7.1.3", "with more contracts uniform fixed wins, in overload first",
                   f"overload: from {early} contracts on", all(late)),
         Statement("7.1.3", "heterogeneous range, two contracts: all but 5 % of load placed", share(load), load < 0.05),
@@ -167,28 +169,27 @@ def _speed(f: Findings) -> list[Statement]:
     tail_mixed = float(np.mean([run.late for run in f.runs[HR, HEAVY, 3]]))
     shrink = f.time(UR, LIGHT, 1) / f.time(UR, LIGHT, 8)
     steady = [f.time(HF, LIGHT, n) for n in range(2, 11)]
-    slower = [f.time(HF, k, n) > f.time(UF, k, n) and f.time(HR, k, n) > 0.8 * f.time(UR, k, n)
-              for k in (LIGHT, FAR_OVER) for n in range(3, 11)]  # fmt: skip
+    slower = [f.time(HF, k, n) > f.time(UF, k, n) and f.time(HR, k, n) > f.time(UR, k, n)
+              for k in (LIGHT, FAR_OVER) for n in range(1, 11)]  # fmt: skip
     mixed = [f.time(HR, LIGHT, n) for n in range(1, 11)]
     return [
         Statement("7.1.4", "uniform fixed: over within five seconds", f"{longest:.2f} s", longest <= 5.0 + START_S,
                   "a node with 300 tasks and small rooms around it makes one movement a second"),
-        Statement("7.1.4", "price ranges: within 5 % of the final distribution in the first 15 % of the time",
-                  f"{np.mean(near):.1%} of the time", float(np.mean(near)) <= 0.15),
         Statement("7.1.4", "price ranges: 95 % of the benefit in the first 15 % of the time",
                   f"{np.mean(parts):.1%} of the time (median {np.median(parts):.1%})", float(np.mean(parts)) <= 0.15,
-                  "longer with one to three contracts, where our graphs are wider; 4 to 9 % with uniform prices from "
-                  "five contracts on"),
+                  "longest with one to three contracts, where our graphs are wider; if 'within 5 % of the final "
+                  f"distribution' means 5 % of all load, it takes {np.mean(near):.1%}"),
         Statement("7.1.4", "early movements carry many tasks each (here: over five)", f"{groups:.1f}", groups > 5),
         Statement("7.1.4", "uniform range: later movements carry a single task", f"{tail:.2f}", tail < 1.1),
-        Statement("7.1.4", "heterogeneous range: later movements still carry groups", f"{tail_mixed:.2f}",
-                  tail_mixed > tail, "one more than a single task on average"),
+        Statement("7.1.4", "heterogeneous range: later movements still carry groups (here: two or more on average)",
+                  f"{tail_mixed:.2f}", tail_mixed >= 2,
+                  "more than with uniform prices, but most are single tasks here, too"),
         Statement("7.1.4", "uniform range: time falls quickly with contracts (here: by half from 1 to 8)",
                   f"{f.time(UR, LIGHT, 1):.0f} to {f.time(UR, LIGHT, 8):.0f} s", shrink > 2),
         Statement("7.1.4", "heterogeneous fixed: time about constant in the number of contracts (within twice)",
-                  f"{min(steady):.0f} to {max(steady):.0f} s", max(steady) < 2.5 * min(steady)),
+                  f"{min(steady):.0f} to {max(steady):.0f} s", max(steady) < 2 * min(steady)),
         Statement("7.1.4", "heterogeneous systems are slower than uniform ones", f"{sum(slower)} of {len(slower)}",
-                  sum(slower) >= 0.9 * len(slower)),
+                  all(slower)),
         Statement("7.1.4", "heterogeneous range: the first contracts save most of the time, further ones little",
                   f"{mixed[0]:.0f} s at 1, {mixed[3]:.0f} at 4, {mixed[9]:.0f} at 10",
                   mixed[0] - mixed[3] > abs(mixed[3] - mixed[9])),
@@ -199,11 +200,12 @@ def _counters(f: Findings) -> list[Statement]:
     def time(extra: int, least: int) -> float:
         return float(np.mean([run.full_s for run in f.above[extra, least]]))
 
-    apart = [time(extra, n) / time(0, n) - 1 for extra in (1, 2) for n in range(3, 11)]
+    apart = {n: max(abs(time(extra, n) / time(0, n) - 1) for extra in (1, 2)) for n in range(1, 11)}
+    worst = max(apart[n] for n in range(3, 11))
     left = max(abs(run.left) for extra in (1, 2) for n in range(3, 11) for run in f.above[extra, n])
     return [
-        Statement("7.1.4", "counter-offers above valuation do not slow three or more contracts (here: 20 % on average)",
-                  f"{np.mean(apart):+.1%}", abs(float(np.mean(apart))) < 0.2),
+        Statement("7.1.4", "counter-offers above valuation do not matter from three contracts on (here: within 5 %)",
+                  f"at most {worst:.1%}; {apart[1]:.0%} with one contract", worst < 0.05),
         Statement("7.1.4", "and lead to the same final allocation", share(left), left == 0.0),
     ]  # fmt: skip
 

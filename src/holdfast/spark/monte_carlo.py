@@ -44,7 +44,9 @@ def run_points(spark: SparkSession, points: list[Point], runs: int, shares: int 
                 yield _rows(row["point"], kernels[row["point"]](row["runs"], rng))
 
     jobs = [(p, s, min(each, runs - s * each)) for p in range(len(points)) for s in range(shares) if runs > s * each]
-    frame = spark.createDataFrame(jobs, "point int, share int, runs int").repartition(len(jobs), "point", "share")
+    # A task costs more than a share of runs does: as many as keep all cores busy, and no more.
+    tasks = 2 * spark.sparkContext.defaultParallelism
+    frame = spark.createDataFrame(jobs, "point int, share int, runs int").repartition(tasks)
     added = frame.mapInArrow(work, _SCHEMA).groupBy("point", "contracts").agg(
         *(F.sum(name).alias(name) for name in ("runs", "overloaded", "overload", "moved", "saved"))
     )  # fmt: skip
