@@ -287,8 +287,6 @@ class NodeCore:
     ) -> tuple[PrepareFork | None, ExtendFork | None]:
         fork, plan = self.fork, self.plan
         relieved = self.state == NodeState.STABILIZATION and self.stagger.relieved(now_us)
-        if fork.state == ForkState.RUNNING and fork.done < fork.next:
-            relieved = False  # Buckets that were given out are news that nobody else has promised: let them come out.
         behind = fork.outstanding(self.stable) and self.inputs.sunion.frontier - self.stable > plan.near
         wanted = (suspicious or behind) and not relieved and self.state != NodeState.RECOVERING
         wanted = wanted and plan.during_failure is not Policy.SUSPEND
