@@ -165,6 +165,9 @@ def test_a_window_gives_what_the_reference_gives_however_batches_are_cut(
     tuples = data.draw(drawn(values))
     if not tuples:
         return
+    if kind == "uneven":
+        # Such windows are made of panes shorter than a bucket, in the order of time: see `first` in docs/operators.md.
+        tuples.sort(key=lambda t: t[0])
     want = judged(oracle(tuples, 60), "start" in kind, texts)
     once = sorted(run(window, tuples, 60, dtype, texts, None), key=repr)
     cut = sorted(run(window, tuples, 60, dtype, texts, random.Random(seed)), key=repr)

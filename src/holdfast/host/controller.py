@@ -125,7 +125,10 @@ class Controller:
         self._first, self._batch = first, progress.batch_id
         self._main.refresh()
         self._forking.clear()
-        resume = Resume(first, max(self._main.boundary_us, 0), 0, self._last_fork())
+        kept_us = self._main.stime_min_us
+        resume = Resume(
+            first, max(self._main.boundary_us, 0), first * self._size if kept_us is None else kept_us, self._last_fork()
+        )
         self.core = NodeCore(self.plan, resume, now)
         return True
 

@@ -61,7 +61,7 @@ def _corrections_always_go_on(right: Any) -> Any:
 
 
 def _releases_at_once(right: Any) -> Any:
-    def due_us(self: Any, bucket: int, stable: int, union: Any, state: Any, live: Any) -> int:
+    def due_us(self: Any, bucket: int, stable: int, union: Any, state: Any, live: Any, failing: bool) -> int:
         since = union.waiting_since(bucket)
         return int(fork.NEVER_US if since is None else since)
 
