@@ -37,6 +37,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import holdfast
+from benches.bystanders import Bystanders
 from benches.report import console, finish, table
 from holdfast.clock import now_us
 from holdfast.demo.failure import JAVA_OPTIONS
@@ -226,12 +227,13 @@ def main() -> None:
         print(json.dumps(found), flush=True)
         return
     rounds = ["--rounds", str(given.rounds)]
+    bystanders = Bystanders()
     caught = measured("throughput", "--rows", str(given.rows), *rounds)
     heard = measured("latency", "--seconds", str(given.seconds), *rounds)
-    report(caught, heard)
+    report(caught, heard, bystanders.share())
 
 
-def report(caught: dict[str, Any], heard: dict[str, Any]) -> None:
+def report(caught: dict[str, Any], heard: dict[str, Any], others: float) -> None:
     rate = {kind: {n: [caught["rows"] / one[kind] for one in caught["found"][n]] for n in NAMES}
             for kind in ("s", "s_with_start")}  # fmt: skip
     waits = {n: [statistics.median(one) for one in heard["found"][n]] for n in NAMES}
@@ -248,6 +250,7 @@ def report(caught: dict[str, Any], heard: dict[str, Any]) -> None:
         latency_ratio=_ratio(waits),
         throughput_ratio_with_start=_ratio(rate["s_with_start"]),
         rows_per_s={n: round(statistics.median(rate["s"][n])) for n in NAMES},
+        others=others,
         latency_ms_p50={n: round(statistics.median(every[n])) for n in NAMES},
         rounds={"rows_per_s": {n: [round(r) for r in rate["s"][n]] for n in NAMES},
                 "latency_ms_p50": {n: [round(w) for w in waits[n]] for n in NAMES}},

@@ -35,6 +35,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import holdfast
+from benches.bystanders import Bystanders
 from benches.dpc_figures import draw, summary
 from benches.report import console, table
 from holdfast.clock import monotonic_us, now_us, pause
@@ -47,6 +48,8 @@ from holdfast.spark.fork import fork_checkpoint
 
 BUCKET = "250ms"
 WARM_UP_US, CALM_US = 5 * SECOND_US, 2 * SECOND_US
+#: What a warm query on a quiet machine stays well below, and how long it is waited for.
+SETTLED_US, SETTLED_US_MAX = 1_500_000, 30 * SECOND_US
 #: A failure that is not corrected after so long is reported as such.
 CORRECTED_US_MAX = 60 * SECOND_US
 _POLL_US = 20_000
@@ -82,6 +85,8 @@ class Point(msgspec.Struct, frozen=True):
     correct_s: float | None
     fork_ms: float
     fork_files: int
+    others: float = 0.0
+    """The part of the machine that other processes had meanwhile."""
 
     @property
     def added_s(self) -> float:
@@ -177,8 +182,8 @@ def at_work(spark: SparkSession, root: Path, trial: Trial) -> Iterator[tuple[Run
         with app.start(spark=spark) as running:
             running.wait_until_stable("90s")
             clients = [Watched(store.open(output)) for output in outputs]
-            pause(WARM_UP_US)
             try:
+                settle(clients)
                 yield running, clients
             finally:
                 for client in clients:
@@ -188,13 +193,23 @@ def at_work(spark: SparkSession, root: Path, trial: Trial) -> Iterator[tuple[Run
             monitor.end()
 
 
+def settle(clients: Sequence[Watched]) -> None:
+    """Wait until the queries are warm and have caught up with what came while they started."""
+    deadline = monotonic_us() + SETTLED_US_MAX
+    while monotonic_us() < deadline:
+        pause(WARM_UP_US)
+        latencies = [client.recording.latency(now_us() - CALM_US) for client in clients]
+        if all(latency is not None and latency.us_max < SETTLED_US for latency in latencies):
+            return
+
+
 # A failure ------------------------------------------------------------------------------------------------------------
 
 
 def run(spark: SparkSession, root: Path, trial: Trial) -> list[Point]:
     """All failures of one trial; without any, its normal latency alone."""
     with at_work(spark, root, trial) as (running, clients):
-        since_us = now_us()
+        since_us, bystanders = now_us(), Bystanders()
         pause(2 * WARM_UP_US if not trial.failures_s else WARM_UP_US)
         normals = [client.normal(since_us) for client in clients]
         fork = time_to_fork(root)
@@ -202,9 +217,11 @@ def run(spark: SparkSession, root: Path, trial: Trial) -> list[Point]:
         for failure_s in trial.failures_s or (0.0,):
             cut_us = now_us()
             if failure_s:
+                bystanders = Bystanders()
                 fail(running, clients, failure_s)
+            others = bystanders.share()
             for depth, (client, normal) in enumerate(zip(clients, normals, strict=True), 1):
-                found.append(point(trial, failure_s, depth, client.recording, cut_us, normal, fork))
+                found.append(point(trial, failure_s, depth, client.recording, cut_us, normal, fork, others))
     return found
 
 
@@ -230,7 +247,7 @@ def fail(running: Running, clients: Sequence[Watched], failure_s: float) -> None
 
 
 def point(trial: Trial, failure_s: float, depth: int, recording: Recording, cut_us: int,
-          normal: tuple[float, float, float], fork: tuple[float, int]) -> Point:  # fmt: skip
+          normal: tuple[float, float, float], fork: tuple[float, int], others: float) -> Point:  # fmt: skip
     median_s, max_s, rate = normal
     latency = recording.latency(cut_us) if failure_s else None
     last = recording.failures()[-1] if failure_s else None
@@ -240,7 +257,7 @@ def point(trial: Trial, failure_s: float, depth: int, recording: Recording, cut_
         trial.figure, " & ".join(trial.policy), float(trial.delay.rstrip("s")), failure_s, depth,
         float(trial.bucket.rstrip("ms")), round(median_s, 3), round(max_s, 3),
         round(latency.us_max / 1e6, 3) if latency else round(max_s, 3), tentative, round(tentative / rate, 2),
-        None if correct_us is None else round(correct_us / 1e6, 3), *fork,
+        None if correct_us is None else round(correct_us / 1e6, 3), *fork, others,
     )  # fmt: skip
 
 
@@ -297,9 +314,11 @@ def main() -> None:
         spark.stop()
     table(
         "what failures did (D, failure, latencies and correction in s, bucket in ms)",
-        ["policy, figure", "D", "failure", "nodes", "bucket", "normal", "Proc_new", "added", "tentative", "corrected"],
+        ["policy, figure", "D", "failure", "nodes", "bucket", "normal", "Proc_new", "added", "tentative", "corrected",
+         "others"],
         [[f"{p.policy}, {p.figure}", f"{p.delay_s:g}", f"{p.failure_s:g}", p.depth, f"{p.bucket_ms:g}", p.normal_s,
-          p.proc_new_s, p.added_s, p.tentative, "–" if p.correct_s is None else p.correct_s] for p in points],
+          p.proc_new_s, p.added_s, p.tentative, "–" if p.correct_s is None else p.correct_s,
+          f"{p.others:.0%}"] for p in points],
     )  # fmt: skip
     if given.report is not None:
         draw(given.report, points)
