@@ -194,6 +194,30 @@ def test_stable_tentative_undo_corrections_done(tmp_path: Path) -> None:
         assert polled(stable_only) == list(range(9))
 
 
+def test_a_branch_that_goes_on_in_another_failure_is_followed_again(tmp_path: Path) -> None:
+    """D4, D5: what was delivered may be corrected long before the writer of the branch knows that it is."""
+    stream = filled(tmp_path, 3)
+    with stream.subscribe(tentative=True) as subscriber:
+        assert polled(subscriber) == [0, 1, 2]
+        stream.create_branch(3 * SECOND)
+        tentative(stream, range(3, 5))
+        assert polled(subscriber) == ["~3", "~4"]
+        send(stream, range(3, 5))
+        assert polled(subscriber) == ["UNDO after 3", 3, 4, "REC_DONE"]
+        tentative(stream, range(5, 6))
+        assert polled(subscriber) == []
+        assert stream.renew_branch()
+        assert polled(subscriber) == ["~5"]
+        tentative(stream, range(6, 7))
+        assert polled(subscriber) == ["~6"]
+        assert stream.renew_branch()
+        assert polled(subscriber) == ["UNDO after 5", "REC_DONE", "~5", "~6"]
+        send(stream, range(5, 7))
+        assert polled(subscriber) == ["UNDO after 5", 5, 6, "REC_DONE"]
+        assert stream.drop_branch()
+        assert not stream.renew_branch()
+
+
 def test_buckets_without_tentative_tuples_are_not_undone(tmp_path: Path) -> None:
     """D2: UNDO is absent if none were sent."""
     stream = filled(tmp_path, 1)

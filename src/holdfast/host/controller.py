@@ -33,6 +33,7 @@ from holdfast.protocol.dpc.messages import KeepaliveRequest, Message
 from holdfast.protocol.dpc.node import NodeCore
 from holdfast.protocol.dpc.plan import NodePlan, Resume
 from holdfast.protocol.dpc.signals import ForkPrepared, InputGap, Received, Signal, StableCompleted, Tick
+from holdfast.protocol.dpc.states import NodeState
 from holdfast.spark.node import NodeQueries, progress_of, stop
 from holdfast.stream.acks import acknowledge
 from holdfast.stream.decision import Decision
@@ -185,6 +186,8 @@ class Controller:
         effects = self.core.handle(signal, monotonic_us())
         if effects.state != before:
             log.info("%s: %s after %s", self.plan.replica, effects.state.name, type(signal).__name__)
+        if (before, effects.state) == (NodeState.STABILIZATION, NodeState.UP_FAILURE):
+            self._forking.struck_again()
         self._carry_out(effects)
         self._effects = effects
 

@@ -5,6 +5,8 @@ Rules:
    end of its predecessor, which may hang in a batch: each has its own checkpoint, and its own branch to write to.
 2. The branch is created with the first bucket that is to be seen, at that bucket: before it, main speaks.
 3. Whoever asks is told what is true: prepared when the fork could run a batch, completed when Spark has committed it.
+4. If another failure strikes before main is level, the fork goes on with its branch. Readers may have all that they
+   were given corrected by then and take the branch for over; so it is renewed.
 """
 
 from __future__ import annotations
@@ -82,6 +84,11 @@ class Forking:
     def _worth(self, given: TentativeBucket) -> Worth:
         inputs = tuple(part.stream for part in given.parts if part.lane is not None)
         return Worth(given.bucket * self._size // self._output.definition.bucket_us, round(given.worth, 4), inputs)
+
+    def struck_again(self) -> None:
+        """Rule 4."""
+        if self._plan is not None:
+            self._output.renew_branch()
 
     def stop(self, order: StopFork) -> None:
         if order.fork == self._id:

@@ -136,7 +136,7 @@ class Subscriber:
         root = self._branch.refresh() if self._branch is not None else None
         if self._branch is None or root is None or self._branch.log is None:
             return None
-        return BranchView(root.id, root.root_us, self._until(self._branch.log.closed_until_us))
+        return BranchView(f"{root.id}-{root.failure}", root.root_us, self._until(self._branch.log.closed_until_us))
 
     def _take(self, step: Step) -> Iterator[pa.RecordBatch]:
         if step == "UNDO":
