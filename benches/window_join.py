@@ -152,8 +152,8 @@ def main() -> None:
         name = f"{window}{' Zipf' if zipf else ''}"
         rows.append([name, size, every_s, round(rate), round(rate / seeds, 1), f"{overhead:.2%}", f"{wall:.2%}",
                      f"{met} of {met + missed}"])  # fmt: skip
-    table("sliding-window join with checkpoints",
-          ["window", "group", "interval s", "tuples/s without", "× seeds", "overhead", "by the wall", "deadlines"], rows)  # fmt: skip
+    columns = ["window", "group", "interval s", "tuples/s without", "× seeds", "overhead", "by the wall", "deadlines"]
+    table("sliding-window join with checkpoints", columns, rows)
     large = [v[1] for (w, s, e, _), v in found.items() if isinstance(w, int) and w >= 32768 and s == 512 and e == 1.0]
     zipfed = found["per group", 256, 1.0, True]
     finish(
