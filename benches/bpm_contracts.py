@@ -89,7 +89,7 @@ def statements(found: dict[str, Sums]) -> list[Statement]:
                                                             (0.37, 0.505, 0.67, 1, 1), strict=True))),
         Statement("(6.11)", "without contracts a spike always overloads", share(min(p[0] for p in chance.values())),
                   all(p[0] == 1 for p in chance.values())),
-        Statement("(6.12)", f"with one contract, as the integral says (here: within four errors, {share(error)})",
+        Statement("(6.12)", f"with one contract, as the integral (here: within four standard errors, {share(error)})",
                   share(off), off < error),
         Statement("fig. 6-8", "the first three to five contracts bring most (here: over 80 % of what 20 bring)",
                   share(five), five > 0.8),

@@ -142,7 +142,7 @@ def _heterogeneous(f: Findings) -> list[Statement]:
     six = [run.good for least in range(6, 11) for run in f.runs[HR, LIGHT, least]]
     near = max(f.left(HR, k, n, max) for k in (HEAVY, OVER, FAR_OVER) for n in range(6, 11))
     return [
-        Statement("7.1.3", "heterogeneous fixed reallocates up to 2 % more than uniform, to 7 contracts (never less)",
+        Statement("7.1.3", "heterogeneous fixed places up to 2 % more than uniform, to 7 contracts (here: never less)",
                   f"{share(worst)} to {share(best)}", best > 0 and worst >= 0,
                   "level within the draw from five contracts on; clearly better with fewer"),
         Statement("7.1.3", "with more contracts uniform fixed wins, in overload first",
