@@ -121,7 +121,12 @@ def _ended(number: int, frame: FrameType | None) -> NoReturn:
 def run() -> None:
     """The entry point of the command `holdfast`."""
     signal.signal(signal.SIGTERM, _ended)
-    app()
+    try:
+        app()
+    finally:
+        # All is done: a signal that comes while Python puts itself away would only make it complain.
+        for late in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(late, signal.SIG_IGN)
 
 
 if __name__ == "__main__":
