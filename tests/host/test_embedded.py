@@ -54,6 +54,10 @@ class Source:
     def end(self) -> None:
         self._producer.close()
 
+    def leave(self) -> None:
+        """Stop, without ending the stream."""
+        self._producer.close(end=False)
+
 
 def until(condition: Callable[[], Any], seconds: float = 90) -> None:
     deadline = monotonic_us() + round(seconds * SECOND)
@@ -192,6 +196,7 @@ def test_a_convergent_node_goes_on_behind_a_gap_and_says_what_is_missing(spark: 
     behind = [r for r in stable(store.open("windows")) if r["stime"].timestamp() * SECOND >= hole.upto_us]
     assert behind
     assert {r["count"] for r in behind} == {8}, "a window whose input is incomplete was called stable"
+    source.leave()
 
 
 def test_a_node_that_is_not_convergent_stops_at_a_gap_with_the_reason(spark: SparkSession, tmp_path: Path) -> None:
@@ -220,3 +225,5 @@ def test_a_node_that_is_not_convergent_stops_at_a_gap_with_the_reason(spark: Spa
         assert "convergent" in state(running, "copies@here")["why"]
         other.fill(4, 9)
         until(reached(store.open("others"), 9))
+    source.leave()
+    other.leave()
