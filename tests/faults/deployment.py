@@ -26,7 +26,7 @@ from holdfast.console.recording import Recording
 from holdfast.host.deployment import load_deployment
 from holdfast.model.errors import PeerError
 from holdfast.model.time import SECOND_US
-from tests.spark.processes import REPOSITORY, environment, kill_tree, wait_for
+from tests.spark.processes import REPOSITORY, environment, kill_tree
 
 COLUMNS = "source string, bytes bigint"
 _SEND_EVERY_US = 200_000
@@ -171,7 +171,7 @@ class Hosts:
         def reached() -> bool:
             return all((replica := self.replica(host)) is not None and replica.state == state for host in hosts)
 
-        wait_for(reached, f"{', '.join(hosts)} to be {state}", seconds)
+        assert wait_us(reached, seconds) is not None, f"waited {seconds} s in vain for {hosts} to be {state}"
 
     # -- failures ----------------------------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ def undisturbed(hosts: Hosts, output: str, first_us: int) -> list[pa.RecordBatch
         return list(subscriber.poll())
 
 
-def wait_us(condition: Callable[[], object], seconds: float, every_us: int = 250_000) -> int | None:
+def wait_us(condition: Callable[[], object], seconds: float, every_us: int = 500_000) -> int | None:
     """How long it took until the condition held; None if it never did. Asking a host costs it some milliseconds."""
     begun = now_us()
     while not condition():

@@ -103,7 +103,9 @@ class Trial:
                 print(f"\nnormal latency: median {normal.us_median / 1e6:.2f} s, largest {normal.us_max / 1e6:.2f} s")
                 return normal.us_max
         assert normal is not None, "nothing came although nothing had failed"
-        pytest.skip(f"this machine is too busy: without any failure results take {normal.us_max / 1e6:.1f} s")
+        pytest.skip(
+            f"this machine or its disk is too busy: without any failure results take {normal.us_max / 1e6:.1f} s"
+        )
 
     @property
     def recording(self) -> Recording:
