@@ -65,11 +65,12 @@ class Feed(threading.Thread):
                 self._producer.advance(now)
             pause(_SEND_EVERY_US)
 
-    def end(self) -> None:
-        """Send no more and end the stream."""
+    def end(self, *, stream: bool = True) -> None:
+        """Send no more; end the stream as well, unless told not to."""
         self._end.set()
-        self.join()
-        self._producer.close()
+        if self.is_alive():
+            self.join()
+        self._producer.close(end=stream)
 
 
 class Client(threading.Thread):
@@ -81,10 +82,11 @@ class Client(threading.Thread):
         self.first_us = self._subscriber.position_us
         self.recording = Recording(bucket_us=stream.definition.bucket_us)
         self.trouble: BaseException | None = None
+        self._end = threading.Event()
 
     def run(self) -> None:
         try:
-            while not self._subscriber.finished:
+            while not self._subscriber.finished and not self._end.is_set():
                 for batch in self._subscriber.poll():
                     self.recording.take(batch, now_us())
                 pause(_POLL_US)
@@ -92,6 +94,12 @@ class Client(threading.Thread):
             self.trouble = error
         finally:
             self._subscriber.close()
+
+    def end(self) -> None:
+        """Listen no more."""
+        self._end.set()
+        if self.is_alive():
+            self.join()
 
 
 class Hosts:
@@ -114,6 +122,7 @@ class Hosts:
         self.deployment.make_token()
         self.names = tuple(names)
         self._processes: dict[str, subprocess.Popen[str]] = {}
+        self._clients: list[Client] = []
         self.feeds = {s: Feed(self.store("src").create(s, COLUMNS, bucket=bucket)) for s in sources}
 
     def store(self, host: str) -> holdfast.StreamStore:
@@ -145,8 +154,20 @@ class Hosts:
                 process.wait()
 
     def end(self) -> None:
+        """Nothing of it is left running, in whatever state it is."""
         for host in list(self._processes):
             self.kill(host)
+        for client in self._clients:
+            client.end()
+        for feed in self.feeds.values():
+            feed.end(stream=False)
+
+    def listen(self, host: str, output: str) -> Client:
+        """A client of a stream on that host, from now on."""
+        client = Client(self.store(host).open(output))
+        self._clients.append(client)
+        client.start()
+        return client
 
     # -- what they say -----------------------------------------------------------------------------------------------
 

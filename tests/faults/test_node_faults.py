@@ -18,7 +18,7 @@ from holdfast.clock import now_us, pause
 from holdfast.console.recording import Recording
 from holdfast.console.verdict import Check, all_corrected, none_after_done, stable_equal
 from holdfast.model.time import SECOND_US
-from tests.faults.deployment import Client, Hosts, undisturbed, wait_us
+from tests.faults.deployment import Hosts, undisturbed, wait_us
 from tests.spark.processes import wait_for
 
 X_US = 4 * SECOND_US
@@ -89,8 +89,7 @@ class Trial:
             feed.start()
         hosts.start()
         hosts.wait_until("STABLE", *node_hosts)
-        self.client = Client(hosts.store("d").open("counts"))
-        self.client.start()
+        self.client = hosts.listen("d", "counts")
         self.normal_us = self._normal_us(NORMAL_US_MAX[hosts.bucket])
 
     def _normal_us(self, limit_us: int) -> int:
