@@ -100,7 +100,7 @@ def run(
             bodies = [b for p, _, b in reversed(log) if p >= oldest]
             restored = restore(bodies, "op", since, kernel.by_group)
             blocks = blocks_of(restored.table, keeps_panes)
-            if len(restored.table):
+            if restored.since_us < since:
                 again = [t for t in tuples if restored.since_us <= t[0] < since]
                 blocks = replay(kernel, restored, blocks, frame(again, dtype, texts) if again else
                                 frame(tuples[:1], dtype, texts)[:0], since)  # fmt: skip

@@ -4,9 +4,11 @@ Rules:
 1. At the end of a batch every window without a footprint gets one (Gopen), some slow ones get a new one (Gcheck), and
    windows that closed are named (R). A window that opened and closed within the batch leaves no trace: the unit in the
    log is atomic, so nobody could come between.
+   A time window follows from its tuples alone, and they stand in the input's log. It gets its first footprint when it
+   is slow; until then replay from where it opened makes it again.
 2. All records of a batch have one position, the end of the batch's input; N is the number of open windows there.
 3. Restoring takes, for each window, the newest record up to a position; those whose newest record is R are closed. What
-   is left must be exactly N windows (C2), or nothing is restored.
+   is left must be exactly N windows, those that have a footprint (C2), or nothing is restored.
 4. Replay hands a window only the tuples behind its own position (C3). Results are not given again.
 """
 
@@ -23,10 +25,11 @@ import numpy.typing as npt
 import polars as pl
 
 from holdfast.model.errors import CorruptLog
-from holdfast.operators.state import UNSAVED, Blocks, Step, count_open
+from holdfast.operators.state import UNSAVED, Blocks, Step, has_footprint
 from holdfast.protocol.cec.policy import Shot
 
-_FORMAT = 1
+#: 2: time windows without a footprint are made again from the input, which a reader of format 1 would not do.
+_FORMAT, _FORMATS = 2, (1, 2)
 
 
 class Kernel(Protocol):
@@ -65,7 +68,7 @@ def windows_of(blocks: Blocks, by_group: bool) -> int:
     if any("_f" in b.columns for b in blocks.values()):
         return sum(int(b["_f"].sum()) for b in blocks.values())
     if not by_group:
-        return count_open(blocks)
+        return sum(int(has_footprint(b).sum()) for b in blocks.values())
     return sum(int(b["_h"].n_unique()) if "_w" in b.columns else len(b) for b in blocks.values())
 
 
@@ -80,8 +83,9 @@ def save(
     oldest = position_us
     for number, block in step.blocks.items():
         last = block["_s"].to_numpy()
-        new = last == UNSAVED
-        picked = new | chosen[number]
+        first = last == UNSAVED
+        new = first | ~has_footprint(block)
+        picked = first | chosen[number]
         if picked.any():
             if by_group and "_w" in block.columns:
                 picked = np.isin(block["_h"].to_numpy(), block["_h"].to_numpy()[picked])
@@ -147,9 +151,9 @@ def restore(bodies: Iterable[bytes], operator: str, position_us: int, by_group: 
             number, name, position, windows, oldest, saved, closed = msgspec.msgpack.decode(raw)
         except (msgspec.MsgspecError, ValueError) as error:
             raise CorruptLog(f"a checkpoint of {operator} cannot be read ({error}); run `holdfast verify`") from error
-        if number != _FORMAT:
+        if number not in _FORMATS:
             raise CorruptLog(
-                f"a checkpoint of {operator} has format {number}, this Holdfast reads {_FORMAT}; upgrade it"
+                f"a checkpoint of {operator} has format {number}, this Holdfast reads up to {_FORMAT}; upgrade it"
             )
         if name != operator:
             continue
@@ -178,7 +182,7 @@ def restore(bodies: Iterable[bytes], operator: str, position_us: int, by_group: 
 def _newest(parts: list[pl.DataFrame], by_group: bool) -> pl.DataFrame:
     """Rule 3, over parts that come newest first."""
     if not parts:
-        return pl.DataFrame({"_h": [], "_p": []}, schema={"_h": pl.Int64, "_p": pl.Int64})
+        return pl.DataFrame(schema={"_h": pl.Int64, "_w": pl.Int64, "_p": pl.Int64})
     every = pl.concat(parts, how="diagonal")
     if by_group:
         newest = every.group_by("_h").agg(pl.col("_p").max())
@@ -217,7 +221,10 @@ def replay(kernel: Kernel, restored: Restored, blocks: Blocks, rows: pl.DataFram
     if not kernel.by_group:
         rows = rows.with_columns(kernel.pane_numbers(rows))
     marks = restored.table.select(*by, "_p").unique(by)
-    mine = rows.join(marks, on=by, how="left", maintain_order="left").filter(pl.col("_t") >= pl.col("_p")).drop("_p")
+    behind = pl.col("_t") >= pl.col("_p")
+    if not kernel.by_group:
+        behind = behind.fill_null(True)  # A window without a footprint opened after T, or has closed again since.
+    mine = rows.join(marks, on=by, how="left", maintain_order="left").filter(behind).drop("_p")
     step = kernel.step(blocks, mine if kernel.by_group else mine.drop("_w"), restored.since_us, position_us)
     return step.blocks
 

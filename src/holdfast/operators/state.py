@@ -7,7 +7,10 @@ Rules:
    sorted by `_h`, the number of the group, so that it is searched and merged without a hash table.
 3. `_h` is the key itself if that is one whole number, else a hash of the key's columns. Two keys with one hash are
    found out and refused, never mixed.
-4. `_o` is the position at which a window opened, `_s` the position of its last footprint in the log (`UNSAVED`: none).
+4. `_o` is the position at which a window opened: the end of the batch that brought its first tuple. `_s` is the
+   position from which it can be brought up to date: that of its last footprint in the log (`UNSAVED`: none); before it
+   has one, for a window that follows from its tuples alone, the beginning of that batch, where it did not exist yet.
+   So a window has a footprint exactly if `_s` is not before `_o`.
 """
 
 from __future__ import annotations
@@ -41,8 +44,16 @@ class Step(NamedTuple):
     late: int = 0
 
 
-def count_open(blocks: Blocks) -> int:
-    return sum(len(b) for b in blocks.values())
+def has_footprint(block: pl.DataFrame) -> npt.NDArray[np.bool_]:
+    """Rule 4."""
+    return block["_s"].to_numpy() >= block["_o"].to_numpy()
+
+
+def beginning(rows: pl.DataFrame, since_us: int) -> int:
+    """A position from which reading again meets all the rows of a batch."""
+    if since_us == BEGINNING_US and len(rows):
+        return int(rows["_t"].min())  # type: ignore[arg-type]
+    return since_us
 
 
 def find(block: pl.DataFrame | None, numbers: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
@@ -97,7 +108,7 @@ def footprints_of(block: pl.DataFrame, window: int) -> pl.DataFrame:
 
 def whole_pane(block: pl.DataFrame, window: int) -> pl.DataFrame:
     """All windows of a pane close together: one R, without a group's number, stands for all that the log knows of."""
-    known = bool((block["_s"].to_numpy() != UNSAVED).any())
+    known = bool(has_footprint(block).any())
     shape = {"_h": pl.Int64, "_w": pl.Int64, "_o": pl.Int64}
     return pl.DataFrame({"_h": [None], "_w": [window], "_o": [None]} if known else None, schema=shape)
 
@@ -115,9 +126,7 @@ def arrived(rows: pl.DataFrame, kept: pl.DataFrame | None, since_us: int) -> tup
     Their footprint is the input: `_s` is a position from which reading again meets them.
     """
     base = 0 if kept is None or not len(kept) else int(kept["_q"].max()) + 1  # type: ignore[operator]
-    position = since_us
-    if since_us == BEGINNING_US and len(rows):
-        position = int(rows["_t"].min())  # type: ignore[arg-type]
+    position = beginning(rows, since_us)
     marks = [pl.lit(position, pl.Int64).alias(name) for name in ("_s", "_o")]
     numbers = pl.Series("_q", np.arange(base, base + len(rows)), dtype=pl.Int64)
     return rows.with_columns(numbers, *marks, pl.lit(False).alias("_f")), base

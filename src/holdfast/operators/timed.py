@@ -12,9 +12,9 @@ import polars as pl
 from holdfast.operators.folding import Segments, fold, merge
 from holdfast.operators.plan import Plan
 from holdfast.operators.state import (
-    UNSAVED,
     Blocks,
     Step,
+    beginning,
     check_keys,
     find,
     segment_starts,
@@ -25,7 +25,10 @@ from holdfast.operators.windows import TimeWindow
 
 
 class TimedAggregate:
-    """`by_group` is False: every (group, pane) is checkpointed and restored on its own."""
+    """`by_group` is False: every (group, pane) is checkpointed and restored on its own.
+
+    A window needs no Gopen: the tuples that made it stand in the input's log, and nothing else went into it.
+    """
 
     by_group = False
 
@@ -37,7 +40,7 @@ class TimedAggregate:
         """Take in rows that lie in [since, until), in processing order; close what the boundary `until` closes."""
         after = dict(blocks)
         for pane, mine in self.panes(rows):
-            after[pane] = self._absorb(after.get(pane), mine, until_us)
+            after[pane] = self._absorb(after.get(pane), mine, beginning(rows, since_us), until_us)
         return self._close(after, since_us, until_us)
 
     def panes(self, rows: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
@@ -59,7 +62,7 @@ class TimedAggregate:
         """The `_w` of each row: what a footprint in the log is looked up by."""
         return pl.Series("_w", rows["_t"].to_numpy() // self.window.pane_us * self.window.pane_us)
 
-    def _absorb(self, block: pl.DataFrame | None, rows: pl.DataFrame, until_us: int) -> pl.DataFrame:
+    def _absorb(self, block: pl.DataFrame | None, rows: pl.DataFrame, since_us: int, until_us: int) -> pl.DataFrame:
         rows = rows.sort("_h", maintain_order=True)
         numbers = rows["_h"].to_numpy()
         seg = Segments(segment_starts(numbers), len(rows))
@@ -73,7 +76,7 @@ class TimedAggregate:
             if self.keys != ("_h",):
                 check_keys(self.keys, before.filter(pl.Series(has)), heads.filter(pl.Series(has)))
         states = fold(self.plan.accumulators, rows, seg, before, has)
-        opened, saved = np.full(len(seg), until_us), np.full(len(seg), UNSAVED)
+        opened, saved = np.full(len(seg), until_us), np.full(len(seg), since_us)
         if before is not None:
             opened[has], saved[has] = before["_o"].to_numpy()[has], before["_s"].to_numpy()[has]
         entries = heads.with_columns(*states.values(), pl.Series("_o", opened), pl.Series("_s", saved))

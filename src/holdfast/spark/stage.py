@@ -178,7 +178,7 @@ class Stage:
 
         restored = restore(bodies(), plan.operator, batch.since_us, plan.kernel.by_group)
         blocks = blocks_of(restored.table, plan.keeps_panes)
-        if not len(restored.table):
+        if restored.since_us >= batch.since_us:
             return blocks
         return replay(plan.kernel, restored, blocks, batch.again(restored.since_us), batch.since_us)
 
