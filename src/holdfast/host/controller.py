@@ -210,16 +210,25 @@ class Controller:
         progress = self._queries.progress(self._batch)
         if progress is not None:
             self._batch, self._pause_us = progress.batch_id, _RESTART_US_MIN
+            before_us = self._main.boundary_us
             self._main.refresh()
             if progress.until_us is not None:
                 ended = progress.until_us >= FOREVER_US
                 upto = END_OF_TIME_US // self._size if ended else max(progress.until_us // self._size, self._first)
                 self.tell(StableCompleted(upto, self._main.boundary_us))
+                self._published(before_us)
                 self._retain()
         if now >= self._health_us:
             self._health_us = now + HEALTH_US
             if not self._stable.isActive:
                 self._died(now, self._stable.exception())
+
+    def _published(self, before_us: int) -> None:
+        """Spark publishes the last windows of what it has read a batch later. Readers whom that brings level with the
+        branch take it for over, although the failure goes on."""
+        assert self.core is not None
+        if self.core.state == NodeState.UP_FAILURE and self._main.boundary_us > before_us:
+            self._forking.struck_again()
 
     def _died(self, now: int, error: BaseException | None) -> None:
         log.error("%s: the stable query stopped (%s); starting it again in %d s", self.plan.replica,
