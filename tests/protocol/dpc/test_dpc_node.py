@@ -251,6 +251,21 @@ def test_a_failure_during_stabilisation_leads_back_and_needs_no_new_delay():
     assert scene.main("y", 35).extend_fork is not None
 
 
+def test_a_failure_that_strikes_when_main_is_as_good_as_level_has_a_delay_of_its_own():
+    scene = two_inputs()
+    fail_x(scene, 30)
+    scene.says("x", "x", S, 29)
+    scene.main("x", 29)
+    assert scene.state == NodeState.STABILIZATION
+    scene.said.pop("x")
+    scene.commit()
+    scene.until(3_500_000)
+    assert scene.state == NodeState.UP_FAILURE
+    assert scene.main("y", 35).extend_fork is None, "it may heal before the delay is over (D6)"
+    given = [b.bucket for order in extends(scene.until(scene.now + scene.core.plan.delay_us)) for b in order.buckets]
+    assert given[:1] == [30], "and if it does not, the branch goes on"
+
+
 def test_a_fork_that_dies_is_prepared_again():
     scene = two_inputs()
     fail_x(scene, 25)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from holdfast.protocol.dpc.effects import TentativeBucket
-from holdfast.protocol.dpc.plan import SETTLE_US, NodePlan, Policy
+from holdfast.protocol.dpc.plan import HANDOVER_BUCKETS, SETTLE_US, NodePlan, Policy
 from holdfast.protocol.dpc.states import ForkState, NodeState, check_step
 from holdfast.protocol.dpc.sunion import SUnion
 
@@ -66,6 +66,12 @@ class Fork:
         """Main is level with the branch: the failure is over as far as the output goes."""
         self.head = None
         self.overdue = False
+
+    def strike_again(self, stable: int) -> None:
+        """Another failure, or the suspicion of one. If main is as good as level, it has a delay of its own to heal in
+        (D6); otherwise readers hold tentative tuples that stay, and would gain nothing by waiting."""
+        if self.head is not None and self.head - stable <= HANDOVER_BUCKETS:
+            self.overdue = False
 
     def outstanding(self, stable: int) -> bool:
         """Whether tentative output at or after bucket `stable` went out and is not replaced by main yet."""

@@ -280,6 +280,8 @@ class NodeCore:
         if after == self.state:
             return
         check_step(self.state, after)
+        if (self.state, after) == (NodeState.STABILIZATION, NodeState.UP_FAILURE):
+            self.fork.strike_again(self.stable)
         self.state = after
 
     def _drive_fork(
