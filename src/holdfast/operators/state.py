@@ -46,7 +46,8 @@ class Step(NamedTuple):
 
 def has_footprint(block: pl.DataFrame) -> npt.NDArray[np.bool_]:
     """Rule 4."""
-    return block["_s"].to_numpy() >= block["_o"].to_numpy()
+    found: npt.NDArray[np.bool_] = block["_s"].to_numpy() >= block["_o"].to_numpy()
+    return found
 
 
 def beginning(rows: pl.DataFrame, since_us: int) -> int:
