@@ -95,7 +95,7 @@ class Trial:
     def _normal_us(self, limit_us: int) -> int:
         """The largest latency without a failure, once it is what it should be; a busy machine may need a while."""
         normal = None
-        for _ in range(6):
+        for _ in range(12):
             pause(WARM_UP_US)
             normal = self.recording.latency(now_us() - WARM_UP_US)
             if normal is not None and normal.us_max < limit_us:
