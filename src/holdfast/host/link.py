@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
-import httpx
+import aiohttp
 
 from holdfast.host.serving import Serving
 from holdfast.host.wire import (
@@ -116,19 +116,22 @@ class HttpLink(Link):
         if parts.scheme == "http" and not is_loopback(parts.hostname):
             raise UsageError(f"the token must not travel in the clear: {address} needs https, or must be loopback")
         self.address = address.rstrip("/")
-        headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
+        self._headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
         if name:
-            headers["Holdfast-Host"] = name
-        verify: ssl.SSLContext | bool = True
-        if parts.scheme == "http":
-            verify = False
-        elif ca is not None:
-            verify = _trust(ca)
-        self._client = httpx.AsyncClient(
-            base_url=self.address, headers=headers, verify=verify, trust_env=False, follow_redirects=False,
-            limits=httpx.Limits(max_connections=_CONNECTIONS_MAX, max_keepalive_connections=_CONNECTIONS_MAX,
-                                keepalive_expiry=20),
-        )  # fmt: skip
+            self._headers["Holdfast-Host"] = name
+        self._trusted = _trust(ca) if parts.scheme == "https" and ca is not None else True
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def _client(self) -> aiohttp.ClientSession:
+        """Made by the first who asks: it belongs to the loop that it is made in."""
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=_CONNECTIONS_MAX, ssl=self._trusted, keepalive_timeout=20)
+            self._session = aiohttp.ClientSession(
+                self.address, headers=self._headers, connector=connector, trust_env=False, auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )  # fmt: skip
+        return self._session
 
     async def pull(
         self, stream: str, lane: Lane, position: Position, wait_s: float, bytes_max: int = PORTION_BYTES
@@ -165,37 +168,35 @@ class HttpLink(Link):
         kind: str = "application/json",
     ) -> bytes:
         """The body of a good answer; every other outcome is a `PeerError`."""
-        timeout = httpx.Timeout(wait_s + ANSWER_S, connect=CONNECT_S, pool=CONNECT_S)
+        timeout = aiohttp.ClientTimeout(wait_s + TRANSFER_S, connect=CONNECT_S, sock_read=wait_s + ANSWER_S)
         headers = {"Content-Type": "application/json"} if content is not None else None
         try:
-            async with (
-                asyncio.timeout(wait_s + TRANSFER_S),
-                self._client.stream(
-                    method, path, params=params, content=content, headers=headers, timeout=timeout
-                ) as answer,
-            ):
-                good = answer.status_code == 200
+            async with self._client.request(
+                method, path, params=params, data=content, headers=headers, timeout=timeout, allow_redirects=False
+            ) as answer:
+                good = answer.status == 200
                 body = await _bounded(answer, bytes_max if good else _ERROR_BYTES_MAX, self.address)
-        except (httpx.HTTPError, TimeoutError) as error:
+        except (aiohttp.ClientError, TimeoutError) as error:
             reason = str(error) or type(error).__name__
             raise PeerError(f"{self.address} could not be reached ({reason}); is the host up?") from error
         if not good:
             why = body.decode(errors="replace")
-            raise PeerError(f"{self.address} refused {method} {path} with {answer.status_code}: {why}")
+            raise PeerError(f"{self.address} refused {method} {path} with {answer.status}: {why}")
         if answer.headers.get("content-type", "").partition(";")[0] != kind:
             raise PeerError(f"{self.address} must answer with {kind}; is it a Holdfast host?")
         return body
 
     async def close(self) -> None:
-        await self._client.aclose()
+        if self._session is not None:
+            await self._session.close()
 
 
-async def _bounded(answer: httpx.Response, bytes_max: int, address: str) -> bytes:
+async def _bounded(answer: aiohttp.ClientResponse, bytes_max: int, address: str) -> bytes:
     """The raw body, given up as soon as it is too long, whatever its length claims to be."""
     if answer.headers.get("content-encoding", "identity") != "identity":
         raise PeerError(f"{address} must not compress its answers; it did")
     parts, size = [], 0
-    async for chunk in answer.aiter_raw():
+    async for chunk in answer.content.iter_any():
         size += len(chunk)
         if size > bytes_max:
             raise PeerError(f"{address} may answer with {bytes_max} bytes at most; more came")
