@@ -8,8 +8,8 @@ Rules:
 3. What takes Spark long happens elsewhere (`forking`); the loop only asks whether it is done.
 4. A stable query that dies is started again from its checkpoint, with growing pauses; meanwhile the replica answers
    nobody, so readers go to its peers.
-5. A replica that cannot go on (its input is gone and its query is not convergent-capable) says why and stops; the other
-   replicas of the host go on.
+5. A replica that cannot go on (its input is gone and its query is not convergent-capable, its disk is full or refuses)
+   says why and stops; the other replicas of the host go on. It does not matter in whose turn that was found out.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -53,6 +54,15 @@ _RETAIN_BUCKETS = 64
 Say = Callable[[str, Send], None]
 
 
+class _Anew(NamedTuple):
+    """A beginning behind a gap, and the query before it."""
+
+    start_us: int
+    right_from_us: int
+    running: StreamingQuery | None
+    starting: Future[StreamingQuery] | None
+
+
 class Controller:
     """One replica of one node on this host."""
 
@@ -68,6 +78,8 @@ class Controller:
         self._starter = ThreadPoolExecutor(1, thread_name_prefix=f"stable-{plan.replica}")
         self._starting: Future[StreamingQuery] | None = None
         self._stable: StreamingQuery | None = None
+        #: Until it is durable, the query must not be started: it would go on where the gap is.
+        self._anew: _Anew | None = None
         self._batch = -1
         self._health_us = self._restart_us = 0
         self._pause_us = _RESTART_US_MIN
@@ -81,12 +93,15 @@ class Controller:
     # -- life --------------------------------------------------------------------------------------------------------
 
     def pulse(self) -> None:
-        """Look at the world once; called by the host's loop. What cannot go on stops alone (rule 5)."""
-        if self.trouble is not None:
-            return
+        """Look at the world once; called by the host's loop."""
+        if self.trouble is None:
+            self._alone(self._pulse)
+
+    def _alone(self, work: Callable[[], None]) -> None:
+        """Rule 5."""
         try:
-            self._pulse()
-        except HoldfastError as error:
+            work()
+        except (HoldfastError, OSError) as error:
             log.error("%s: cannot go on: %s", self.plan.replica, error)
             self.trouble = str(error)
             threading.Thread(target=self.stop_queries, name=f"stop-{self.plan.replica}", daemon=True).start()
@@ -177,7 +192,7 @@ class Controller:
         """A message came for this replica."""
         asked = isinstance(message, KeepaliveRequest)
         if self.answers_messages and (self._stable is not None or not asked):
-            self.tell(Received(sender, message))
+            self._alone(lambda: self.tell(Received(sender, message)))
 
     def tell(self, signal: Signal) -> None:
         """Rule 1."""
@@ -195,7 +210,9 @@ class Controller:
         """Start the stable query if it is time to, and take note when it has started."""
         if self._starting is None:
             if now >= self._restart_us:
-                self._starting = self._starter.submit(self._queries.start_stable)
+                anew = self._anew
+                start = self._queries.start_stable if anew is None else partial(self._start_anew, anew)
+                self._starting = self._starter.submit(start)
         elif self._starting.done():
             starting, self._starting = self._starting, None
             if (error := starting.exception()) is not None:
@@ -283,18 +300,22 @@ class Controller:
         log.warning("%s: input before %s is gone; going on there, results follow from %s", self.plan.replica,
                     instant_text(start_us), instant_text(right_from_us))  # fmt: skip
         note_hole(self.output.folder, self._main.boundary_us, right_from_us, Disk())
-        stable, starting = self._stable, self._starting
+        self._anew = _Anew(start_us, right_from_us, self._stable, self._starting)
         self._stable, self._batch, self._first = None, -1, order.to
         self._decision.decide(start_us)
+        self._starting = self._starter.submit(self._start_anew, self._anew)
 
-        def begin() -> StreamingQuery:
-            query = stable if stable is not None or starting is None else starting.result()
-            if query is not None:
-                stop(query)
-            self._queries.begin_anew(start_us, right_from_us)
-            return self._queries.start_stable()
-
-        self._starting = self._starter.submit(begin)
+    def _start_anew(self, anew: _Anew) -> StreamingQuery:
+        """In the starter's thread. What fails is tried again (`_watch_start`) for as long as it takes."""
+        query = anew.running
+        if query is None and anew.starting is not None and anew.starting.exception() is None:
+            query = anew.starting.result()
+        if query is not None:
+            stop(query)
+        self._queries.begin_anew(anew.start_us, anew.right_from_us)
+        if self._anew is anew:
+            self._anew = None
+        return self._queries.start_stable()
 
     def _planned(self, order: ExtendFork) -> list[tuple[int, tuple[PlannedPiece, ...]]]:
         """The exact events of each bucket, inputs in the order of the plan as in any merge."""

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from holdfast.clock import monotonic_us
+from holdfast.model.errors import StorageError
 from holdfast.model.time import SECOND_US
 from holdfast.protocol.dpc.effects import ExtendFork, StopFork, TentativeBucket
 from holdfast.protocol.dpc.signals import ForkCompleted, ForkFailed, ForkPrepared, ForkSignal
@@ -69,10 +70,20 @@ class Forking:
         self._starting = self._starter.submit(self._queries.start_fork, fork)
 
     def extend(self, order: ExtendFork, planned: Sequence[tuple[int, tuple[PlannedPiece, ...]]]) -> None:
-        """Rule 2, then let the fork have the buckets."""
+        """Let the fork have the buckets. One that cannot be fed, since the disk is full, has failed like any other:
+        main goes on without it."""
         fork = self._running
         if fork is None or order.fork != self._id:
             return
+        try:
+            self._feed(fork, order, planned)
+        except (OSError, StorageError) as error:
+            self._failed(monotonic_us(), error)
+
+    def _feed(
+        self, fork: RunningFork, order: ExtendFork, planned: Sequence[tuple[int, tuple[PlannedPiece, ...]]]
+    ) -> None:
+        """Rule 2."""
         if self._plan is None:
             first = next(b.bucket for b in order.buckets if b.emit) * self._size
             root_us = first // self._output.definition.bucket_us * self._output.definition.bucket_us

@@ -2,10 +2,14 @@
 
 A query that goes on behind a gap has an empty state and a checkpoint of its own (the old one refers to what is gone).
 Its first results are wrong, because what they depend on is missing; they are left out until the state has converged.
+
+The new beginning is durable before the old checkpoint goes. The other way round, a host killed in between would come
+back with neither: its query would read from the front again and publish wrong results as stable ones.
 """
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -29,17 +33,21 @@ class Beginning(msgspec.Struct, frozen=True):
 
 
 def load_beginning(home: Path) -> Beginning:
+    """What holds at a start; checkpoints of other beginnings, left by a host that was killed, are removed."""
     path = home / "beginning"
     try:
-        return unseal(path.read_bytes(), Beginning, str(path))
+        beginning = unseal(path.read_bytes(), Beginning, str(path))
     except FileNotFoundError:
-        return Beginning()
+        beginning = Beginning()
+    for folder in home.glob("checkpoint*"):
+        if folder != beginning.checkpoint(home):
+            shutil.rmtree(folder, ignore_errors=True)
+    return beginning
 
 
-def begin_anew(home: Path, start_us: int, right_from_us: int) -> Beginning:
+def begin_anew(home: Path, before: Beginning, start_us: int, right_from_us: int, disk: Disk | None = None) -> Beginning:
     """The next start of the query begins here, with an empty state."""
-    beginning = Beginning(
-        generation=load_beginning(home).generation + 1, start_us=start_us, right_from_us=right_from_us
-    )
-    Disk().replace_file(home / "beginning", seal(beginning))
+    beginning = Beginning(generation=before.generation + 1, start_us=start_us, right_from_us=right_from_us)
+    (disk or Disk()).replace_file(home / "beginning", seal(beginning))
+    shutil.rmtree(before.checkpoint(home), ignore_errors=True)
     return beginning

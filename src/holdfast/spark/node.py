@@ -105,8 +105,7 @@ class NodeQueries:
 
     def begin_anew(self, start_us: int, right_from_us: int) -> None:
         """From the next start on the stable query begins here, with an empty state."""
-        shutil.rmtree(self.checkpoint, ignore_errors=True)
-        self._beginning = begin_anew(self._home, start_us, right_from_us)
+        self._beginning = begin_anew(self._home, self._beginning, start_us, right_from_us)
 
     def progress(self, since: int, checkpoint: Path | None = None) -> Progress | None:
         """The last committed batch, if it is a later one than `since`."""
@@ -123,7 +122,14 @@ class NodeQueries:
         home = self._home / "forks" / str(fork)
         shutil.rmtree(home, ignore_errors=True)
         home.mkdir(parents=True)
-        checkpoint, plan = home / "checkpoint", home / "plan"
+        try:
+            return self._started_fork(fork, home / "checkpoint", home / "plan")
+        except BaseException:
+            # It is tried again every few seconds, each time with links that keep the parent's old state on the disk.
+            shutil.rmtree(home, ignore_errors=True)
+            raise
+
+    def _started_fork(self, fork: int, checkpoint: Path, plan: Path) -> RunningFork:
         begun = monotonic_us()
         waiting = self._fork_at_rest(checkpoint)
         rested = monotonic_us()
@@ -161,8 +167,10 @@ class NodeQueries:
         return ready_mark(fork.plan).exists()
 
     def stop_fork(self, fork: RunningFork) -> None:
-        stop(fork.query)
-        shutil.rmtree(fork.checkpoint.parent, ignore_errors=True)
+        try:
+            stop(fork.query)
+        finally:
+            shutil.rmtree(fork.checkpoint.parent, ignore_errors=True)
 
     def clear_forks(self) -> None:
         """A host that starts has no forks; what an earlier life left is removed."""

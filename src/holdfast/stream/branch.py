@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -19,7 +20,7 @@ import msgspec
 from holdfast.model.errors import CorruptLog, Fenced, UsageError
 from holdfast.model.time import instant_text
 from holdfast.stream.definition import Definition
-from holdfast.stream.disk import Disk, VolatileDisk
+from holdfast.stream.disk import Disk, VolatileDisk, storage_error
 from holdfast.stream.frame import FORMAT_VERSION
 from holdfast.stream.reader import LogReader
 from holdfast.stream.sealed import seal, unseal
@@ -78,8 +79,10 @@ def create_branch(
         writer.release(now_us)
     try:
         os.rename(staging, branch_folder(stream_folder))
-    except OSError:
+    except OSError as error:
         shutil.rmtree(staging, ignore_errors=True)
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise storage_error("begin a branch of", stream_folder, error) from error
         present = find_branch(stream_folder)
         since = instant_text(present.root_us) if present else "elsewhere"
         raise UsageError(
@@ -99,16 +102,22 @@ def renew_branch(stream_folder: Path) -> bool:
 
 
 def drop_branch(stream_folder: Path) -> bool:
-    """Throw the branch away; False if there was none. Readers see it vanish at once, as a whole."""
+    """Throw the branch away; False if there was none. Readers see it vanish at once, as a whole.
+
+    What a process that was killed has left of branches, half made or half removed, goes as well.
+    """
     doomed = stream_folder / f".dropped-{os.urandom(8).hex()}"
     try:
         os.rename(branch_folder(stream_folder), doomed)
+        dropped = True
     except FileNotFoundError:
-        return False
-    shutil.rmtree(doomed, ignore_errors=True)
-    for leftover in stream_folder.glob(".dropped-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    return True
+        dropped = False
+    except OSError as error:
+        raise storage_error("drop the branch of", stream_folder, error) from error
+    for pattern in (".dropped-*", ".branch-*"):
+        for leftover in stream_folder.glob(pattern):
+            shutil.rmtree(leftover, ignore_errors=True)
+    return dropped
 
 
 def branch_writer(

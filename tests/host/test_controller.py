@@ -1,0 +1,206 @@
+"""One replica against a world that fails: full disks, half-made beginnings, forks that cannot be fed. No Spark here:
+the queries do what the test says, everything else is real."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.clock import monotonic_us, pause
+from holdfast.host.controller import Controller
+from holdfast.host.forking import Forking
+from holdfast.host.intake import DirectIntake
+from holdfast.host.link import Cuts
+from holdfast.model.errors import CorruptLog, StorageError
+from holdfast.protocol.dpc.effects import ExtendFork, Part, Send, TentativeBucket
+from holdfast.protocol.dpc.messages import Ack
+from holdfast.protocol.dpc.plan import InputPlan, NodePlan, OutputPlan
+from holdfast.protocol.dpc.signals import ForkFailed, ForkPrepared, InputGap, Lane
+from holdfast.spark.beginning import Beginning, begin_anew, load_beginning
+from holdfast.spark.forked import ready_mark
+from holdfast.spark.node import NodeQueries, Progress, RunningFork, progress_after
+from holdfast.stream.disk import Disk
+from holdfast.stream.waiting import Waiting
+
+SECOND = 1_000_000
+
+
+class Query:
+    def __init__(self, log: list[str]) -> None:
+        self._log, self.isActive = log, True
+
+    def stop(self) -> None:
+        self._log.append("stop")
+        self.isActive = False
+
+    def exception(self) -> None:
+        return None
+
+
+class Queries:
+    """Queries of a replica that committed one batch, up to second 5."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.log, self.refused = home, [], 0
+        self.decision, self.checkpoint = home / "decision", home / "checkpoint"
+        for kind in ("offsets", "commits"):
+            (self.checkpoint / kind).mkdir(parents=True)
+        offset = json.dumps({"format": 1, "until_us": 5 * SECOND})
+        (self.checkpoint / "offsets" / "0").write_text(f"v1\n{{}}\n{offset}\n")
+        (self.checkpoint / "commits" / "0").write_text("v1\n{}\n")
+
+    def start_stable(self) -> Any:
+        self.log.append("start")
+        return Query(self.log)
+
+    def begin_anew(self, start_us: int, right_from_us: int) -> None:
+        if self.refused:
+            self.refused -= 1
+            self.log.append("refused")
+            raise StorageError("could not write: the disk is full")
+        self.log.append("anew")
+
+    def progress(self, since: int, checkpoint: Path | None = None) -> Progress | None:
+        return progress_after(checkpoint or self.checkpoint, since)
+
+    def planned(self, batch_id: int) -> bool:
+        return False
+
+    def clear_forks(self) -> None:
+        pass
+
+    def start_fork(self, fork: int) -> RunningFork:
+        plan = self.home / "forks" / str(fork) / "plan"
+        plan.parent.mkdir(parents=True)
+        ready_mark(plan).touch()
+        query: Any = Query(self.log)
+        return RunningFork(query, plan.parent / "checkpoint", plan, "ab" * 8, 0, 5 * SECOND, Waiting({}, 0, b""))
+
+    def ready(self, fork: RunningFork) -> bool:
+        return True
+
+    def stop_fork(self, fork: RunningFork) -> None:
+        fork.query.stop()
+
+
+def replica(tmp_path: Path, say: Callable[[str, Send], None] = lambda *_: None) -> tuple[Controller, Queries]:
+    store = holdfast.open(tmp_path / "streams")
+    source = store.create("s", "n bigint", bucket="1s")
+    source.writer().commit([], now_us=1, boundary_us=5 * SECOND)
+    output = store.create("out", "n bigint", bucket="1s")
+    home = tmp_path / "home"
+    queries: Any = Queries(home)
+    plan = NodePlan("node@here", (InputPlan("s", ("s@here",)),), OutputPlan("out", ("s",), ("reader@here",)),
+                    bucket_us=SECOND, window_us=2 * SECOND)  # fmt: skip
+    intakes = {"s": DirectIntake(source, "s@here", SECOND, Cuts())}
+    return Controller(plan, queries, intakes, output, home, say), queries
+
+
+def until(controller: Controller, condition: Callable[[], object]) -> None:
+    deadline = monotonic_us() + 60 * SECOND
+    while not condition():
+        assert monotonic_us() < deadline, "it did not come true"
+        controller.pulse()
+        pause(5_000)
+
+
+def test_a_beginning_that_could_not_be_made_is_tried_again_and_the_query_never_goes_on_where_the_gap_is(
+    tmp_path: Path,
+) -> None:
+    controller, queries = replica(tmp_path)
+    until(controller, lambda: controller.core)
+    queries.refused = 1
+    controller.tell(InputGap("s", 9 * SECOND))
+    until(controller, lambda: "anew" in queries.log and queries.log[-1] == "start")
+    assert queries.log == ["start", "stop", "refused", "stop", "anew", "start"]
+    controller.stop_queries()
+    controller.close()
+
+
+def test_trouble_that_a_message_brings_up_stops_the_replica_and_is_not_the_messengers(tmp_path: Path) -> None:
+    said: list[Send] = []
+
+    def say(sender: str, send: Send) -> None:
+        said.append(send)
+        raise CorruptLog("the log of the source is damaged")
+
+    controller, _ = replica(tmp_path, say)
+    deadline = monotonic_us() + 60 * SECOND
+    while controller.core is None:  # Not one pulse further: the first to speak is the message's own turn.
+        assert monotonic_us() < deadline
+        controller._begin(monotonic_us())
+    controller.deliver("reader@here", Ack("out", SECOND))
+    assert said
+    assert controller.trouble == "the log of the source is damaged"
+    assert controller.status()["state"] == "FAILED"
+    controller.stop_queries()
+    controller.close()
+
+
+def test_a_disk_that_is_full_fails_the_replica_and_not_the_host(tmp_path: Path) -> None:
+    def say(sender: str, send: Send) -> None:
+        raise OSError(28, "No space left on device")
+
+    controller, _ = replica(tmp_path, say)
+    until(controller, lambda: controller.trouble)
+    assert "No space left" in str(controller.trouble)
+    controller.stop_queries()
+    controller.close()
+
+
+def test_a_fork_that_cannot_be_fed_has_failed_and_main_goes_on(tmp_path: Path) -> None:
+    output = holdfast.open(tmp_path / "streams").create("out", "n bigint", bucket="1s")
+    queries: Any = Queries(tmp_path / "home")
+    forking = Forking(queries, output, SECOND, "node@here")
+    forking.prepare(1)
+    signal = None
+    while signal is None:
+        signal = forking.poll(monotonic_us())
+    assert isinstance(signal, ForkPrepared)
+    plan = tmp_path / "home" / "forks" / "1" / "plan"
+    plan.mkdir()  # Nobody can write a plan there.
+    bucket = TentativeBucket(5, (Part("s", Lane.MAIN, None, 0, True),), True, 1.0)
+    forking.extend(ExtendFork(1, (bucket,)), [(6 * SECOND, ())])
+    assert forking.poll(monotonic_us() + 60 * SECOND) == ForkFailed(1)
+    forking.close()
+    assert output.branch() is None
+
+
+class Full(Disk):
+    def replace_file(self, path: Path, data: bytes) -> None:
+        raise StorageError("could not write: the disk is full")
+
+
+def test_the_old_checkpoint_goes_only_when_the_new_beginning_is_durable(tmp_path: Path) -> None:
+    """Killed in between, a query without checkpoint would publish wrong results as stable ones (D1)."""
+    (tmp_path / "checkpoint" / "commits").mkdir(parents=True)
+    with pytest.raises(StorageError):
+        begin_anew(tmp_path, Beginning(), 7, 9, Full())
+    assert (tmp_path / "checkpoint" / "commits").is_dir()
+    assert load_beginning(tmp_path) == Beginning()
+    anew = begin_anew(tmp_path, Beginning(), 7, 9)
+    assert not (tmp_path / "checkpoint").exists()
+    assert load_beginning(tmp_path) == anew
+
+
+def test_a_checkpoint_that_a_killed_host_left_behind_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    anew = begin_anew(tmp_path, Beginning(), 7, 9)
+    for name in ("checkpoint", "checkpoint-1"):
+        (tmp_path / name).mkdir()
+    assert load_beginning(tmp_path) == anew
+    assert [p.name for p in tmp_path.glob("checkpoint*")] == ["checkpoint-1"]
+
+
+def test_a_fork_that_cannot_be_started_leaves_nothing_on_the_disk(tmp_path: Path) -> None:
+    app = holdfast.App("one", root=tmp_path)
+    app.node(inputs="s", output="out", name="one", boundaries="exact")(lambda rows: rows)
+    spark: Any = None
+    queries = NodeQueries(spark, app.diagram().node("one"), (), tmp_path, tmp_path / "home")
+    with pytest.raises(FileNotFoundError):
+        queries.start_fork(3)  # The stable query has no checkpoint yet.
+    assert list((tmp_path / "home" / "forks").iterdir()) == []
