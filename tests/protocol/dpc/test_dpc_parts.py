@@ -23,7 +23,7 @@ from holdfast.protocol.dpc.stagger import LEASE_KEEPALIVES, Stagger
 from holdfast.protocol.dpc.states import FORK_STEPS, NODE_STEPS, NodeState, StreamState, check_step, diagram
 from holdfast.protocol.dpc.sunion import SUnion
 from holdfast.protocol.dpc.worth import Expectation, combine
-from tests.protocol.dpc.dpc_scene import BUCKET, plan
+from tests.protocol.dpc.dpc_scene import BUCKET, extends, plan, two_inputs
 
 S, U, Z, F = StreamState.STABLE, StreamState.UP_FAILURE, StreamState.STABILIZATION, StreamState.FAILURE
 KEEPALIVE = 100_000
@@ -338,3 +338,29 @@ def test_the_default_policy_is_the_whole_delay_once_and_then_no_delay():
     what = plan({"x": ("x",)})
     assert (what.during_failure, what.during_stabilisation) == (Policy.PROCESS, Policy.PROCESS)
     assert what.stabilise is Stabilise.FORK
+
+
+@pytest.mark.timeout(60)
+def test_a_source_that_was_away_for_months_does_not_stop_its_readers():
+    """Bucket by bucket, four months of 100 ms would take minutes and gigabytes, and so would every look after that."""
+    away = 100_000_000
+    sunion = SUnion(("x", "y"), 100_000, 0, 0)
+    sunion.advance(InputAdvanced("y", "y", Lane.MAIN, (away + 3) * 100_000, (Arrival(away, 5),)), 7)
+    assert sunion.waiting_since(away) == 7
+    assert len(sunion.first_us) <= 4096
+    assert sunion.next_waiting(0) <= away
+    assert sunion.next_waiting(away + 3) == sunion.top == away + 3
+
+
+@pytest.mark.timeout(60)
+def test_a_node_whose_input_jumps_by_months_while_another_is_missing_still_gives_news():
+    away, scene = 100_000_000, two_inputs()
+    scene.dies("x")
+    scene.says("y", "y", S, away)
+    scene.tell(InputAdvanced("y", "y", Lane.MAIN, away * BUCKET, (Arrival(away - 1, 5),)))
+    seen = []
+    for step in range(11, 41):
+        seen += scene.until(step * BUCKET)
+        if scene.core.fork.state.name == "PREPARING" and scene.log[-1].prepare_fork is None:
+            seen.append(scene.prepared())
+    assert any(b.bucket == away - 1 and b.emit for given in extends(seen) for b in given.buckets)

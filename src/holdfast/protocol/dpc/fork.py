@@ -121,6 +121,9 @@ class Fork:
         due = NEVER_US
         while bucket < sunion.top:
             if bucket >= quiet:
+                bucket = sunion.next_waiting(bucket)
+                if bucket >= sunion.top:
+                    continue
                 due = self.due_us(bucket, stable, sunion, node, live, failing)
                 if now_us < due < NEVER_US:
                     break

@@ -7,7 +7,8 @@ Rules:
    its clock has run since the frontier stopped: a whole chain waits at the same time, and each node may wait the whole
    delay (§5.4.3).
 3. For tentative use, main is better than a branch, closed better than open, something better than nothing.
-4. Only what the stable query has not yet committed is kept.
+4. Only what the stable query has not yet committed is kept. A boundary that passes over weeks at once, because a source
+   was away for so long, closes its buckets without looking at each: empty ones that long ago are nobody's news.
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ from holdfast.model.time import END_OF_TIME_US
 from holdfast.protocol.dpc.effects import Part
 from holdfast.protocol.dpc.signals import InputAdvanced, Lane
 from holdfast.protocol.dpc.worth import Expectation, combine
+
+#: Empty buckets that one step of a boundary may begin to wait for. Far more than fit into any delay, few enough to count
+#: through within a millisecond or two; without it a source that was away for a month would stop its readers.
+EMPTY_BUCKETS_MAX = 4096
+#: Gaps are mostly short: so many buckets are tried one by one before all that wait are looked through.
+_NEAR = 64
 
 
 class Intake:
@@ -94,7 +101,7 @@ class SUnion:
         intake.main_us = signal.boundary_us
         upto = signal.boundary_us // self._size
         if signal.boundary_us < END_OF_TIME_US:
-            for bucket in range(intake.closed, upto):
+            for bucket in range(max(intake.closed, upto - EMPTY_BUCKETS_MAX), upto):
                 intake.expected.learn(intake.open.get(bucket, 0))
                 self._saw(intake, bucket, now_us)
         if upto > intake.closed:
@@ -134,6 +141,13 @@ class SUnion:
     def waiting_since(self, bucket: int) -> int | None:
         """When the bucket's clock started; None if nothing of it has arrived."""
         return self.first_us.get(bucket)
+
+    def next_waiting(self, bucket: int) -> int:
+        """The first bucket from this one on whose clock runs; `top` if there is none."""
+        for near in range(bucket, min(bucket + _NEAR, self.top)):
+            if near in self.first_us:
+                return near
+        return min((seen for seen in self.first_us if seen >= bucket), default=self.top)
 
     def parts(self, bucket: int) -> tuple[tuple[Part, ...], float]:
         """What would go into a tentative bucket now, and what it is worth."""
