@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from holdfast.host.controller import Controller
 from holdfast.host.intake import DirectIntake, Intake
 from holdfast.host.link import CutLink, Cuts, HttpLink, Link, LocalLink
 from holdfast.host.network import Network, SourceVoice
-from holdfast.host.remote import MirroredIntake
+from holdfast.host.remote import MirroredIntake, copies_of
 from holdfast.host.serving import Serving
 from holdfast.model.errors import HoldfastError, PeerError, UnknownStream, UsageError
 from holdfast.protocol.dpc.messages import Message
@@ -57,9 +58,10 @@ class Host:
         self._links: dict[str, Link] = {}
         self._under_way: dict[str, set[asyncio.Task[None]]] = {}
         self._spark: SparkSession | None = None
-        self._setups: list[asyncio.Task[None]] = []
+        self._setups: dict[str, asyncio.Task[None]] = {}
         self._stopping = asyncio.Event()
-        self.trouble: BaseException | None = None
+        #: Nodes that could not be set up, and why.
+        self._refused: dict[str, str] = {}
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -70,7 +72,7 @@ class Host:
         nodes = self.catalog.nodes_on(self.name)
         if nodes:
             self._spark = await asyncio.get_running_loop().run_in_executor(None, self._make_spark)
-        self._setups = [asyncio.ensure_future(self._set_up(node)) for node in nodes]
+        self._setups = {node.name: asyncio.ensure_future(self._set_up(node)) for node in nodes}
         ready()
         try:
             while not self._stopping.is_set():
@@ -86,18 +88,38 @@ class Host:
         self._stopping.set()
 
     def _look_for_trouble(self) -> None:
-        for task in self._setups:
-            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+        """A node that cannot be set up is reported and left out: others may run here for weeks before its input comes
+        and does not fit. Where nothing else runs, or somebody waits for the start, the host ends with the reason."""
+        for name, task in self._setups.items():
+            if name in self._refused or not task.done() or task.cancelled() or (error := task.exception()) is None:
+                continue
+            alone = len(self._refused) + 1 == len(self._setups)
+            if alone or self.catalog.deployment is None or not isinstance(error, HoldfastError):
                 raise error
+            log.error("%s: cannot be set up: %s", replica_name(name, self.name), error)
+            self._refused[name] = str(error)
 
     async def _close(self) -> None:
-        for task in self._setups:
+        for task in self._setups.values():
             task.cancel()
+        await asyncio.gather(*self._setups.values(), return_exceptions=True)
         loop = asyncio.get_running_loop()
         self.serving.end()
-        await asyncio.gather(*(loop.run_in_executor(None, c.stop_queries) for c in self.controllers.values()))
-        for controller in self.controllers.values():
-            controller.close()
+        controllers = list(self.controllers.values())
+        # One that cannot be stopped or closed must not keep the others from it: their logs would be left open.
+        ended = await asyncio.gather(
+            *(loop.run_in_executor(None, c.stop_queries) for c in controllers), return_exceptions=True
+        )
+        for controller, outcome in zip(controllers, ended, strict=True):
+            if isinstance(outcome, BaseException):
+                log.error("%s: could not be stopped: %s", controller.plan.replica, outcome)
+            try:
+                controller.close()
+            except (HoldfastError, OSError) as error:
+                log.error("%s: could not be closed: %s", controller.plan.replica, error)
+        for under_way in self._under_way.values():
+            for said in under_way:
+                said.cancel()
         for link in self._links.values():
             await link.close()
         self._network.close()
@@ -118,16 +140,24 @@ class Host:
                 )
         home = self.root / ".holdfast" / "nodes" / node.name
         home.mkdir(parents=True, exist_ok=True)
-        intakes = {d.name: self._intake(d, home, bucket_us, node) for d in definitions}
+        shutil.rmtree(copies_of(home), ignore_errors=True)
         plan = self.catalog.plan_of(node.name, self.name, bucket_us)
         spark = self._spark
+        intakes: dict[str, Intake] = {}
 
         def prepare() -> tuple[NodeQueries, Any]:
             queries = NodeQueries(spark, node, [i.stream for i in intakes.values()], self.root, home)
             return queries, queries.create_output(node.bucket_us or bucket_us)
 
-        queries, output = await asyncio.get_running_loop().run_in_executor(None, prepare)
-        controller = Controller(plan, queries, intakes, output, home, self._network.say)
+        try:
+            for d in definitions:
+                intakes[d.name] = self._intake(d, home, bucket_us, node)
+            queries, output = await asyncio.get_running_loop().run_in_executor(None, prepare)
+            controller = Controller(plan, queries, intakes, output, home, self._network.say)
+        except BaseException:
+            for intake in intakes.values():
+                intake.close()
+            raise
         self.controllers[plan.replica] = controller
         self._network.add(plan.replica, controller.deliver)
         log.info("%s: set up, reading %s", plan.replica, ", ".join(node.inputs))
@@ -152,7 +182,7 @@ class Host:
         source = self.catalog.diagram.producer_of(definition.name) is None
         if source and self.catalog.host_of(producers[0]) == self.name:
             return DirectIntake(self.store.open(definition.name), producers[0], bucket_us, self.cuts)
-        return MirroredIntake(home / "inputs", definition, producers, bucket_us, self._link_to)
+        return MirroredIntake(home, definition, producers, bucket_us, self._link_to)
 
     def answers(self, stream: str) -> bool:
         """Whether readers may be served: sources always, nodes once they are level with their inputs (D12)."""
@@ -201,10 +231,11 @@ class Host:
         waiting = [n.name for n in self.catalog.nodes_on(self.name)
                    if replica_name(n.name, self.name) not in self.controllers]  # fmt: skip
         replicas = [controller.status() for controller in self.controllers.values()]
-        replicas += [
-            {"replica": replica_name(name, self.name), "node": name, "state": "WAITING", "inputs": []}
-            for name in waiting
-        ]
+        for name in waiting:
+            said = {"replica": replica_name(name, self.name), "node": name, "state": "WAITING", "inputs": []}
+            if name in self._refused:
+                said |= {"state": "FAILED", "why": self._refused[name]}
+            replicas.append(said)
         return {"host": self.name, "replicas": replicas, "cuts": self._links_cut()}
 
     def fault(self, order: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Rules:
 1. Main goes into one durable mirror, whoever it comes from: producers are alike bucket by bucket. Tentative lanes go
    into a volatile copy per producer and lane.
-2. One lane is followed by one task. A task that ends because its link broke says so; the core decides what next.
+2. One lane is followed by one task. A task that ends says so, whatever it ended by; the core decides what next.
 3. Mirrors count in buckets of the stream, the core in buckets of the node, which may be several of them.
 """
 
@@ -36,6 +36,11 @@ _FIND_S = 0.25
 _FAST_US = 1_000_000
 
 
+def copies_of(home: Path) -> Path:
+    """Where a replica keeps its volatile copies. They die with its process; the next one removes what is there."""
+    return home / "copies"
+
+
 class MirroredIntake(Intake):
     """One input of one replica, through links."""
 
@@ -48,7 +53,7 @@ class MirroredIntake(Intake):
         link_to: Callable[[str], Link],
     ) -> None:
         self._home, self._definition, self._size, self._link_to = home, definition, bucket_us, link_to
-        self._mirror = Mirror(home / definition.name, definition)
+        self._mirror = Mirror(home / "inputs" / definition.name, definition)
         self._copies: dict[tuple[str, Lane], Copy] = {}
         self._tasks: dict[tuple[str, Lane], asyncio.Task[None]] = {}
         self._news: deque[InputSignal] = deque()
@@ -87,9 +92,7 @@ class MirroredIntake(Intake):
     def _copy(self, replica: str, lane: Lane) -> Copy:
         key = (replica, lane)
         if key not in self._copies:
-            folder = (
-                self._home / "copies" / f"{self._definition.name}-{replica.replace('@', '-at-')}-{lane.name.lower()}"
-            )
+            folder = copies_of(self._home) / self._definition.name / f"{replica}-{lane.name.lower()}"
             self._copies[key] = Copy(folder, self._definition)
         return self._copies[key]
 
@@ -106,6 +109,9 @@ class MirroredIntake(Intake):
             log.info("%s from %s: %s", self._definition.name, replica, error)
         except HoldfastError as error:
             log.error("%s from %s: %s", self._definition.name, replica, error)
+        except Exception:
+            # Out of files, a fault of ours or of a library: in silence the core would wait for a lane that is dead.
+            log.exception("%s from %s: the lane broke", self._definition.name, replica)
         if monotonic_us() - begun_us < _FAST_US:
             await asyncio.sleep(_FIND_S)  # The core tries again at once; a link that is down must not spin.
         self._news.append(Disconnected(replica))

@@ -20,8 +20,8 @@ from holdfast.protocol.dpc.effects import Part
 from holdfast.protocol.dpc.signals import InputAdvanced, Lane
 from holdfast.protocol.dpc.worth import Expectation, combine
 
-#: Empty buckets that one step of a boundary may begin to wait for. Far more than fit into any delay, few enough to count
-#: through within a millisecond or two; without it a source that was away for a month would stop its readers.
+#: Empty buckets that one step of a boundary may begin to wait for. Far more than fit into any delay, few enough to be
+#: counted within a millisecond or two; without it a source that was away for a month would stop its readers.
 EMPTY_BUCKETS_MAX = 4096
 #: Gaps are mostly short: so many buckets are tried one by one before all that wait are looked through.
 _NEAR = 64

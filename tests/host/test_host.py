@@ -1,0 +1,59 @@
+"""A host as a whole, as far as it goes without Spark."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.host.catalog import Catalog
+from holdfast.host.deployment import load_deployment
+from holdfast.host.host import Host
+from holdfast.model.errors import UsageError
+from tests.host.conftest import until
+
+APP = """
+import holdfast
+
+app = holdfast.App("two")
+app.node(inputs=["fast", "slow"], name="misfit")(lambda rows: rows)
+"""
+OTHER = 'app.node(inputs=["late"], name="other")(lambda rows: rows)\n'
+
+
+def host(tmp_path: Path, app: str, sources: str) -> Host:
+    (tmp_path / "app.py").write_text(app)
+    (tmp_path / "d.yaml").write_text(
+        f'app: app.py\nhosts: {{a: {{address: "127.0.0.1:7401", root: a/}}}}\nsources: {{{sources}}}\n'
+    )
+    deployment = load_deployment(tmp_path / "d.yaml")
+    store = holdfast.open(tmp_path / "a")
+    store.create("fast", "n bigint", bucket="2s")
+    store.create("slow", "n bigint", bucket="3s")
+    spark: Any = object  # Nothing gets as far as Spark.
+    return Host("a", Catalog(deployment.load_app().diagram(), deployment), tmp_path / "a", spark)
+
+
+def test_a_node_that_cannot_be_set_up_is_reported_and_the_others_are_not_ended(tmp_path: Path) -> None:
+    async def play() -> None:
+        running = host(tmp_path, APP + OTHER, "fast: a, slow: a, late: a")
+        task = asyncio.ensure_future(running.run())
+        await until(lambda: "FAILED" in {r["state"] for r in running.status()["replicas"]} or task.done())
+        states = {r["node"]: (r["state"], r.get("why", "")) for r in running.status()["replicas"]}
+        assert states["other"] == ("WAITING", "")
+        assert "buckets that fit into each other" in states["misfit"][1]
+        running.stop()
+        await task
+
+    asyncio.run(play())
+
+
+def test_a_host_whose_only_node_cannot_be_set_up_ends_with_the_reason(tmp_path: Path) -> None:
+    async def play() -> None:
+        with pytest.raises(UsageError, match="buckets that fit into each other"):
+            await asyncio.wait_for(host(tmp_path, APP, "fast: a, slow: a").run(), 30)
+
+    asyncio.run(play())

@@ -1,0 +1,71 @@
+"""An input through links: whatever ends a lane is said, and its files keep out of each other's way."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import holdfast
+from holdfast.host.link import Link, LocalLink
+from holdfast.host.remote import MirroredIntake
+from holdfast.host.serving import Serving
+from holdfast.host.wire import Portion, Position
+from holdfast.protocol.dpc.messages import Message
+from holdfast.protocol.dpc.signals import Disconnected, InputAdvanced, Lane
+from holdfast.stream.definition import Definition
+from tests.host.conftest import SECOND, Origin, never, until
+
+
+class Faulty(Link):
+    """Breaks in a way that nobody thought of."""
+
+    async def pull(self, stream: str, lane: Lane, position: Position, wait_s: float, bytes_max: int = 0) -> Portion:
+        raise RuntimeError("a fault of a library")
+
+    async def say(self, sender: str, to: str, message: Message) -> None:
+        raise RuntimeError("a fault of a library")
+
+    async def definition(self, stream: str) -> Definition:
+        raise RuntimeError("a fault of a library")
+
+
+def test_a_lane_that_ends_by_an_unforeseen_error_is_told_as_broken(tmp_path: Path) -> None:
+    origin = Origin(tmp_path / "o")
+
+    async def play() -> None:
+        intake = MirroredIntake(tmp_path / "home", origin.definition, ("n@a",), SECOND, lambda _: Faulty())
+        intake.subscribe("n@a", Lane.MAIN, 0)
+        told: list[object] = []
+        await until(lambda: told.extend(intake.poll()) or told)
+        assert told == [Disconnected("n@a")]
+        intake.close()
+
+    asyncio.run(play())
+
+
+def test_a_stream_named_like_a_folder_of_ours_is_mirrored_beside_the_copies(tmp_path: Path) -> None:
+    store = holdfast.open(tmp_path / "o")
+    for name in ("copies", "s"):
+        writer = store.create(name, "n bigint", bucket="1s").writer()
+        writer.commit([], now_us=1, boundary_us=3 * SECOND)
+        writer.release(1)
+        store.open(name).create_branch(2 * SECOND)
+
+    async def play() -> None:
+        link = LocalLink(Serving(store), never)
+        intakes = [
+            MirroredIntake(tmp_path / "home", store.open(name).definition, ("n@a",), SECOND, lambda _: link)
+            for name in ("copies", "s")
+        ]
+        for intake in intakes:
+            told: list[object] = []
+            intake.subscribe("n@a", Lane.BRANCH, 0)
+            intake.subscribe("n@a", Lane.MAIN, 0)
+            await until(lambda intake=intake, told=told: told.extend(intake.poll()) or told)  # type: ignore[misc]
+            assert isinstance(told[0], InputAdvanced)
+        mirrors = {p.name for p in (tmp_path / "home" / "inputs").iterdir()}
+        assert mirrors == {"copies", "s"}
+        for intake in intakes:
+            intake.close()
+
+    asyncio.run(play())
