@@ -204,3 +204,19 @@ def test_a_fork_that_cannot_be_started_leaves_nothing_on_the_disk(tmp_path: Path
     with pytest.raises(FileNotFoundError):
         queries.start_fork(3)  # The stable query has no checkpoint yet.
     assert list((tmp_path / "home" / "forks").iterdir()) == []
+
+
+def test_what_a_killed_fork_has_staged_goes_with_it_and_nothing_else_does(tmp_path: Path) -> None:
+    app = holdfast.App("one", root=tmp_path)
+    app.node(inputs="s", output="out", name="one", boundaries="exact")(lambda rows: rows)
+    spark: Any = None
+    queries = NodeQueries(spark, app.diagram().node("one"), (), tmp_path, tmp_path / "home")
+    checkpoint, staging = tmp_path / "home" / "forks" / "3" / "checkpoint", tmp_path / "out" / "staging"
+    for folder in (checkpoint, staging):
+        folder.mkdir(parents=True)
+    (checkpoint / "metadata").write_text(json.dumps({"id": "abc-1"}))
+    for name in ("abc-1.7.0123.arrow", "abc-12.7.0123.arrow"):
+        (staging / name).touch()
+    queries.clear_forks()
+    assert [p.name for p in staging.iterdir()] == ["abc-12.7.0123.arrow"]
+    assert not (tmp_path / "home" / "forks").exists()

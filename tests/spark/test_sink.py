@@ -15,7 +15,8 @@ from pyspark.sql import functions as F
 
 import holdfast
 from holdfast.spark import read_stream
-from holdfast.spark.sink import Rows, Target
+from holdfast.spark.sink import Rows, StreamSink, Target
+from holdfast.stream.disk import Disk
 from tests.spark.conftest import at, fill, layout, tuples
 
 ROWS = [(i * 0.2, f"k{i % 7}", i) for i in range(150)]
@@ -253,6 +254,40 @@ def test_an_earlier_run_that_wakes_up_is_refused_and_the_later_one_goes_on(store
     target.append(rows(3), until(4), "q", "second", 2)
     target.append(rows(3), until(4), "q", "second", 2)
     assert [t[2] for t in tuples(out)] == [1, 2, 3]
+
+
+def test_a_query_whose_checkpoint_went_back_is_refused_instead_of_leaving_tuples_out(
+    store: holdfast.StreamStore,
+) -> None:
+    """A batch of an old number that takes in more than the one before it must not pass for a repetition (D1)."""
+    out = store.create("out", "value bigint", bucket="1s")
+    schema = pa.schema([pa.field("stime", pa.timestamp("us", "UTC")), pa.field("value", pa.int64())])
+    target = Target({"root": str(store.root), "path": "out"}, schema)
+    for number in range(3):
+        target.append([], round(at(number + 1).timestamp() * 1e6), "q", "first", number)
+    with pytest.raises(holdfast.StorageError, match="has gone back"):
+        target.append([], round(at(9).timestamp() * 1e6), "q", "second", 1)
+    assert out.reader().boundary_us == round(at(3).timestamp() * 1e6)
+
+
+def test_what_a_batch_stands_for_is_durable_before_the_batch_is(
+    store: holdfast.StreamStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark does not sync its log: a power cut would lose which input a batch of the stream came from."""
+    store.create("out", "value bigint", bucket="1s")
+    schema = pa.schema([pa.field("stime", pa.timestamp("us", "UTC")), pa.field("value", pa.int64())])
+    offsets = tmp_path / "checkpoint" / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / "0").write_text('v1\n{}\n{"format": 1, "until_us": 5000000}\n')
+    given = {"root": str(store.root), "path": "out", "checkpointLocation": str(offsets.parent)}
+    sink, done = StreamSink(given, schema), []
+    real, real_dir = Disk.sync, Disk.sync_dir
+    monkeypatch.setattr(Disk, "sync", lambda self, fd, path: (done.append(path), real(self, fd, path)))
+    monkeypatch.setattr(Disk, "sync_dir", lambda self, path: (done.append(path), real_dir(self, path)))
+    sink.commit([Rows("q", "r", 0, 0)], 0)
+    unit = next(i for i, path in enumerate(done) if path.suffix == ".seg")
+    assert done.index(offsets / "0") < done.index(offsets) < unit
+    assert store.open("out").reader().boundary_us == 5_000_000
 
 
 def test_what_killed_tasks_staged_is_gone_after_the_next_commit(store: holdfast.StreamStore) -> None:

@@ -10,6 +10,7 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -170,11 +171,21 @@ class NodeQueries:
         try:
             stop(fork.query)
         finally:
-            shutil.rmtree(fork.checkpoint.parent, ignore_errors=True)
+            self._remove_fork(fork.checkpoint)
 
     def clear_forks(self) -> None:
         """A host that starts has no forks; what an earlier life left is removed."""
+        for checkpoint in (self._home / "forks").glob("*/checkpoint"):
+            self._remove_fork(checkpoint)
         shutil.rmtree(self._home / "forks", ignore_errors=True)
+
+    def _remove_fork(self, checkpoint: Path) -> None:
+        """Its folder, and large results that its last batch has staged beside the output: nobody will ask for them."""
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            query_id = json.loads((checkpoint / "metadata").read_text())["id"]
+            for staged in (self._outputs / self._node.output / "staging").glob(f"{query_id}.*"):
+                staged.unlink(missing_ok=True)
+        shutil.rmtree(checkpoint.parent, ignore_errors=True)
 
     # -- frames ------------------------------------------------------------------------------------------------------
 

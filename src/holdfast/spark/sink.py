@@ -4,8 +4,10 @@ Rules:
 1. Executors hand their rows to the driver: small ones inside the commit message, large ones in a staged file below the
    stream's folder. Only the driver appends, so a task that ran twice, or ran on after the query was stopped, has no
    effect.
-2. A batch is one unit of the log with the token (query id, batch id). A batch whose token is there already adds
-   nothing (S2).
+2. A batch is one unit of the log with the token (query id, batch id). The last batch, executed again, adds nothing
+   (S2). Which input it stands for is in Spark's own log, which Spark does not sync: it is made durable before the unit.
+   Otherwise a power cut could lose it, and the next batch of that number, which takes in more, would be left out. A
+   query that goes back further than its last batch has lost its checkpoint, and is told so.
 3. The boundary is taken from Spark's own log of the batch (offsets/<batch>), so a repeated batch promises the same: the
    watermark if the query keeps state, the end of the inputs' range if it does not (then it cannot keep rows back).
 4. `filing` orders the rows: the stream does not depend on how Spark cut the batches (D9).
@@ -27,13 +29,13 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from holdfast.clock import now_us
-from holdfast.model.errors import CorruptLog, Fenced, SchemaError, UnknownStream, UsageError
+from holdfast.model.errors import CorruptLog, Fenced, SchemaError, StorageError, UnknownStream, UsageError
 from holdfast.model.schema import STIME_TYPE, schema_text, type_text
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, duration_us
 from holdfast.model.tuples import RESERVED
 from holdfast.spark import control
 from holdfast.spark.options import WRITE_OPTIONS, Options
-from holdfast.spark.wal import batch_boundary
+from holdfast.spark.wal import batch_boundary, keep_wal
 from holdfast.stream.disk import Disk
 from holdfast.stream.filing import file_results
 from holdfast.stream.frame import crc32c
@@ -206,7 +208,14 @@ class Target:
                 f"stream {self.stream.name}: a later run of this query writes to it; nothing of this batch was added; "
                 f"stop this driver"
             )
-        if known.get(f"spark-{query_id}", -1) >= batch_id:
+        done = known.get(f"spark-{query_id}", -1)
+        if done > batch_id:
+            raise StorageError(
+                f"stream {self.stream.name}: the query executes batch {batch_id}, but the stream has its batch {done} "
+                f"already: the checkpoint has gone back; nothing was added; restore the later checkpoint, or start "
+                f"with a new one and a new stream"
+            )
+        if done == batch_id:
             return
         closed = boundary_us >= FOREVER_US
         before_us = writer.state.boundary_us
@@ -249,6 +258,8 @@ class StreamSink(DataSourceStreamArrowWriter):
         high = max((m.stime_max_us for m in rows), default=BEGINNING_US)
         checkpoint = target.options.get("checkpointlocation")
         boundary = batch_boundary(checkpoint, batchId, self._boundary, high, self._slack_us)
+        if checkpoint is not None and target.options.get("branch") is None:
+            keep_wal(checkpoint, batchId, Disk())
         target.append(rows, boundary, query_id, run_id, batchId)
         target.discard(query_id, str(batchId))
 

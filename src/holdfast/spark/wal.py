@@ -8,11 +8,13 @@ comes from it.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from holdfast.model.errors import StorageError, UsageError
 from holdfast.model.time import BEGINNING_US
+from holdfast.stream.disk import Disk
 
 _FORMATS = ("v1", "v2")
 
@@ -46,6 +48,20 @@ def batch_boundary(checkpoint: str | None, batch_id: int, mode: str, stime_max_u
 def _folder(checkpoint: str) -> Path:
     parsed = urlparse(checkpoint)
     return Path(unquote(parsed.path)) if parsed.scheme == "file" else Path(checkpoint)
+
+
+def keep_wal(checkpoint: str, batch_id: int, disk: Disk) -> None:
+    """Make the record of a batch durable, where it lies on a filesystem that the driver mounts."""
+    path = _folder(checkpoint) / "offsets" / str(batch_id)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        disk.sync(fd, path)
+    finally:
+        os.close(fd)
+    disk.sync_dir(path.parent)
 
 
 def read_wal(folder: Path, batch_id: int) -> tuple[int, list[int] | None]:
