@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +58,22 @@ def test_a_host_whose_only_node_cannot_be_set_up_ends_with_the_reason(tmp_path: 
             await asyncio.wait_for(host(tmp_path, APP, "fast: a, slow: a").run(), 30)
 
     asyncio.run(play())
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.timeout(60)
+def test_an_application_that_was_stopped_says_so_and_holds_no_file(tmp_path: Path) -> None:
+    """It used to wait for ever for an answer of a loop that had ended, and kept that loop's files."""
+    app = holdfast.App("none", root=tmp_path)
+    app.start().stop()
+    before = open_files()
+    for _ in range(3):
+        running = app.start()
+        assert running.status()["replicas"] == []
+        running.stop()
+        with pytest.raises(UsageError, match="was stopped"):
+            running.status()
+    assert open_files() <= before

@@ -8,9 +8,11 @@ running.stop()
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql import SparkSession
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _POLL_US = 20_000
+#: How often whoever asks looks whether there is still somebody to answer.
+_ANSWER_S = 0.2
 
 
 class Running:
@@ -45,14 +49,17 @@ class Running:
         self._check()
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
         try:
-            self._host = Host(HERE, Catalog(self._app.diagram()), self._app.root.absolute(), self._spark)
-            self._loop.run_until_complete(self._host.run(self._ready.set))
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._run_host())
         except BaseException as error:
             self._trouble = error
         finally:
             self._ready.set()
+
+    async def _run_host(self) -> None:
+        self._host = Host(HERE, Catalog(self._app.diagram()), self._app.root.absolute(), self._spark)
+        await self._host.run(self._ready.set)
 
     def _check(self) -> None:
         if self._trouble is not None:
@@ -93,17 +100,34 @@ class Running:
             pause(_POLL_US)
 
     def _in_loop(self, ask: Callable[[Host], T]) -> T:
-        async def asked() -> T:
-            assert self._host is not None
-            return ask(self._host)
+        """Ask in the loop's own thread. A loop that has ended, or ends before it gets to it, answers nobody."""
+        answer: Future[T] = Future()
 
-        return asyncio.run_coroutine_threadsafe(asked(), self._loop).result()
+        def asked() -> None:
+            assert self._host is not None
+            try:
+                answer.set_result(ask(self._host))
+            except BaseException as error:
+                answer.set_exception(error)
+
+        with contextlib.suppress(RuntimeError):  # The loop is closed.
+            self._loop.call_soon_threadsafe(asked)
+        while True:
+            try:
+                return answer.result(timeout=_ANSWER_S)
+            except TimeoutError:
+                if answer.done():
+                    raise
+                if not self._thread.is_alive():
+                    self._check()
+                    raise UsageError(f"application {self._app.name!r} was stopped; start it again to ask") from None
 
     def stop(self) -> None:
         """Stop all queries; the next start goes on where they were."""
         if self._thread.is_alive():
             assert self._host is not None
-            self._loop.call_soon_threadsafe(self._host.stop)
+            with contextlib.suppress(RuntimeError):  # It has just ended by itself.
+                self._loop.call_soon_threadsafe(self._host.stop)
             self._thread.join()
         self._check()
 
