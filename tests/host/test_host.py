@@ -77,3 +77,15 @@ def test_an_application_that_was_stopped_says_so_and_holds_no_file(tmp_path: Pat
         with pytest.raises(UsageError, match="was stopped"):
             running.status()
     assert open_files() <= before
+
+
+def test_a_fault_that_cannot_be_understood_changes_nothing(tmp_path: Path) -> None:
+    async def play() -> None:
+        running = host(tmp_path, APP + OTHER, "fast: a, slow: a, late: a")
+        for order in ({"cut": 5}, {"cut": "fast>a"}, {"break": []}, {"cut": ["fast>a", "nowhere"]}):
+            with pytest.raises(UsageError):
+                running.fault(order)
+        assert running.fault({"cut": ["fast>a"]}) == {"cuts": ["fast>a"]}
+        assert running.fault({"heal": ["fast>a"]}) == {"cuts": []}
+
+    asyncio.run(play())

@@ -14,10 +14,11 @@ from typing import Any
 import httpx
 import pytest
 
+from holdfast.host.impatient import ImpatientProtocol
 from holdfast.host.link import Cuts, HttpLink
 from holdfast.host.service import Service
 from holdfast.host.serving import Serving
-from holdfast.host.wire import MESSAGE_BYTES_MAX, PORTION_TYPE, decode_portion, encode_message
+from holdfast.host.wire import MESSAGE_BYTES_MAX, PORTION_BYTES, PORTION_TYPE, decode_portion, encode_message
 from holdfast.inputs.network import Access
 from holdfast.model.errors import PeerError, UsageError
 from holdfast.protocol.dpc.messages import Ack, KeepaliveRequest
@@ -123,6 +124,8 @@ def test_a_page_in_a_browser_may_not_ask(origin: Origin) -> None:
         ("/v1/streams/S/main?from_us=0", 400),
         ("/v1/streams/s/main", 400),
         ("/v1/streams/s/main?from_us=x", 400),
+        ("/v1/streams/s/main?from_us=--5", 400),
+        ("/v1/streams/s/main?from_us=%C2%B2", 400),
         ("/v1/streams/s/main?from_us=" + "9" * 40, 400),
         ("/v1/streams/s/main?cursor=1.zz.0.0.0", 400),
         ("/v1/streams/s/main?cursor=%2e%2e", 400),
@@ -162,9 +165,53 @@ def test_a_body_that_is_too_large_is_given_up(origin: Origin) -> None:
 
 
 def test_an_answer_that_is_asked_to_be_huge_is_bounded(origin: Origin) -> None:
+    for second in range(5, 13):
+        origin.add(*[(second, n) for n in range(100_000)], boundary=second + 1)
+
     async def talk(client: httpx.AsyncClient) -> None:
-        assert (await client.get(LANE + "&bytes_max=999999999999", headers=OPERATOR)).status_code == 200
+        huge = await client.get(LANE + "&bytes_max=999999999999", headers=OPERATOR)
+        assert huge.status_code == 200
+        assert len(huge.content) < 2 * PORTION_BYTES
         assert len(decode_portion((await client.get(LANE + "&bytes_max=0", headers=OPERATOR)).content).events) == 1
+
+    ask(origin, talk)
+
+
+def test_a_connection_that_asks_nothing_loses_its_place(origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """X4: places are bounded, so nobody may keep one without a request, not even by a byte now and then."""
+    monkeypatch.setattr(ImpatientProtocol, "head_s_max", 0.3)
+
+    async def play() -> None:
+        async with hosted(origin.store) as service:
+            silent, _ = await asyncio.open_connection(service.host, service.port)
+            slow, writer = await asyncio.open_connection(service.host, service.port)
+
+            async def drip() -> None:
+                for byte in b"GET /v1/status HTTP/1.1\r\n" + b"x" * 10_000:
+                    writer.write(bytes([byte]))
+                    await asyncio.sleep(0.01)
+
+            dripping = asyncio.ensure_future(drip())
+            async with asyncio.timeout(30):
+                for reader in (silent, slow):
+                    with contextlib.suppress(ConnectionError):
+                        assert await reader.read() == b""
+            dripping.cancel()
+
+    asyncio.run(play())
+
+
+def test_a_connection_is_kept_for_the_next_request(origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ImpatientProtocol, "head_s_max", 0.3)
+
+    async def talk(client: httpx.AsyncClient) -> None:
+        ports = set()
+        for _ in range(3):
+            async with client.stream("GET", LANE, headers=OPERATOR) as answer:
+                ports.add(answer.extensions["network_stream"].get_extra_info("client_addr"))
+                assert (answer.status_code, len(await answer.aread()) > 0) == (200, True)
+            await asyncio.sleep(0.5)
+        assert len(ports) == 1
 
     ask(origin, talk)
 

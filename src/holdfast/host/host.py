@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from pyspark.sql import SparkSession
 
 from holdfast.diagram import NodeSpec
@@ -41,6 +42,11 @@ PULSE_S = 0.01
 _RETRY_S = 0.25
 #: Messages under way to one host at a time. A host that does not answer must not make more and more of them.
 _UNDER_WAY_MAX = 16
+
+
+class _Fault(msgspec.Struct, forbid_unknown_fields=True):
+    cut: list[str] = []
+    heal: list[str] = []
 
 
 class Host:
@@ -240,10 +246,15 @@ class Host:
 
     def fault(self, order: dict[str, Any]) -> dict[str, Any]:
         """Cut and heal links: `a-b` between hosts, `stream>host`, as `holdfast fail` sends them."""
-        for text in order.get("heal", []):
-            self.cuts.heal(self._other_end(text))
-        for text in order.get("cut", []):
-            self.cuts.cut(self._other_end(text))
+        try:
+            wish = msgspec.convert(order, _Fault)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"a fault must be {{cut: [LINK, …], heal: [LINK, …]}}; {error}") from None
+        heal, cut = ([self._other_end(text) for text in links] for links in (wish.heal, wish.cut))
+        for name in heal:
+            self.cuts.heal(name)
+        for name in cut:
+            self.cuts.cut(name)
         return {"cuts": self._links_cut()}
 
     def _links_cut(self) -> list[str]:

@@ -26,6 +26,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from holdfast.host.impatient import ImpatientProtocol
 from holdfast.host.link import Cuts, Deliver
 from holdfast.host.serving import Serving
 from holdfast.host.wire import (
@@ -87,7 +88,7 @@ class Service:
         shown = f"[{host}]" if ":" in host else host
         self.address = f"{'https' if access.certificate else 'http'}://{shown}:{port}"
         config = uvicorn.Config(
-            self.app(), log_config=None, access_log=False, lifespan="off", ws="none", http="h11",
+            self.app(), log_config=None, access_log=False, lifespan="off", ws="none", http=ImpatientProtocol,
             limit_concurrency=CONNECTIONS_MAX, timeout_keep_alive=30, timeout_graceful_shutdown=2,
             server_header=False, date_header=False, ssl_certfile=self.access.certificate,
             ssl_keyfile=str(self.access.key) if self.access.key else None,
@@ -190,7 +191,8 @@ class Service:
             raise _Refused(503, f"stream {stream} is not served yet: its replica recovers; ask again later")
         position = _position(request)
         wait_s = min(_number(request, "wait_ms", 0) / 1000, WAIT_S_MAX)
-        bytes_max = _number(request, "bytes_max", PORTION_BYTES)
+        # Read, checked and sent by the one loop that all replicas share: more than this would hold them up.
+        bytes_max = min(_number(request, "bytes_max", PORTION_BYTES), PORTION_BYTES)
         work = self._serving.wait(stream, lane, position, wait_s, bytes_max)
         portion = await self._cuts.guard(work, stream, *_hosts(request))
         return Response(b"".join(encode_portion(portion)), media_type=PORTION_TYPE)
@@ -225,7 +227,8 @@ def _position(request: Request) -> Position:
     if cursor is not None:
         return cursor
     text = request.query_params.get("from_us", "")
-    if not text.lstrip("-").isdigit() or len(text) > 20 or abs(int(text)) >= 2**63:
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > 19 or int(digits) >= 2**63:
         raise _Refused(400, f"a pull needs a cursor or from_us in microseconds; got {text[:40]!r}")
     return int(text)
 
