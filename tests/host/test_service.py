@@ -165,13 +165,13 @@ def test_a_body_that_is_too_large_is_given_up(origin: Origin) -> None:
 
 
 def test_an_answer_that_is_asked_to_be_huge_is_bounded(origin: Origin) -> None:
-    for second in range(5, 13):
+    for second in range(5, 9):
         origin.add(*[(second, n) for n in range(100_000)], boundary=second + 1)
 
     async def talk(client: httpx.AsyncClient) -> None:
         huge = await client.get(LANE + "&bytes_max=999999999999", headers=OPERATOR)
         assert huge.status_code == 200
-        assert len(huge.content) < 2 * PORTION_BYTES
+        assert len(huge.content) < PORTION_BYTES + 4096
         assert len(decode_portion((await client.get(LANE + "&bytes_max=0", headers=OPERATOR)).content).events) == 1
 
     ask(origin, talk)

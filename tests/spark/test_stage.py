@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,28 +146,32 @@ def test_windows_are_those_of_spark_itself(spark: SparkSession, store: holdfast.
     assert [(t / 1e6, *rest) for t, *rest in found(store.open("out"), True)] == native
 
 
-def test_a_fork_takes_its_parents_version_and_copies_nothing(
-    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_fork_takes_its_parents_version_or_restores_it_from_the_parents_log(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path, lost: bool
 ) -> None:
     fill(store, "in", rows(500, 7, 21), end=False, until=5.0)
     scratch = tmp_path / "scratch"
 
-    def start(out: str, checkpoint: Path, lineage: str, parents: tuple[str, ...] = ()) -> StreamingQuery:
-        flowing = aggregated(spark, store, WINDOWS["mixed"], rows=10_000, checkpoint=continuous())
-        return flowing.write(out, checkpoint_location=checkpoint, trigger=NOW, scratch=scratch, lineage=lineage,
-                             parents=parents)  # fmt: skip
+    def start(out: str, checkpoint: Path, **fork: Any) -> StreamingQuery:
+        flowing = aggregated(spark, store, WINDOWS["mixed"], rows=10_000, checkpoint=continuous(), shuffled=lost)
+        return flowing.write(out, checkpoint_location=checkpoint, trigger=NOW, scratch=scratch, **fork)
 
-    start("out", tmp_path / "c", "main").awaitTermination()
+    start("out", tmp_path / "c").awaitTermination()
     first = len(tuples(store.open("out")))
     fork_checkpoint(tmp_path / "c", tmp_path / "fork")
     fill(store, "in", rows(300, 7, 22, begin=5.0))
-    start("forked", tmp_path / "fork", "fork", ("main",)).awaitTermination()
-    start("out", tmp_path / "c", "main").awaitTermination()
+    if lost:
+        shutil.rmtree(scratch)
+    start("forked", tmp_path / "fork", lineage="fork", fork_of="out").awaitTermination()
+    start("out", tmp_path / "c").awaitTermination()
     later = [t[1:] for t in tuples(store.open("out"))[first:]]
     assert [t[1:] for t in tuples(store.open("forked"))] == later
     assert later
-    own = {p.name for p in (scratch / "aggregate-direct" / "fork").rglob("*.arrow")}
-    assert not own & {p.name for p in (scratch / "aggregate-direct" / "main").rglob("1700000005*.arrow")}
+    if not lost:  # It copies nothing.
+        own = {p.name for p in (scratch / "aggregate-direct" / "fork").rglob("*.state")}
+        assert not own & {p.name for p in (scratch / "aggregate-direct" / "main").rglob("1700000005*.state")}
+        assert own
 
 
 def test_a_second_operator_with_state_is_refused(spark: SparkSession, store: holdfast.StreamStore) -> None:

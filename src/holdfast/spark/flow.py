@@ -10,9 +10,12 @@ Rules:
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
@@ -34,7 +37,7 @@ from holdfast.spark.aggregate import AggregateStage
 from holdfast.spark.databases import ReadStep, UpdateStage
 from holdfast.spark.direct import TASKS_MAX, DirectStage, encode_stage
 from holdfast.spark.joining import JoinStage, SortStage
-from holdfast.spark.restore import Spec
+from holdfast.spark.restore import Spec, origin_of
 from holdfast.spark.stage import Output
 from holdfast.spark.stages import Inputs, StatefulStage, staged
 from holdfast.spark.versions import Scratch, local_scratch
@@ -162,17 +165,25 @@ class Flow:
         self, stream: str, *, checkpoint_location: str | os.PathLike[str], create: bool = True,
         bucket: str | None = None, trigger: dict[str, Any] | None = None,
         scratch: str | os.PathLike[str] | None = None, lineage: str = "main", parents: tuple[str, ...] = (),
-        name: str | None = None,
+        fork_of: str | None = None, name: str | None = None,
     ) -> StreamingQuery:  # fmt: skip
         """Start the query that writes the flow's results to a stream.
 
         `scratch` is where versions of state lie; on a cluster, by default, next to the output's log, where all machines
-        find them. A fork (`holdfast.spark.fork`) gets a `lineage` of its own and names its parent's.
+        find them. A fork (`holdfast.spark.fork`) gets a `lineage` of its own and names its parent's, and the stream
+        that its parent writes (`fork_of`): if the parent's version is no longer on scratch, the state is restored from
+        there.
         """
-        spec = self._spec(stream, scratch, lineage, parents)
+        if fork_of is not None:
+            parents = parents or ("main",)
+            if lineage in parents:
+                raise UsageError(f"a fork needs a lineage of its own; got {lineage!r}, which is its parent's; name one")
+        spec = self._spec(stream, scratch, lineage, parents, fork_of)
+        if fork_of is not None and self.stage is not None:
+            spec = msgspec.structs.replace(spec, origin=origin_of(Path(checkpoint_location), fork_of))
         if create and self.stage is not None:
             self._create(stream, spec, bucket)
-        frame = self._frame(Output(self.root, stream), spec)
+        frame = self._frame(Output(self.root, stream, spec.origin), spec)
         writer = frame.writeStream.format("holdfast").option("root", self.root)
         writer = writer.option("checkpointLocation", str(checkpoint_location)).option("boundary", "input")
         if create:
@@ -187,17 +198,23 @@ class Flow:
         """The flow as a streaming DataFrame, for a sink of your own. Its state has no checkpoints then."""
         if self.checkpoint is not None:
             raise UsageError("checkpoints go to the stream that a flow writes; use write, or leave out checkpoint=")
-        frame = self._frame(None, self._spec("frame", None, f"frame-{os.urandom(4).hex()}", ()))
+        spec = self._spec(".frames", None, f"frame-{os.urandom(4).hex()}", ())
+        # Nobody can find this lineage again once the process has ended.
+        atexit.register(shutil.rmtree, Path(spec.scratch, spec.operator, spec.lineage), ignore_errors=True)
+        frame = self._frame(None, spec)
         return frame if self.stage is not None else frame.filter(~is_mark())
 
-    def _spec(self, stream: str, scratch: Any, lineage: str, parents: tuple[str, ...]) -> Spec:
+    def _spec(
+        self, stream: str, scratch: Any, lineage: str, parents: tuple[str, ...], fork_of: str | None = None
+    ) -> Spec:
         local = str(self.spark.sparkContext.master).startswith("local")
+        home = fork_of or stream  # A fork finds its parent's versions where its parent looks for them.
         if scratch is not None:
             folder = str(scratch)
         elif local:
-            folder = str(local_scratch() / f"{crc32c(f'{self.root}/{stream}'.encode()):08x}")
+            folder = str(local_scratch() / f"{crc32c(f'{self.root}/{home}'.encode()):08x}")
         else:
-            folder = os.path.join(self.root, stream, "state")
+            folder = os.path.join(self.root, home, "state")
         operator = ""
         if self.stage is not None:
             # Both ways number groups differently, so neither must take up the other's state.
@@ -257,7 +274,7 @@ class Flow:
 
     def _create(self, stream: str, spec: Spec, bucket: str | None) -> None:
         """The stage looks into its output's log, so the stream must be there before the query."""
-        frame = self._frame(Output(self.root, stream), spec)
+        frame = self._frame(Output(self.root, stream, spec.origin), spec)
         columns = [f for f in to_arrow_schema(frame.schema, timezone="UTC") if f.name not in (*HEADER, control.COLUMN)]
         StreamStore(self.root).create(
             stream, pa.schema(columns), exist_ok=True, **({"bucket": bucket} if bucket else {})

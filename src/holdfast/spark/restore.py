@@ -1,19 +1,58 @@
-"""What the planner of a query does about state that is lost: it reads a part of the input again.
+"""What is done about state that is lost: where its checkpoints are, and what of the input is read again.
 
-The user's own expressions stand between the source and the stage, so what a stage must see again has to come through
-the query itself. The planner asks the output's log how far back that is, once per run of the query, and only if the
-versions that the first batch starts from are not on scratch.
+Rules:
+1. The user's own expressions stand between the source and a stage behind a shuffle, so what the stage must see again
+   has to come through the query itself. Before each batch the planner looks whether the versions that it starts from
+   are on scratch; if not, it asks the output's log how far back to read. A query that loses its scratch goes on.
+2. A fork's log begins at its root. What its windows rely on from before that stands in the log of the stream that its
+   parent writes, up to the root; later records there are not the fork's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import msgspec
 
-from holdfast.model.errors import StorageError
+from holdfast.model.errors import StorageError, UsageError
 from holdfast.model.time import BEGINNING_US, instant_text
+from holdfast.spark.fork import last_commit
 from holdfast.spark.versions import Scratch
-from holdfast.stream.control import ControlLog, operator_number
+from holdfast.spark.wal import read_wal
+from holdfast.stream.control import Body, ControlLog, Footprint, operator_number
+from holdfast.stream.disk import Disk
+from holdfast.stream.frame import FORMAT_VERSION
+from holdfast.stream.sealed import seal, unseal
 from holdfast.stream.store import StreamStore
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where a fork comes from: the stream that its parent writes, and the position at which they parted."""
+
+    stream: str
+    root_us: int
+    format: int = FORMAT_VERSION
+
+
+def origin_of(checkpoint: Path, parent: str) -> Origin:
+    """Where the query of a forked checkpoint parted from its parent. Found out at its first start, and noted there:
+    later the checkpoint knows only how far it has come."""
+    path = checkpoint / "forked"
+    try:
+        return unseal(path.read_bytes(), Origin, str(path))
+    except FileNotFoundError:
+        pass
+    batch = last_commit(checkpoint)
+    ends = None if batch < 0 else read_wal(checkpoint, batch)[1]
+    if not ends:
+        raise UsageError(
+            f"fork_of={parent!r} needs a checkpoint that was forked from the query that writes {parent!r}; "
+            f"{checkpoint} is none; make it with holdfast.spark.fork.fork_checkpoint"
+        )
+    origin = Origin(parent, min(ends))
+    Disk().replace_file(path, seal(origin))
+    return origin
 
 
 class Spec(msgspec.Struct, frozen=True):
@@ -26,14 +65,33 @@ class Spec(msgspec.Struct, frozen=True):
     lineage: str = "main"
     parents: tuple[str, ...] = ()
     always: bool = False
-    """Scratch is local to each machine of a cluster: the planner cannot see it, so it always reads again."""
+    """Scratch is local to each machine of a cluster: the planner cannot see it, so it reads again at every start."""
+    origin: Origin | None = None
+
+
+def checkpoints(
+    store: StreamStore, stream: str, origin: Origin | None, operator: str, position_us: int, partition: int | None
+) -> Iterator[tuple[Footprint, Body]]:
+    """The checkpoints of an operator up to a position, the newest first (rule 2)."""
+    number = operator_number(operator)
+    ends = [(stream, position_us)]
+    if origin is not None:
+        ends.append((origin.stream, min(origin.root_us, position_us)))
+    for name, end_us in ends:
+        reader = store.open(name).reader()
+        try:
+            for footprint, body in ControlLog(reader).backwards(number, partition):
+                if footprint.position_us <= end_us:
+                    yield footprint, body
+        finally:
+            reader.close()
 
 
 class Restore:
     def __init__(self, spec: Spec, store: StreamStore) -> None:
         self._spec, self._store = spec, store
         self._scratch = Scratch(spec.scratch, spec.operator, spec.lineage, spec.parents)
-        self._done = False
+        self._first = True
 
     @classmethod
     def of(cls, text: str | None, store: StreamStore) -> Restore | None:
@@ -41,26 +99,27 @@ class Restore:
 
     def again_us(self, since_us: int) -> int:
         """From where the batch that starts at `since_us` must be read."""
-        if self._done or since_us == BEGINNING_US:
-            self._done = True
+        first, self._first = self._first, False
+        if since_us == BEGINNING_US:
             return since_us
-        self._done = True
-        if not self._spec.always and self._scratch.has(self._spec.partitions, since_us):
-            return since_us
-        return self._oldest(since_us)
+        at_hand = not first if self._spec.always else self._scratch.has(self._spec.partitions, since_us)
+        return since_us if at_hand else self._oldest(since_us)
 
     def needed_us(self, until_us: int) -> int:
         """The input before this is not needed any more once the results up to `until_us` are written (L8)."""
         return self._oldest(until_us)
 
     def _oldest(self, position_us: int) -> int:
-        log = ControlLog(self._store.open(self._spec.stream).reader())
-        found = log.latest(operator_number(self._spec.operator), self._spec.partitions, position_us)
+        spec, found = self._spec, dict[int, Footprint]()
+        for footprint, _ in checkpoints(self._store, spec.stream, spec.origin, spec.operator, position_us, None):
+            found.setdefault(footprint.partition, footprint)
+            if len(found) == spec.partitions:
+                break
         if not found:
             return position_us  # The first batch of the query: there is no state yet.
-        if len(found) < self._spec.partitions:
+        if len(found) < spec.partitions:
             raise StorageError(
-                f"stream {self._spec.stream}: checkpoints of {self._spec.operator} to {instant_text(position_us)} "
-                f"exist for partitions {sorted(found)} only, of {self._spec.partitions}; it must stay the same"
+                f"stream {spec.stream}: checkpoints of {spec.operator} to {instant_text(position_us)} exist for "
+                f"partitions {sorted(found)} only, of {spec.partitions}; it must stay the same"
             )
         return min(position_us, *(f.since_us for f in found.values()))

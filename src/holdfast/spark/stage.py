@@ -5,8 +5,8 @@ Rules:
    last bit, and so do batches of any size (D9).
 2. The batch says where it begins and ends (marks). The stage starts from the version of its state at exactly the
    beginning: from memory, from scratch, or restored from the output's log and brought forward with the rows in front of
-   the batch. It never starts from anything else; if it can do none of these, it says so (`StateLost`) and the query,
-   started again, reads what is missing.
+   the batch. It never starts from anything else; if it can do none of these, because its scratch was lost after the
+   planner had seen it, it says so (`StateLost`) and the query, started again, reads what is missing.
 3. Results, boundary and checkpoints of the batch leave together. A repeated task gives the same results again.
 """
 
@@ -32,8 +32,8 @@ from holdfast.operators.numbering import NULL_KEY
 from holdfast.operators.state import Blocks
 from holdfast.protocol.cec.policy import Continuous, Measured
 from holdfast.spark import control
+from holdfast.spark.restore import Origin, checkpoints
 from holdfast.spark.versions import Scratch
-from holdfast.stream.control import ControlLog, operator_number
 from holdfast.stream.merge import FOREVER_US, MARKS
 from holdfast.stream.store import StreamStore
 
@@ -44,6 +44,8 @@ class Output:
 
     root: str
     stream: str
+    origin: Origin | None = None
+    """If the query is a fork: where its windows from before the fork have their checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -163,14 +165,12 @@ class Stage:
     def _restored(self, batch: Batch) -> Blocks:
         plan = self.plan
         assert plan.output is not None
-        log = ControlLog(StreamStore(plan.output.root).open(plan.output.stream).reader())
-        number = operator_number(plan.operator)
+        out, store = plan.output, StreamStore(plan.output.root)
         oldest: list[int] = []
 
         def bodies() -> Iterator[bytes]:
-            for footprint, body in log.backwards(number, self.partition):
-                if footprint.position_us > batch.since_us:
-                    continue
+            found = checkpoints(store, out.stream, out.origin, plan.operator, batch.since_us, self.partition)
+            for footprint, body in found:
                 if oldest and footprint.position_us < oldest[0]:
                     return
                 oldest.append(footprint.since_us)

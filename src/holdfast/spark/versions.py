@@ -1,20 +1,23 @@
 """Versions of an operator's state on scratch space: immutable tables, named by what they stand for.
 
 Rules:
-1. A version is (lineage, operator, partition, position): the state after all input before that position. It is written
-   once, by rename, and never changed; whoever writes it again writes the same.
+1. A version is (lineage, operator, partition, position): the state after all input before that position. It is one
+   file, written once, by rename, and never changed; whoever writes it again writes the same.
 2. A reader takes exactly the version it needs or none. A fork looks for the versions of its parents, too, and copies
    nothing.
-3. Scratch is not durable and need not be: the name of the machine's boot is part of the path where the space is local,
-   so what a power cut has left half-written is never looked at. What is lost is restored from the output's log.
+3. Scratch is not durable and need not be. A version has a format and checksums: one that a power cut or a disk has
+   damaged counts as lost, and what is lost is restored from the output's log.
 4. The worker that wrote a version keeps it in memory as well: usually it is the one that needs it next.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import os
+import shutil
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +27,13 @@ import pyarrow as pa
 
 from holdfast.operators.state import Blocks
 from holdfast.protocol.cec.policy import Measured
+from holdfast.stream.frame import crc32c
 
 #: Versions that stay: the one in use, the one before it (a batch may be repeated), and some for forks that start late.
 KEPT = 4
+#: Mark, format, length and checksum of the notes and of the table. The notes follow; then the table, aligned.
+_PREFIX = struct.Struct("<8sIIIIQ")
+_MAGIC, _FORMAT, _ALIGNMENT = b"HOLDVERS", 1, 64
 _memory: dict[tuple[str, str, int], tuple[int, Blocks, Measured]] = {}
 
 
@@ -42,38 +49,31 @@ class Scratch:
     def _folder(self, lineage: str, partition: int) -> Path:
         return Path(self.folder, self.operator, lineage, str(partition))
 
+    def _path(self, lineage: str, partition: int, position_us: int) -> Path:
+        return self._folder(lineage, partition) / f"{position_us}.state"
+
     def load(self, partition: int, position_us: int) -> tuple[Blocks, Measured] | None:
         """The state at exactly that position, if it is at hand."""
         for lineage in (self.lineage, *self.parents):
             kept = _memory.get((self._key(lineage), self.operator, partition))
             if kept is not None and kept[0] == position_us:
                 return kept[1], kept[2]
-            path = self._folder(lineage, partition) / f"{position_us}.arrow"
-            with contextlib.suppress(OSError, pa.ArrowInvalid):
-                with pa.memory_map(str(path)) as source:
-                    table = pa.ipc.open_file(source).read_all()
-                notes = msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=Measured)
-                return _split(pl.from_arrow(table)), notes  # type: ignore[arg-type]
+            found = _read(self._path(lineage, partition, position_us))
+            if found is not None:
+                return found
         return None
 
     def has(self, partitions: int, position_us: int) -> bool:
-        """Do all partitions have that version?"""
-        return all(
-            any(
-                (self._folder(lineage, p) / f"{position_us}.arrow").exists()
-                for lineage in (self.lineage, *self.parents)
-            )
-            for p in range(partitions)
-        )
+        """Do all partitions have that version? Looks at lengths only; who loads one looks at every byte."""
+        lineages = (self.lineage, *self.parents)
+        return all(any(_whole(self._path(lineage, p, position_us)) for lineage in lineages) for p in range(partitions))
 
     def store(self, partition: int, position_us: int, blocks: Blocks, measured: Measured) -> None:
         folder = self._folder(self.lineage, partition)
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{position_us}.arrow"
         temporary = folder / f".{position_us}.{os.getpid()}"
-        path.with_suffix(".json").write_bytes(msgspec.json.encode(measured))
-        _joined(blocks).write_ipc(temporary, compression="uncompressed")
-        os.rename(temporary, path)
+        _write(temporary, _joined(blocks), measured)
+        os.rename(temporary, self._path(self.lineage, partition, position_us))
         _memory[self._key(self.lineage), self.operator, partition] = (position_us, blocks, measured)
         self._forget(folder, position_us)
 
@@ -81,11 +81,14 @@ class Scratch:
         return f"{self.folder}/{lineage}"
 
     def _forget(self, folder: Path, position_us: int) -> None:
-        positions = sorted(int(p.stem) for p in folder.glob("*.arrow") if not p.name.startswith("."))
-        for old in [p for p in positions if p <= position_us][:-KEPT]:
-            for suffix in (".arrow", ".json"):
-                with contextlib.suppress(FileNotFoundError):
-                    (folder / f"{old}{suffix}").unlink()
+        names = os.listdir(folder)
+        positions = sorted(int(name.removesuffix(".state")) for name in names if name.endswith(".state"))
+        old = [f"{p}.state" for p in positions if p <= position_us][:-KEPT]
+        # A writer that was killed has left its temporary file; one of an earlier position cannot be under way.
+        old += [name for name in names if name.startswith(".") and int(name.split(".")[1]) < position_us]
+        for name in old:
+            with contextlib.suppress(FileNotFoundError):
+                (folder / name).unlink()
 
 
 def local_scratch() -> Path:
@@ -93,8 +96,64 @@ def local_scratch() -> Path:
     from holdfast.spark.session import own_folder
 
     boot = Path("/proc/sys/kernel/random/boot_id")
-    name = boot.read_text().strip() if boot.exists() else "unknown-boot"
-    return own_folder() / "state" / name
+    folder = own_folder() / "state"
+    if not boot.exists():
+        return folder / "unknown-boot"
+    name = boot.read_text().strip()
+    for other in folder.glob("*"):
+        if other.name != name:
+            shutil.rmtree(other, ignore_errors=True)  # Of an earlier boot: nobody is left who could want it.
+    return folder / name
+
+
+def _write(path: Path, table: pl.DataFrame, measured: Measured) -> None:
+    notes = msgspec.json.encode(measured)
+    sink = io.BytesIO()
+    table.write_ipc(sink, compression="uncompressed")
+    body = sink.getvalue()
+    with path.open("wb") as file:
+        file.write(_PREFIX.pack(_MAGIC, _FORMAT, len(notes), crc32c(notes), crc32c(body), len(body)))
+        file.write(notes)
+        file.write(bytes(-(_PREFIX.size + len(notes)) % _ALIGNMENT))
+        file.write(body)
+
+
+def _parts(prefix: bytes) -> tuple[int, int, int, int, int]:
+    """From a prefix: length and checksum of the notes, where the table begins, its checksum, where it ends."""
+    if len(prefix) < _PREFIX.size:
+        return 0, 0, 0, 0, -1
+    magic, number, length, notes_crc, body_crc, body = _PREFIX.unpack_from(prefix)
+    if magic != _MAGIC or number != _FORMAT:
+        return 0, 0, 0, 0, -1
+    start = _PREFIX.size + length
+    start += -start % _ALIGNMENT
+    return length, notes_crc, start, body_crc, start + body
+
+
+def _whole(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return _parts(file.read(_PREFIX.size))[-1] == os.fstat(file.fileno()).st_size
+    except OSError:
+        return False
+
+
+def _read(path: Path) -> tuple[Blocks, Measured] | None:
+    """A version as it was written, or None. A damaged one is removed, so that the planner sees that it is lost."""
+    try:
+        with pa.memory_map(str(path)) as source:
+            whole = source.read_buffer()
+    except (OSError, pa.ArrowInvalid):
+        return None
+    length, notes_crc, start, body_crc, end = _parts(bytes(whole.slice(0, min(whole.size, _PREFIX.size))))
+    if end == whole.size:
+        notes, body = whole.slice(_PREFIX.size, length), whole.slice(start)
+        if crc32c(notes) == notes_crc and crc32c(body) == body_crc:
+            table = pa.ipc.open_file(pa.BufferReader(body)).read_all()
+            return _split(pl.from_arrow(table)), msgspec.json.decode(notes, type=Measured)  # type: ignore[arg-type]
+    with contextlib.suppress(OSError):
+        path.unlink()
+    return None
 
 
 def _joined(blocks: Blocks) -> pl.DataFrame:

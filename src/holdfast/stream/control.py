@@ -43,7 +43,7 @@ class ControlLog:
     def __init__(self, reader: LogReader) -> None:
         self._reader = reader
 
-    def backwards(self, operator: int, partition: int | None = None) -> Iterator[tuple[Footprint, _Body]]:
+    def backwards(self, operator: int, partition: int | None = None) -> Iterator[tuple[Footprint, Body]]:
         """Headers, each with a body that is read, and checked, only on demand."""
         for path, end in reversed(self._reader.ends()):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -57,7 +57,7 @@ class ControlLog:
                     if h.first_tuple_id == operator and partition in (None, h.partition):
                         found = Footprint(operator, h.partition, h.rows, h.bucket, h.stime_min_us, h.stime_max_us,
                                           h.commit_seq)  # fmt: skip
-                        yield found, _Body(window, frame)
+                        yield found, Body(window, frame)
             finally:
                 os.close(fd)
 
@@ -110,7 +110,7 @@ def _control_headers(path: Path, end: int) -> list[Header]:
     return found
 
 
-class _Body:
+class Body:
     """Valid until the scan moves on."""
 
     def __init__(self, window: Window, frame: Frame) -> None:

@@ -1,0 +1,209 @@
+"""A stage whose state gets lost in the middle: what is restored from the log, and how much is read again. No Spark.
+
+One partition runs batch by batch as Spark would run it: planner, stage, and the log of the results. The oracle is a
+stage of its own that loses nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import holdfast
+from holdfast.model.errors import CorruptLog, StateLost, UsageError
+from holdfast.operators.functions import count, sum_
+from holdfast.operators.kernel import aggregate_kernel
+from holdfast.operators.plan import Plan
+from holdfast.operators.windows import count_window
+from holdfast.protocol.cec.policy import Continuous, Measured, continuous
+from holdfast.spark import control
+from holdfast.spark.restore import Origin, Restore, Spec, origin_of
+from holdfast.spark.stage import Batch, Output, Stage, StagePlan
+from holdfast.spark.versions import KEPT, Scratch, _memory
+
+SECOND = 1_000_000
+SCHEMA = pa.schema([("stime", pa.int64()), ("key", pa.int64()), ("count", pa.int64()), ("sum", pa.int64()),
+                    (control.COLUMN, pa.binary())])  # fmt: skip
+
+
+def tuples(seconds: int, keys: int = 40, seed: int = 1) -> list[tuple[int, int, int]]:
+    chance = random.Random(seed)
+    return [(SECOND + i * SECOND // 100, chance.randrange(keys), chance.randrange(1000)) for i in range(seconds * 100)]
+
+
+class Running:
+    """One partition of an aggregate over count windows, with its planner, scratch and log."""
+
+    def __init__(
+        self, root: Path, stream: str, given: list[tuple[int, int, int]], policy: Continuous, *, lineage: str = "main",
+        parents: tuple[str, ...] = (), origin: Origin | None = None, scratch: str = "scratch", window: int = 10,
+    ) -> None:  # fmt: skip
+        self.store, self.given, self.policy = holdfast.open(root), given, policy
+        self.stream = self.store.create(stream, "key bigint, count bigint, sum bigint", bucket="1s", exist_ok=True)
+        self.scratch = Scratch(str(root / scratch), "op", lineage, parents)
+        self.output = Output(str(root), stream, origin)
+        self.spec = Spec(stream, "op", 1, self.scratch.folder, lineage, parents, origin=origin)
+        self.planner = Restore(self.spec, self.store)
+        plan = Plan((count(), sum_("v").alias("sum")), (None, 0), {0: pl.Int64()})
+        self.kernel, self.panes = aggregate_kernel(count_window(window), plan, ("_h",))
+        self.again: list[int] = []
+        self.results: list[tuple[Any, ...]] = []
+
+    def frame(self, since: int, until: int) -> pl.DataFrame:
+        rows = [t for t in self.given if since <= t[0] < until]
+        data = {"_h": [t[1] for t in rows], "_t": [t[0] for t in rows], "_v0": [t[2] for t in rows]}
+        return pl.DataFrame(data, schema={"_h": pl.Int64, "_t": pl.Int64, "_v0": pl.Int64})
+
+    def lose(self) -> None:
+        """The machine is gone, and with it scratch and memory."""
+        _memory.clear()
+        shutil.rmtree(self.scratch.folder, ignore_errors=True)
+
+    def batch(self, number: int, since: int, until: int) -> None:
+        read_from = self.planner.again_us(since)
+        self.again.append(since - read_from)
+
+        def again(position: int) -> pl.DataFrame:
+            if position < read_from:
+                raise StateLost(f"read from {read_from} only, needed from {position}")
+            return self.frame(position, since)
+
+        names = ("stime", "_h", "count", "sum")
+        plan = StagePlan("op", self.kernel, self.panes, SCHEMA, names, SECOND, self.scratch, self.policy, self.output)
+        messages = []
+        for out in Stage(plan, 0, number).run(Batch(since, until, self.frame(since, until), again)):
+            for row in out.to_pylist():
+                raw = row.pop(control.COLUMN)
+                if raw is None:
+                    self.results.append(tuple(row.values()))
+                else:
+                    messages.append(control.decode(raw, self.stream.folder / "staging"))
+        writer = self.stream.writer()
+        writer.commit([], now_us=until, boundary_us=until, control=messages)
+        writer.release(until)
+
+    def run(self, first: int, last: int, lose_before: frozenset[int] = frozenset()) -> None:
+        for number in range(first, last):
+            if number in lose_before:
+                self.lose()
+            self.batch(number, (number + 1) * SECOND, (number + 2) * SECOND)
+
+    @property
+    def measured(self) -> Measured:
+        found = self.scratch.load(0, max(int(p.stem) for p in Path(self.scratch.folder).rglob("*.state")))
+        assert found is not None
+        return found[1]
+
+
+SLOW = continuous(period="2s", slow=0, budget=1.0)
+
+
+@pytest.fixture(autouse=True)
+def no_memory() -> None:
+    _memory.clear()
+
+
+def undisturbed(root: Path, given: list[tuple[int, int, int]], batches: int) -> list[tuple[Any, ...]]:
+    whole = Running(root / "whole", "out", given, SLOW)
+    whole.run(0, batches)
+    assert len(whole.results) > 20
+    return whole.results
+
+
+def test_a_query_that_loses_its_scratch_mid_run_restores_it_and_goes_on(tmp_path: Path) -> None:
+    """C1. The planner of the running query finds the loss and reads as much again as the log says."""
+    given = tuples(14)
+    running = Running(tmp_path, "out", given, SLOW)
+    running.run(0, 14, frozenset((5, 6, 11)))
+    assert running.results == undisturbed(tmp_path, given, 14)
+    assert [n for n, span in enumerate(running.again) if span] == [5, 6, 11]
+    assert max(running.again) <= 4 * SECOND
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "older"])
+def test_a_version_that_is_damaged_counts_as_lost_and_is_never_believed(tmp_path: Path, damage: str) -> None:
+    given = tuples(8)
+    running = Running(tmp_path, "out", given, SLOW)
+    running.run(0, 6)
+    _memory.clear()
+    (path,) = [p for p in Path(running.scratch.folder).rglob("*.state") if int(p.stem) == 7 * SECOND]
+    raw = bytearray(path.read_bytes())
+    if damage == "flip":
+        notes = raw.index(b"}") + 1  # Behind them some bytes of padding, which mean nothing.
+        for at in [*range(notes), *range(-(-notes // 64) * 64, len(raw), 7)]:
+            flipped = bytearray(raw)
+            flipped[at] ^= 4
+            path.write_bytes(flipped)
+            assert running.scratch.load(0, 7 * SECOND) is None, at
+            assert not path.exists(), "the planner must see that it is lost"
+    else:
+        path.write_bytes({"cut": raw[: len(raw) // 2], "empty": b"", "older": b"ARROW1"}[damage])
+        assert not running.scratch.has(1, 7 * SECOND)
+    running.run(6, 8)
+    assert running.results == undisturbed(tmp_path, given, 8)
+
+
+def fork(tmp_path: Path, given: list[tuple[int, int, int]]) -> Running:
+    """A fork at second 6 of a parent that has gone on long enough for its versions of then to be gone."""
+    parent = Running(tmp_path, "out", given, SLOW)
+    parent.run(0, 5 + KEPT + 2)
+    assert parent.scratch.load(0, 6 * SECOND) is None
+    return Running(tmp_path, "forked", given, SLOW, lineage="fork", parents=("main",), origin=Origin("out", 6 * SECOND))
+
+
+def test_a_fork_whose_parents_version_has_left_the_scratch_is_restored_from_the_parents_log(tmp_path: Path) -> None:
+    """Its own log and the parent's together hold its windows; what the parent did after the fork is not its own."""
+    given = tuples(14)
+    forked = fork(tmp_path, given)
+    forked.run(5, 14, frozenset((7, 8, 12)))
+    before = Running(tmp_path / "before", "out", given, SLOW)
+    before.run(0, 5)
+    assert before.results + forked.results == undisturbed(tmp_path, given, 14)
+
+
+def test_a_fork_that_does_not_name_its_parents_stream_is_refused_and_not_begun_empty(tmp_path: Path) -> None:
+    forked = fork(tmp_path, tuples(14))
+    orphan = Running(tmp_path, "orphan", forked.given, SLOW, lineage="fork", parents=("main",))
+    with pytest.raises(CorruptLog, match="no checkpoint"):
+        orphan.run(5, 6)
+
+
+def test_a_fork_remembers_where_it_parted_from_its_parent(tmp_path: Path) -> None:
+    for kind in ("offsets", "commits"):
+        (tmp_path / "c" / kind).mkdir(parents=True)
+
+    def commit(batch: int, until_us: int) -> None:
+        text = f'v1\n{{}}\n{{"format": 1, "until_us": {until_us}}}\n'
+        (tmp_path / "c" / "offsets" / str(batch)).write_text(text)
+        (tmp_path / "c" / "commits" / str(batch)).write_text("v1\n{}\n")
+
+    with pytest.raises(UsageError, match="needs a checkpoint that was forked"):
+        origin_of(tmp_path / "c", "out")
+    commit(4, 6 * SECOND)
+    assert origin_of(tmp_path / "c", "out") == Origin("out", 6 * SECOND)
+    commit(5, 7 * SECOND)
+    assert origin_of(tmp_path / "c", "out") == Origin("out", 6 * SECOND)
+
+
+def test_what_recovery_reads_again_follows_the_time_that_was_asked_for(tmp_path: Path) -> None:
+    """§4.2's extent control at work: the work that a second of input is, as measured, times what is read again."""
+    given = tuples(40, keys=400)
+    spans = {}
+    for goal in ("1us", "1h"):
+        policy = continuous(recover_within=goal, budget=1.0)
+        running = Running(tmp_path / goal, "out", given, policy, window=1000)
+        running.run(0, 39)
+        running.lose()
+        running.batch(39, 40 * SECOND, 41 * SECOND)
+        spans[goal] = running.again[-1]
+        if goal == "1h":
+            assert spans[goal] / 1e6 * running.measured.load <= 3600
+    # Not even one batch can be read again in a microsecond: then every window is saved with nearly every batch.
+    assert spans["1us"] <= 4 * SECOND
+    assert spans["1h"] >= 30 * SECOND
