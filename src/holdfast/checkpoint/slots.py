@@ -32,6 +32,13 @@ class Slots:
         """The newest state of `key` that is not newer than `version`."""
         return self._newest(_STATE + key, version)
 
+    def states(self, version: int) -> dict[bytes, bytes]:
+        """The state of every key as of `version`."""
+        prefix = self._prefix + _STATE
+        keys = dict.fromkeys(name[len(prefix) : -1] for name, _ in self._store.scan(prefix))
+        found = {key: self.read(key, version) for key in keys}
+        return {key: state for key, state in found.items() if state is not None}
+
     def mark(self, name: bytes, version: int) -> bytes | None:
         return self._newest(_MARK + name, version)
 

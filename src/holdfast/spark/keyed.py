@@ -10,17 +10,21 @@ Rules:
    leave the task and refuses to go on from an older state; *best effort* saves when due and goes on from what there is,
    saying so.
 4. What comes from scratch or store is bytes with a checksum, decoded by the operator itself; nothing is unpickled (X3).
+5. A key stays in its partition: the number of partitions is part of the plan, noted with the state, and may not change.
+6. State belongs to one query, in scratch and in the store. A fork takes its parent's over once and then keeps its own,
+   beside its checkpoint; it never writes to what is its parent's (S1). A query over past data has no state to keep.
 """
 
 from __future__ import annotations
 
 import contextlib
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -33,14 +37,36 @@ from holdfast.checkpoint.policy import Every, NoCheckpoint
 from holdfast.checkpoint.slots import Slots
 from holdfast.checkpoint.stores import open_store
 from holdfast.checkpoint.stores.log import LogStore
+from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.clock import now_us
 from holdfast.model.errors import StorageError, StreamBusy, UsageError
 from holdfast.model.names import check_name
 from holdfast.operators.udop import Instances, UserOperator
+from holdfast.spark.session import own_folder
 from holdfast.stream.disk import VolatileDisk
 
 #: How long a task waits for the one before it, on another worker, to let go of the scratch.
 _BUSY_S = 20.0
+
+
+class ForkOf(NamedTuple):
+    """What an operator in a fork must know: whose state it begins with, and where its own goes."""
+
+    query_id: str
+    scratch: str
+
+
+_fork: ContextVar[ForkOf | None] = ContextVar("_fork", default=None)
+
+
+@contextlib.contextmanager
+def forked_from(query_id: str, scratch: Path) -> Iterator[None]:
+    """Operators that are applied meanwhile, in this thread, belong to a fork of that query."""
+    token = _fork.set(ForkOf(query_id, str(scratch)))
+    try:
+        yield
+    finally:
+        _fork.reset(token)
 
 
 @dataclass(frozen=True)
@@ -53,7 +79,7 @@ class Keyed:
     schema: StructType
     checkpoint: Every | NoCheckpoint
     store: str | None
-    scratch: str
+    scratch: str | None
     time: str | None
 
     @property
@@ -62,8 +88,10 @@ class Keyed:
 
     def __call__(self, frame: DataFrame) -> DataFrame:
         """The results over a (streaming) DataFrame: `frame.transform(operator)`."""
-        task = _Task(self, to_arrow_schema(self.schema))
-        return frame.repartition(self.key).mapInArrow(task, self.schema)
+        # A number that is named, so that Spark does not put partitions together when a batch is small (rule 5).
+        partitions = int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
+        task = _Task(self, to_arrow_schema(self.schema), partitions, _fork.get())
+        return frame.repartition(partitions, self.key).mapInArrow(task, self.schema)
 
 
 def udop(
@@ -74,13 +102,13 @@ def udop(
     """An operator of your own on Spark, one instance of `prototype` per value of `key`.
 
     `store` is the address of the checkpoint store that outlives the machine ("log:/mnt/shared/…", "redis://…"); paths
-    get a folder per partition. `time` names the timestamp column that `output_after_us` and `time_to_live_us` go by.
+    get a folder per query and partition. `scratch` is a folder of the machine, by default one that only this user can
+    write to. `time` names the timestamp column that `output_after_us` and `time_to_live_us` go by.
     """
     policy = checkpoint or NoCheckpoint()
     if not isinstance(policy, NoCheckpoint) and store is None:
         raise UsageError(f"{name}: {policy} needs a store, such as store='log:/var/lib/app/checkpoints'")
     columns = _parse_datatype_string(schema) if isinstance(schema, str) else schema
-    scratch = scratch or str(Path(tempfile.gettempdir()) / "holdfast-scratch")
     made = Keyed(check_name(name), prototype, key, columns, policy, store, scratch, time)
     made.protection  # noqa: B018 - refuses a policy that does not fit
     return made
@@ -89,37 +117,51 @@ def udop(
 class _Task:
     """Runs in a Python worker, once per partition and batch."""
 
-    def __init__(self, plan: Keyed, schema: pa.Schema) -> None:
-        self._plan, self._schema = plan, schema
+    def __init__(self, plan: Keyed, schema: pa.Schema, partitions: int = 1, fork: ForkOf | None = None) -> None:
+        self._plan, self._schema, self._partitions, self._fork = plan, schema, partitions, fork
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
-        partition = context.partitionId()
+        query = context.getLocalProperty("sql.streaming.queryId")
         batch = int(context.getLocalProperty("streaming.sql.batchId") or 0)
-        query = context.getLocalProperty("sql.streaming.queryId") or f"once-{context.stageId()}"
-        with self._scratch(query, partition) as near, self._store(partition) as far:
-            yield from self._run(list(batches), batch, near, far)
+        yield from self.run(list(batches), query, batch, context.partitionId())
+
+    def run(
+        self, batches: list[pa.RecordBatch], query: str | None, batch: int, partition: int
+    ) -> Iterator[pa.RecordBatch]:
+        """The results of one batch of one partition."""
+        if query is None:
+            yield from self._run(batches, 0, Slots(MemoryStore()), None)
+            return
+        owner = self._fork.query_id if self._fork is not None else query
+        with self._near(self._own(query), partition) as near, self._far(owner, partition) as far:
+            if self._fork is not None:
+                self._adopt(batch, partition, near, far)
+            yield from self._run(batches, batch, near, far)
 
     def _run(
         self, batches: list[pa.RecordBatch], batch: int, near: Slots, far: Slots | None
     ) -> Iterator[pa.RecordBatch]:
         plan = self._plan
-        load = _Loading(plan, batch, near, far)
+        load = _Loading(plan, batch, near, far, self._partitions)
         instances = Instances(plan.name, plan.prototype, plan.key, self._schema, load=load, time=plan.time)
         results = [instances.feed(rows) for rows in _in_order(batches)]
         states = {key: instances.snapshot(key)[1] for key in instances.touched}
-        near.save(states, batch + 1, {**load.marks, b"batch": b"%d" % (batch + 1)})
-        if far is not None:
+        near.save(states, batch + 1, self._marks(batch + 1))
+        if far is not None and self._fork is None:
             self._save(states, sum(rows.num_rows for rows in batches), batch, near, far)
         for table in results:
             yield from table.to_batches()
+
+    def _marks(self, batch: int) -> dict[bytes, bytes]:
+        return {b"partitions": b"%d" % self._partitions, b"batch": b"%d" % batch}
 
     def _save(self, states: dict[bytes, bytes], rows: int, batch: int, near: Slots, far: Slots) -> None:
         policy = self._plan.checkpoint
         assert isinstance(policy, Every)
         if policy.exact:
-            far.save(states, batch + 1, {b"batch": b"%d" % (batch + 1)})
+            far.save(states, batch + 1, self._marks(batch + 1))
             return
         # What is due is judged over all keys of the partition: their states of this moment belong together.
         pending = near.pending | dict.fromkeys(states)
@@ -128,17 +170,34 @@ class _Task:
         due = now_us() - since >= policy.us if policy.us is not None else events >= (policy.events or 1)
         if due:
             everything = {key: near.read(key, batch + 1) or b"" for key in pending}
-            far.save(everything, batch + 1, {b"batch": b"%d" % (batch + 1)})
+            far.save(everything, batch + 1, self._marks(batch + 1))
             pending, events, since = {}, 0, now_us()
         near.note(pending, {b"events": b"%d" % events, b"saved_us": b"%d" % since})
 
+    def _adopt(self, batch: int, partition: int, near: Slots, far: Slots | None) -> None:
+        """Rule 6: at the first batch of a fork, all states that its parent had there."""
+        assert self._fork is not None
+        if near.mark(b"batch", batch) is not None:
+            return
+        wanted = b"%d" % batch
+        with self._near(self._scratch() / self._fork.query_id, partition) as elder:
+            for parent in (elder, far):
+                if parent is not None and parent.mark(b"batch", batch) == wanted:
+                    near.save(parent.states(batch), batch, self._marks(batch))
+                    return
+
+    def _scratch(self) -> Path:
+        return Path(self._plan.scratch) if self._plan.scratch is not None else own_folder() / "operators"
+
+    def _own(self, query: str) -> Path:
+        return self._scratch() / query if self._fork is None else Path(self._fork.scratch)
+
     @contextlib.contextmanager
-    def _scratch(self, query: str, partition: int) -> Iterator[Slots]:
-        folder = Path(self._plan.scratch) / query / self._plan.name / str(partition)
+    def _near(self, folder: Path, partition: int) -> Iterator[Slots]:
         until = time.monotonic() + _BUSY_S
         while True:
             try:
-                store = LogStore(folder, background=False, disk=VolatileDisk())
+                store = LogStore(folder / self._plan.name / str(partition), background=False, disk=VolatileDisk())
                 break
             except StreamBusy:
                 if time.monotonic() > until:
@@ -148,16 +207,16 @@ class _Task:
             yield Slots(store)
 
     @contextlib.contextmanager
-    def _store(self, partition: int) -> Iterator[Slots | None]:
+    def _far(self, query: str, partition: int) -> Iterator[Slots | None]:
         plan = self._plan
         if plan.store is None or isinstance(plan.checkpoint, NoCheckpoint):
             yield None
             return
         kind = plan.store.partition(":")[0]
         local = kind in ("log", "files", "rocksdb")
-        address = f"{plan.store}/{plan.name}/{partition}" if local else plan.store
+        address = f"{plan.store}/{plan.name}/{query}/{partition}" if local else plan.store
         with open_store(address) as store:
-            yield Slots(store, b"" if local else f"{plan.name}/{partition}/".encode())
+            yield Slots(store, b"" if local else f"{plan.name}/{query}/{partition}/".encode())
 
 
 def _in_order(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
@@ -173,10 +232,16 @@ def _in_order(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
 class _Loading:
     """The state of a key at the beginning of a batch (rules 1 and 3)."""
 
-    def __init__(self, plan: Keyed, batch: int, near: Slots, far: Slots | None) -> None:
+    def __init__(self, plan: Keyed, batch: int, near: Slots, far: Slots | None, partitions: int) -> None:
         self._plan, self._batch, self._near, self._far = plan, batch, near, far
-        self.marks: dict[bytes, bytes] = {}
         begun = near.mark(b"batch", batch)
+        for kept in (near, far):
+            known = None if kept is None else kept.mark(b"partitions", batch)
+            if known is not None and int(known) != partitions:
+                raise UsageError(
+                    f"{plan.name}: its state lies in {int(known)} partitions, the query has {partitions}; a query must "
+                    f"keep their number for life; set spark.sql.shuffle.partitions to {int(known)}, or start it anew"
+                )
         self._near_is_complete = batch == 0 or begun == b"%d" % batch
         if not self._near_is_complete:
             self._recover()

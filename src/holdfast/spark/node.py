@@ -35,6 +35,7 @@ from holdfast.spark.beginning import begin_anew, load_beginning
 from holdfast.spark.fork import fork_checkpoint, last_commit
 from holdfast.spark.forked import ready_mark
 from holdfast.spark.frames import read_stream
+from holdfast.spark.keyed import forked_from
 from holdfast.spark.wal import read_wal
 from holdfast.stream.store import Stream, StreamStore
 from holdfast.stream.waiting import Waiting, waiting_results
@@ -136,7 +137,8 @@ class NodeQueries:
         rested = monotonic_us()
         forked = progress_of(checkpoint)
         assert forked.until_us is not None, "every batch of ours has one input with an stime"
-        frame = self._results(plan=str(plan))
+        with forked_from(self._query_id(), plan.with_name("operators")):
+            frame = self._results(plan=str(plan))
         branch = os.urandom(8).hex()
         query = self._start(frame, f"{self._node.name}-fork-{fork}", checkpoint, {"branch": branch})
         log.info("%s: fork %d of batch %d taken in %d ms, started in %d ms", self._node.name, fork, forked.batch_id,
@@ -145,7 +147,7 @@ class NodeQueries:
 
     def _fork_at_rest(self, checkpoint: Path) -> Waiting:
         """Fork between two batches, so that checkpoint and waiting results are of the same moment."""
-        query_id = json.loads((self.checkpoint / "metadata").read_text())["id"]
+        query_id = self._query_id()
         output = StreamStore(self._outputs).open(self._node.output)
         deadline = monotonic_us() + _SETTLE_US_MAX
         while True:
@@ -162,6 +164,9 @@ class NodeQueries:
                     f"not commit it; it must have stopped there; look for its error in the log"
                 )
             pause(_SETTLE_POLL_US)
+
+    def _query_id(self) -> str:
+        return str(json.loads((self.checkpoint / "metadata").read_text())["id"])
 
     @staticmethod
     def ready(fork: RunningFork) -> bool:

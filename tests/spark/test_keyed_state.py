@@ -1,0 +1,112 @@
+"""Whose state an operator of one's own begins with, and whose it never touches. Tasks are run by hand: no Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import LongType, StringType, StructType
+
+from holdfast.checkpoint.policy import every
+from holdfast.checkpoint.stores import open_store
+from holdfast.model.errors import StorageError, UsageError
+from holdfast.operators.udop import UserOperator, decode, encode
+from holdfast.spark.keyed import ForkOf, Keyed, _Task, udop
+from holdfast.spark.session import own_folder
+
+EXACT = every("1ms", exact=True)
+
+
+class Summing(UserOperator):
+    def __init__(self) -> None:
+        self.sum = 0
+
+    def process(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+        self.sum += row["value"]
+        return [{"key": row["key"], "sum": self.sum}]
+
+    def checkpoint(self) -> bytes:
+        return encode(self.sum)
+
+    def restore(self, saved: bytes) -> None:
+        self.sum = decode(saved)
+
+
+def make(tmp_path: Path, checkpoint: Any, scratch: bool = True) -> Keyed:
+    schema = StructType().add("key", StringType()).add("sum", LongType())
+    store = None if checkpoint is None else f"log:{tmp_path}/far"
+    return udop("running", Summing, key="key", schema=schema, checkpoint=checkpoint, store=store,
+                scratch=str(tmp_path / "near") if scratch else None)  # fmt: skip
+
+
+def task(operator: Keyed, partitions: int = 1, fork: ForkOf | None = None) -> _Task:
+    return _Task(operator, to_arrow_schema(operator.schema), partitions, fork)
+
+
+def sums(ran: _Task, query: str | None, batch: int, *values: tuple[str, int]) -> list[tuple[str, int]]:
+    rows = pa.record_batch({"key": [k for k, _ in values], "value": [v for _, v in values]})
+    return [(r["key"], r["sum"]) for out in ran.run([rows], query, batch, 0) for r in out.to_pylist()]
+
+
+def saved(tmp_path: Path, query: str) -> dict[bytes, Any]:
+    with open_store(f"log:{tmp_path}/far/running/{query}/0") as store:
+        return {key: store.get(key) for key, _ in store.scan()}
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_fork_begins_with_its_parents_state_and_leaves_it_alone(tmp_path: Path, lost: bool) -> None:
+    """S1, D1: what a fork computes is tentative; in its parent's store it would become stable."""
+    operator = make(tmp_path, EXACT)
+    main = task(operator)
+    assert sums(main, "q", 0, ("a", 1), ("b", 10)) == [("a", 1), ("b", 10)]
+    assert sums(main, "q", 1, ("a", 2)) == [("a", 3)]
+    before = saved(tmp_path, "q")
+    if lost:
+        (tmp_path / "near").rename(tmp_path / "elsewhere")
+    fork = task(operator, fork=ForkOf("q", str(tmp_path / "fork" / "operators")))
+    assert sums(fork, "f", 2, ("a", 100)) == [("a", 103)]
+    assert sums(fork, "f", 3, ("a", 100), ("b", 100)) == [("a", 203), ("b", 110)]
+    assert saved(tmp_path, "q") == before
+    assert sums(main, "q", 2, ("b", 5), ("a", 4)) == [("b", 15), ("a", 7)]
+    assert [p.name for p in (tmp_path / "far" / "running").iterdir()] == ["q"], "a fork's state goes with its folder"
+
+
+def test_a_fork_that_finds_its_parents_state_nowhere_is_refused_where_exact_was_promised(tmp_path: Path) -> None:
+    operator = make(tmp_path, EXACT)
+    fork = task(operator, fork=ForkOf("q", str(tmp_path / "fork" / "operators")))
+    with pytest.raises(StorageError, match="neither on this machine nor in"):
+        sums(fork, "f", 2, ("a", 100))
+
+
+def test_two_queries_with_one_operator_do_not_share_its_state(tmp_path: Path) -> None:
+    operator = make(tmp_path, EXACT)
+    for query in ("q", "r"):
+        assert sums(task(operator), query, 0, ("a", 1)) == [("a", 1)]
+        assert sums(task(operator), query, 1, ("a", 1)) == [("a", 2)]
+
+
+def test_the_number_of_partitions_must_stay(tmp_path: Path) -> None:
+    """A key that moves to another partition would begin anew there, in silence."""
+    operator = make(tmp_path, None)
+    sums(task(operator, 2), "q", 0, ("a", 1))
+    with pytest.raises(UsageError, match="lies in 2 partitions, the query has 3"):
+        sums(task(operator, 3), "q", 1, ("a", 1))
+    assert sums(task(operator, 2), "q", 1, ("a", 1)) == [("a", 2)]
+
+
+def test_a_query_over_past_data_leaves_no_state_behind(tmp_path: Path) -> None:
+    operator = make(tmp_path, EXACT)
+    for _ in range(2):
+        assert sums(task(operator), None, 0, ("a", 1), ("a", 2)) == [("a", 1), ("a", 3)]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_scratch_lies_where_nobody_else_can_put_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """X1: a folder that anybody may make in /tmp could hold anybody's state."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    sums(task(make(tmp_path, None, scratch=False)), "q", 0, ("a", 1))
+    assert (own_folder() / "operators" / "q" / "running" / "0").is_dir()
+    assert own_folder().stat().st_mode & 0o077 == 0
