@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 from pathlib import Path
 
@@ -371,6 +372,27 @@ def test_a_copy_of_the_head_begins_near_the_end(tmp_path: Path) -> None:
         assert numbers(copy.pieces(31, 2), copy.definition)[:2] == [31000, 31001]
 
     asyncio.run(play())
+
+
+def test_a_copy_whose_link_keeps_breaking_holds_no_more_files_and_stays_readable(tmp_path: Path) -> None:
+    origin = Origin(tmp_path / "o")
+    copy = Copy(tmp_path / "c", origin.definition)
+
+    async def follow(link: Link, bucket: int) -> int:
+        origin.fill(bucket, bucket + 1)
+        async with following(copy, link, Lane.HEAD, bucket * SECOND) as told:
+            await until(lambda: told and told[-1].boundary_us == (bucket + 1) * SECOND)
+        return len(os.listdir("/proc/self/fd"))
+
+    async def play() -> None:
+        link = local(origin)
+        files = [await follow(link, bucket) for bucket in range(1, 12)]
+        assert max(files) <= files[1] + 1
+        for bucket in (1, 5, 9, 11):
+            assert numbers(copy.pieces(bucket), copy.definition) == ([bucket * 1000 + k for k in range(3)])
+
+    asyncio.run(play())
+    copy.close()
 
 
 def test_a_copy_forgets_what_another_life_left(tmp_path: Path) -> None:

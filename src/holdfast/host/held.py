@@ -217,6 +217,7 @@ class Held:
             retain(self.folder, self.definition, now, disk=self._disk, policy=_ACKNOWLEDGED)
 
     def close(self) -> None:
+        """Take nothing more and hold no file. What is here stays readable: whoever looks opens it again."""
         with self._lock:
             self._writer.release(self._clock())
             self.reader.close()

@@ -200,6 +200,8 @@ class Copy:
     def _begin(self, portion: Portion, from_us: int) -> _Incarnation:
         size = self.definition.bucket_us
         self._count += 1
+        if self._incarnations:
+            self._incarnations[-1].held.close()  # A link that breaks all the time must not use up the process's files.
         folder = self.folder / f"{self._count:06d}"
         held = Held(folder, self.definition, VolatileDisk(), self._clock)
         first_us = max(from_us, portion.root_us, portion.gap_us or BEGINNING_US)
@@ -237,6 +239,8 @@ class Copy:
         """As `Mirror.pieces`, from the newest beginning that has the bucket (and `tuples` of it, if given)."""
         for incarnation in reversed(self._incarnations):
             found = incarnation.held.pieces(bucket, tuples)
+            if incarnation is not self._incarnations[-1]:
+                incarnation.held.close()
             if tuples is not None and sum(place.fields.rows for place in found) < tuples:
                 continue
             if found or incarnation.covers(bucket):
