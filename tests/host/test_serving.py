@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,8 @@ from holdfast.model.errors import BadName, CorruptLog, PeerError, UnknownStream,
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US
 from holdfast.protocol.dpc.signals import Lane
 from holdfast.stream.definition import Retention
+from holdfast.stream.disk import Disk
+from holdfast.stream.holes import note_hole, read_holes
 from tests.host.conftest import SECOND, Origin, until
 
 
@@ -116,7 +117,7 @@ def test_retention_of_what_was_sent_already_is_no_gap(tmp_path: Path) -> None:
 def test_a_range_that_the_host_skipped_is_a_gap(tmp_path: Path) -> None:
     origin = Origin(tmp_path)
     origin.fill(1, 4)
-    (origin.stream.folder / "holes").write_text(json.dumps({"first_us": 4 * SECOND, "upto_us": 9 * SECOND}) + "\n")
+    note_hole(origin.stream.folder, 4 * SECOND, 9 * SECOND, Disk())
     origin.fill(9, 12)
     serving = Serving(origin.store)
     before = serving.pull("s", Lane.MAIN, SECOND)
@@ -268,3 +269,14 @@ def test_damage_on_the_disk_is_not_handed_on(tmp_path: Path) -> None:
     segment.write_bytes(data)
     with pytest.raises(CorruptLog, match="does not match its checksum"):
         serving.pull("s", Lane.MAIN, 0)
+
+
+def test_a_damaged_note_of_a_hole_is_found_before_it_is_believed(tmp_path: Path) -> None:
+    """L4: with a wrong number a reader would be told of a gap that is not there, or not told of one that is."""
+    note_hole(tmp_path, 4 * SECOND, 9 * SECOND, Disk())
+    note_hole(tmp_path, 4 * SECOND, 9 * SECOND, Disk())
+    assert [(h.first_us, h.upto_us) for h in read_holes(tmp_path)] == [(4 * SECOND, 9 * SECOND)]
+    path = tmp_path / "holes"
+    path.write_bytes(path.read_bytes().replace(b"9000000", b"8000000"))
+    with pytest.raises(CorruptLog):
+        read_holes(tmp_path)

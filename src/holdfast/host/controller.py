@@ -157,8 +157,8 @@ class Controller:
     def _last_fork(self) -> int:
         try:
             return int((self._home / "fork").read_text())
-        except FileNotFoundError:
-            return 0
+        except (FileNotFoundError, ValueError):
+            return 0  # No fork of an earlier process is left: a number that got lost costs nothing.
 
     def stop_queries(self) -> None:
         """Stop both queries; what they have committed is the next start's beginning. Takes Spark a moment."""

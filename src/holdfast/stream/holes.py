@@ -1,7 +1,7 @@
 """Holes: ranges of a stream that were never written, because the input they depend on was gone (003 §4.9.4).
 
 A stream with holes comes from a convergent-capable query that went on behind a gap. Whoever reads across a hole is told
-so; nothing is left out in silence (D14). One JSON object a line, in the order of time.
+so; nothing is left out in silence (D14). One sealed file per stream, holes in the order of time.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.model.errors import CorruptLog
 from holdfast.stream.disk import Disk
+from holdfast.stream.frame import FORMAT_VERSION
+from holdfast.stream.sealed import seal, unseal
 
 
 class Hole(msgspec.Struct, frozen=True):
@@ -21,22 +22,22 @@ class Hole(msgspec.Struct, frozen=True):
     upto_us: int
 
 
-_decoder = msgspec.json.Decoder(Hole)
+class Holes(msgspec.Struct, frozen=True):
+    format: int = FORMAT_VERSION
+    holes: tuple[Hole, ...] = ()
 
 
 def holes_path(stream_folder: Path) -> Path:
     return stream_folder / "holes"
 
 
-def read_holes(stream_folder: Path) -> list[Hole]:
+def read_holes(stream_folder: Path) -> tuple[Hole, ...]:
     """All holes of a stream, in order."""
     path = holes_path(stream_folder)
     try:
-        return [_decoder.decode(line) for line in path.read_bytes().splitlines()]
+        return unseal(path.read_bytes(), Holes, str(path)).holes
     except FileNotFoundError:
-        return []
-    except msgspec.MsgspecError as error:
-        raise CorruptLog(f"{path}: it cannot be read ({error}); restore it from a replica") from error
+        return ()
 
 
 def note_hole(stream_folder: Path, first_us: int, upto_us: int, disk: Disk) -> None:
@@ -44,5 +45,4 @@ def note_hole(stream_folder: Path, first_us: int, upto_us: int, disk: Disk) -> N
     known = read_holes(stream_folder)
     if known and known[-1].upto_us >= upto_us:
         return
-    lines = [msgspec.json.encode(hole) + b"\n" for hole in (*known, Hole(first_us, upto_us))]
-    disk.replace_file(holes_path(stream_folder), b"".join(lines))
+    disk.replace_file(holes_path(stream_folder), seal(Holes(holes=(*known, Hole(first_us, upto_us)))))
