@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.model.errors import CorruptLog, UsageError
 from holdfast.model.tuples import TupleType
+from holdfast.stream.holes import note_hole
 from holdfast.stream.store import Stream, StreamStore
 from holdfast.stream.subscriber import Subscriber
 from tests.faults.units import QuietDisk
@@ -263,3 +264,22 @@ def test_a_branch_dropped_while_it_is_read_is_no_error(tmp_path: Path) -> None:
         after = polled(subscriber)
         assert [s for s in after if isinstance(s, int)] == list(range(1, 7))
         assert ("REC_DONE" in after) == any(isinstance(s, str) for s in said)
+
+
+def test_a_range_that_was_never_written_is_said_and_not_taken_for_empty(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D14"""
+    stream = filled(tmp_path, 4)
+    note_hole(stream.folder, -(2**62), 0, QuietDisk())
+    note_hole(stream.folder, 4 * SECOND, 7 * SECOND, QuietDisk())
+    early, late = stream.subscribe(start=1.0), stream.subscribe(start="beginning")
+    assert polled(early) == [1, 2, 3]
+    assert early.holes == []
+    send(stream, range(7, 9))
+    assert polled(early) == [7, 8]
+    assert polled(early) == []
+    assert [(h.first_us, h.upto_us) for h in early.holes] == [(4 * SECOND, 7 * SECOND)]
+    assert caplog.text.count("the input for them was gone") == 1
+    assert polled(late) == [0, 1, 2, 3, 7, 8]
+    assert len(late.holes) == 2

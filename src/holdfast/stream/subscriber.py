@@ -2,10 +2,13 @@
 
 Iterating yields Arrow batches (`for batch in subscriber`) or rows (`for row in subscriber.rows()`). Iteration waits
 for more and ends when the stream was closed at its end and everything was delivered; `poll` never waits.
+
+A range that its node could not write, because the input was gone, is passed with a warning and noted in `holes` (D14).
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -16,15 +19,18 @@ import pyarrow as pa
 from holdfast.clock import monotonic_us, now_us, pause
 from holdfast.model.errors import CorruptLog, HoldfastError, Removed, UsageError
 from holdfast.model.schema import STIME_TYPE, reader_schema
-from holdfast.model.time import BEGINNING_US, duration_us, instant_us
+from holdfast.model.time import BEGINNING_US, duration_us, instant_text, instant_us
 from holdfast.model.tuples import TupleType
 from holdfast.stream.acks import acknowledge
 from holdfast.stream.branch import BranchReader
 from holdfast.stream.definition import Definition
 from holdfast.stream.disk import Disk
+from holdfast.stream.holes import Hole, read_holes
 from holdfast.stream.reader import LogReader, with_header
 from holdfast.stream.subscription import BranchView, Range, Step, Subscription
 from holdfast.stream.worth import Worth, Worths
+
+_logger = logging.getLogger(__name__)
 
 #: A look costs a few microseconds; waiting starts short for latency and grows so that idle readers cost nothing.
 _WAIT_US_MIN, _WAIT_US_MAX = 1_000, 20_000
@@ -73,6 +79,8 @@ class Subscriber:
         if name is not None:
             # Known from now on: retention waits for what it has not acknowledged yet.
             acknowledge(folder, name, self._core.stable_until_us, now_us(), Disk())
+        #: Ranges that were passed and never written.
+        self.holes: list[Hole] = []
         self._last_stable_id = 0
         self._last_stable_stime_us: int | None = None
 
@@ -128,9 +136,22 @@ class Subscriber:
         for step in steps:
             yield from self._take(step)
             if isinstance(step, Range) and step.source == "main":
+                self._pass_holes(step)
                 self._delivered_us = step.end_us
         if self._boundaries and self._delivered_us > before:
             yield self._control(TupleType.BOUNDARY, 0, self._delivered_us)
+
+    def _pass_holes(self, step: Range) -> None:
+        for hole in read_holes(self.folder):
+            if hole.first_us < step.end_us and hole.upto_us > step.start_us and hole not in self.holes:
+                self.holes.append(hole)
+                first, upto = instant_text(hole.first_us), instant_text(hole.upto_us)
+                _logger.warning(
+                    "stream %s has no tuples from %s to %s: the input for them was gone",
+                    self.definition.name,
+                    first,
+                    upto,
+                )
 
     def _branch_view(self) -> BranchView | None:
         root = self._branch.refresh() if self._branch is not None else None
