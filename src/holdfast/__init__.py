@@ -33,12 +33,13 @@ from holdfast.stream.subscriber import Subscriber
 
 if TYPE_CHECKING:
     from holdfast.app import App
+    from holdfast.host.connection import connect
 
 __version__ = "0.1.0"
 __all__ = [
     "App", "Bound", "CorruptLog", "Fenced", "HoldfastError", "LateTuple", "Producer", "Retention", "SchemaError",
     "StorageError", "Stream", "StreamBusy", "StreamFull", "StreamStore", "Subscriber", "TupleType", "UnknownStream",
-    "UsageError", "open",
+    "UsageError", "connect", "open",
 ]  # fmt: skip
 
 
@@ -48,9 +49,13 @@ def open(root: str | os.PathLike[str]) -> StreamStore:
 
 
 def __getattr__(name: str) -> Any:
-    """`App` on first use: who only reads and writes streams need not wait for the protocol."""
+    """`App` and `connect` on first use: who only reads and writes streams need not wait for the protocol."""
     if name == "App":
         from holdfast.app import App
 
         return App
+    if name == "connect":
+        from holdfast.host.connection import connect
+
+        return connect
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
+import pyarrow as pa
 import typer
 
 from holdfast.cli.session import Json, Name, Root, Session
@@ -12,7 +15,10 @@ from holdfast.cli.tuples import Printer
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US
 from holdfast.model.tuples import TupleType
 from holdfast.stream.store import Stream
-from holdfast.stream.subscriber import Row, Subscriber
+from holdfast.stream.subscriber import Subscriber
+
+if TYPE_CHECKING:
+    from holdfast.host.client_subscriber import ClientSubscriber
 
 _LAST_DEFAULT = 10
 
@@ -26,41 +32,66 @@ def command(
     boundaries: Annotated[bool, typer.Option("--boundaries", help="With the promises that close buckets.")] = False,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", "-f", help="Wait for more, until Ctrl-C.")] = False,
     last: Annotated[int, typer.Option("-n", help="How many of the last tuples.")] = _LAST_DEFAULT,
+    deployment: Annotated[
+        Path | None,
+        typer.Option("--deployment", "-d", metavar="FILE", help="Read it from the hosts of this deployment instead."),
+    ] = None,
     root: Root = None,
     json: Json = False,
 ) -> None:
     """Show tuples: stable ones in green, tentative ones in yellow, UNDO and REC_DONE in red.
 
-    A tuple is shown once its bucket is complete.
+    A tuple is shown once its bucket is complete. With a deployment, the stream is read over the network from whichever
+    of its replicas is best, and goes on with another one when that fails.
 
     \b
     holdfast tail monitor1
     holdfast tail monitor1 -f --tentative --boundaries
     holdfast tail monitor1 --from 2026-03-01T12:00 --json
+    holdfast tail active_sources --deployment netmon.yaml -f --tentative
     """
     session = Session(root, json)
-    stream = session.store.open(name)
     if last < 0:
         raise typer.BadParameter(f"-n must be 0 or more; got {last}")
+    wanted: dict[str, Any] = {"tentative": tentative, "boundaries": boundaries}
+    if start is not None:
+        wanted |= {"bucket": _number(start)} if start.startswith("bucket:") else {"start": start}
+    if deployment is not None:
+        _from_hosts(session, deployment, name, wanted, last, follow)
+        return
+    stream = session.store.open(name)
     skip = 0
     if start is None:
-        start_us, skip = _last(stream, last)
-        subscriber = stream.subscribe(bucket=start_us, tentative=tentative, boundaries=boundaries)
-    elif start.startswith("bucket:"):
-        subscriber = stream.subscribe(bucket=_number(start), tentative=tentative, boundaries=boundaries)
-    else:
-        subscriber = stream.subscribe(start=start, tentative=tentative, boundaries=boundaries)
-    with subscriber:
-        printer = Printer(session)
-        for rows in _batches(subscriber, follow):
-            for row in rows:
-                if skip and row.type is TupleType.INSERTION:
-                    skip -= 1
-                    continue
-                printer.show(row, subscriber.worth(row.stime) if row.type is TupleType.TENTATIVE else None)
-            printer.flush()
+        wanted["bucket"], skip = stream.last(last)
+    with stream.subscribe(**wanted) as subscriber:
+        _show(session, subscriber, subscriber.batches() if follow else subscriber.poll(), skip)
     if not follow and not json:
         _mention_open(session, stream)
+
+
+def _from_hosts(session: Session, deployment: Path, name: str, wanted: dict[str, Any], last: int, follow: bool) -> None:
+    import holdfast
+
+    with contextlib.ExitStack() as closing:
+        hosts = closing.enter_context(holdfast.connect(deployment))
+        skip = 0
+        if "start" not in wanted and "bucket" not in wanted:
+            wanted["bucket"], skip = hosts.last(name, last)
+        subscriber = closing.enter_context(hosts.subscribe(name, **wanted))
+        _show(session, subscriber, subscriber.batches() if follow else subscriber.present(), skip)
+
+
+def _show(
+    session: Session, subscriber: Subscriber | ClientSubscriber, batches: Iterator[pa.RecordBatch], skip: int
+) -> None:
+    printer = Printer(session)
+    for batch in batches:
+        for row in subscriber.rows_of(batch):
+            if skip and row.type is TupleType.INSERTION:
+                skip -= 1
+                continue
+            printer.show(row, subscriber.worth(row.stime) if row.type is TupleType.TENTATIVE else None)
+        printer.flush()
 
 
 def _mention_open(session: Session, stream: Stream) -> None:
@@ -72,31 +103,6 @@ def _mention_open(session: Session, stream: Stream) -> None:
         reader.close()
     if rows:
         session.note(f"{rows} more are in buckets that are still open; they are shown once a boundary closes them")
-
-
-def _batches(subscriber: Subscriber, follow: bool) -> Iterator[list[Row]]:
-    for batch in subscriber.batches() if follow else subscriber.poll():
-        yield list(subscriber.rows_of(batch))
-
-
-def _last(stream: Stream, count: int) -> tuple[int, int]:
-    """The bucket in which the last `count` complete tuples begin, and how many of its tuples come before them."""
-    size = stream.definition.bucket_us
-    reader = stream.reader()
-    try:
-        until = reader.closed_until_us
-        found = reader.extents(BEGINNING_US, until)
-        if count == 0 or not found:
-            return until // size, 0
-        rows, bucket = 0, found[-1].fields.bucket
-        for extent in reversed(found):
-            if rows >= count and extent.fields.bucket != bucket:
-                break
-            bucket = extent.fields.bucket
-            rows += extent.fields.rows
-        return bucket, max(0, rows - count)
-    finally:
-        reader.close()
 
 
 def _number(start: str) -> int:

@@ -37,7 +37,7 @@ class Printer:
             return
         text = self.text(row)
         if worth is not None:
-            text += f"  (worth {worth.worth:.0%}: {', '.join(worth.inputs)})"
+            text += f"  (worth {worth.worth:.0%}{': ' if worth.inputs else ''}{', '.join(worth.inputs)})"
         self._out.write(f"\x1b[{COLOURS[row.type]}m{text}\x1b[0m\n" if self._colour else text + "\n")
 
     def text(self, row: Row) -> str:

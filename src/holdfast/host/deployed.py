@@ -39,7 +39,7 @@ async def _run(deployment: Deployment, name: str) -> None:
     host = Host(name, catalog, spec.root, spark, token)
     service = Service(
         host.serving, _access(spec, token), deliver=host.deliver, status=host.status, fault=host.fault, stop=host.stop,
-        answers=host.answers, cuts=host.cuts,
+        answers=host.answers, report=host.report, cuts=host.cuts,
     )  # fmt: skip
     loop = asyncio.get_running_loop()
     for end in (signal.SIGTERM, signal.SIGINT):

@@ -29,7 +29,7 @@ from holdfast.host.network import Network, SourceVoice
 from holdfast.host.remote import MirroredIntake, copies_of
 from holdfast.host.serving import Serving
 from holdfast.model.errors import HoldfastError, PeerError, UnknownStream, UsageError
-from holdfast.protocol.dpc.messages import Message
+from holdfast.protocol.dpc.messages import Message, StreamReport
 from holdfast.spark.node import NodeQueries
 from holdfast.stream.definition import Definition
 from holdfast.stream.store import StreamStore
@@ -60,6 +60,7 @@ class Host:
         self.cuts = Cuts()
         self.serving = Serving(self.store)
         self.controllers: dict[str, Controller] = {}
+        self._voices: dict[str, SourceVoice] = {}
         self._network = Network(name, self.cuts, self._say_abroad)
         self._links: dict[str, Link] = {}
         self._under_way: dict[str, set[asyncio.Task[None]]] = {}
@@ -74,7 +75,8 @@ class Host:
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Run until `stop`."""
         for stream in self.catalog.sources_on(self.name):
-            self._network.add_source(replica_name(stream, self.name), SourceVoice(self.store, stream))
+            self._voices[stream] = SourceVoice(self.store, stream)
+            self._network.add_source(replica_name(stream, self.name), self._voices[stream])
         nodes = self.catalog.nodes_on(self.name)
         if nodes:
             self._spark = await asyncio.get_running_loop().run_in_executor(None, self._make_spark)
@@ -197,6 +199,20 @@ class Host:
             return stream in self.catalog.sources_on(self.name)
         controller = self.controllers.get(replica_name(producer.name, self.name))
         return controller is not None and controller.serves
+
+    def report(self, stream: str) -> StreamReport | None:
+        """How a stream of this host does, as a keepalive reply would say; None: nothing is said yet (D12)."""
+        known = self.catalog.diagram
+        producer = known.producer_of(stream) if stream in known.streams else None
+        if producer is None and stream in self._voices:
+            reply = self._voices[stream].reply()
+            return None if reply is None else reply.reports[0]
+        if producer is None or producer not in self.catalog.nodes_on(self.name):
+            raise UnknownStream(f"stream {stream} is not produced on host {self.name}; ask another, or check the name")
+        controller = self.controllers.get(replica_name(producer.name, self.name))
+        if controller is None or controller.core is None or not controller.serves:
+            return None
+        return controller.core.report()
 
     # -- other hosts -------------------------------------------------------------------------------------------------
 

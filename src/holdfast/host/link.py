@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 import aiohttp
+import msgspec
 
 from holdfast.host.serving import Serving
 from holdfast.host.wire import (
@@ -27,15 +28,18 @@ from holdfast.host.wire import (
     PORTION_BYTES,
     PORTION_BYTES_MAX,
     PORTION_TYPE,
+    AckOrder,
     Portion,
     Position,
     decode_definition,
+    decode_last,
     decode_portion,
+    decode_report,
     encode_message,
 )
 from holdfast.inputs.network import is_loopback
 from holdfast.model.errors import HoldfastError, PeerError, UsageError
-from holdfast.protocol.dpc.messages import Message
+from holdfast.protocol.dpc.messages import Message, StreamReport
 from holdfast.protocol.dpc.signals import Lane
 from holdfast.stream.definition import Definition
 
@@ -51,6 +55,14 @@ _ERROR_BYTES_MAX = 4096
 
 T = TypeVar("T")
 Deliver = Callable[[str, str, Message], None]
+
+
+class Refused(PeerError):
+    """The host is there and says no."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
 
 
 class Link(ABC):
@@ -138,7 +150,7 @@ class HttpLink(Link):
     ) -> Portion:
         where = {"cursor": position} if isinstance(position, str) else {"from_us": str(position)}
         asked = {**where, "wait_ms": str(round(wait_s * 1000)), "bytes_max": str(bytes_max)}
-        path = f"/v1/streams/{quote(stream, safe='')}/{lane.name.lower()}"
+        path = f"{_path(stream)}/{lane.name.lower()}"
         data = await self._ask("GET", path, wait_s, PORTION_BYTES_MAX + HEAD_BYTES_MAX, params=asked, kind=PORTION_TYPE)
         portion = decode_portion(data)
         if (portion.stream, portion.lane) != (stream, lane):
@@ -150,11 +162,27 @@ class HttpLink(Link):
         await self._ask("POST", "/v1/messages", 0, _ERROR_BYTES_MAX, content=content)
 
     async def definition(self, stream: str) -> Definition:
-        path = f"/v1/streams/{quote(stream, safe='')}/definition"
-        definition = decode_definition(await self._ask("GET", path, 0, DEFINITION_BYTES_MAX))
+        definition = decode_definition(await self._ask("GET", f"{_path(stream)}/definition", 0, DEFINITION_BYTES_MAX))
         if definition.name != stream:
             raise PeerError(f"{self.address} defined {definition.name} instead of {stream}; check its address")
         return definition
+
+    async def report(self, stream: str) -> StreamReport:
+        """How the host's replica of the stream does: a keepalive for readers who are no hosts (figure 4-10)."""
+        report = decode_report(await self._ask("GET", f"{_path(stream)}/report", 0, _ERROR_BYTES_MAX))
+        if report.stream != stream:
+            raise PeerError(f"{self.address} reported on {report.stream} instead of {stream}; check its address")
+        return report
+
+    async def last(self, stream: str, tuples: int) -> tuple[int, int]:
+        """The bucket in which the last so many tuples begin, and how many of its tuples come before them."""
+        asked = {"tuples": str(tuples)}
+        return decode_last(await self._ask("GET", f"{_path(stream)}/last", 0, _ERROR_BYTES_MAX, params=asked))
+
+    async def acknowledge(self, stream: str, reader: str, until_us: int) -> None:
+        """The named reader needs nothing before `until_us` any more."""
+        content = msgspec.json.encode(AckOrder(reader, until_us))
+        await self._ask("POST", f"{_path(stream)}/acks", 0, _ERROR_BYTES_MAX, content=content)
 
     async def _ask(
         self,
@@ -181,7 +209,8 @@ class HttpLink(Link):
             raise PeerError(f"{self.address} could not be reached ({reason}); is the host up?") from error
         if not good:
             why = body.decode(errors="replace")
-            raise PeerError(f"{self.address} refused {method} {path} with {answer.status}: {why}")
+            code = answer.status
+            raise Refused(code, f"{self.address} refused {method} {path} with {code}: {why}")
         if answer.headers.get("content-type", "").partition(";")[0] != kind:
             raise PeerError(f"{self.address} must answer with {kind}; is it a Holdfast host?")
         return body
@@ -189,6 +218,10 @@ class HttpLink(Link):
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+
+
+def _path(stream: str) -> str:
+    return f"/v1/streams/{quote(stream, safe='')}"
 
 
 async def _bounded(answer: aiohttp.ClientResponse, bytes_max: int, address: str) -> bytes:

@@ -67,11 +67,14 @@ def ignore(advance: Advance) -> None:
 class Mirror:
     """The durable local copy of main of one input."""
 
-    def __init__(self, folder: Path, definition: Definition, *, clock: Clock = now_us) -> None:
+    def __init__(
+        self, folder: Path, definition: Definition, *, clock: Clock = now_us, disk: Disk | None = None
+    ) -> None:
+        disk = disk or Disk()
         self.folder = Path(folder).absolute()
-        self.definition = _adopted(self.folder, definition)
-        self.stream = Stream(self.folder, self.definition, Disk(), clock)
-        self._held = Held(self.folder / "main", self.definition, Disk(), clock)
+        self.definition = _adopted(self.folder, definition, disk)
+        self.stream = Stream(self.folder, self.definition, disk, clock)
+        self._held = Held(self.folder / "main", self.definition, disk, clock)
 
     @property
     def boundary_us(self) -> int:
@@ -126,9 +129,9 @@ class Mirror:
         self._held.close()
 
 
-def _adopted(folder: Path, definition: Definition) -> Definition:
+def _adopted(folder: Path, definition: Definition, disk: Disk) -> Definition:
     """The definition of the mirror in `folder`, made if there is none. It keeps what was mirrored from any replica."""
-    path, disk = folder / "stream", Disk()
+    path = folder / "stream"
     try:
         present = unseal(path.read_bytes(), Definition, str(path))
     except FileNotFoundError:

@@ -25,6 +25,7 @@ from holdfast.model.time import BEGINNING_US
 from holdfast.protocol.dpc.effects import Part
 from holdfast.protocol.dpc.signals import Arrival, Disconnected, InputAdvanced, InputGap, Lane
 from holdfast.stream.definition import Definition
+from holdfast.stream.disk import Disk
 from holdfast.stream.store import Stream
 from holdfast.stream.tentative import ALL_ROWS, PlannedPiece
 
@@ -51,15 +52,18 @@ class MirroredIntake(Intake):
         producers: tuple[str, ...],
         bucket_us: int,
         link_to: Callable[[str], Link],
+        disk: Disk | None = None,
     ) -> None:
+        """`producers` are asked where the stream begins; none where that is known. `disk` is volatile for a reader who
+        keeps nothing."""
         self._home, self._definition, self._size, self._link_to = home, definition, bucket_us, link_to
-        self._mirror = Mirror(home / "inputs" / definition.name, definition)
+        self._mirror = Mirror(home / "inputs" / definition.name, definition, disk=disk)
         self._copies: dict[tuple[str, Lane], Copy] = {}
         self._tasks: dict[tuple[str, Lane], asyncio.Task[None]] = {}
         self._news: deque[InputSignal] = deque()
         self._totals: dict[tuple[str, Lane], dict[int, tuple[int, float]]] = {}
         self._first_us: int | None = None
-        self._finding = asyncio.ensure_future(self._find_first(producers))
+        self._finding = asyncio.ensure_future(self._find_first(producers)) if producers else None
 
     @property
     def stream(self) -> Stream:
@@ -75,8 +79,10 @@ class MirroredIntake(Intake):
                 with contextlib.suppress(PeerError):
                     portion = await self._link_to(producer).pull(self._definition.name, Lane.MAIN, BEGINNING_US, 0, 1)
                     firsts = [event.stime_min_us for event in portion.events]
-                    if firsts or portion.boundary_us > BEGINNING_US:
-                        self._first_us = min(firsts, default=portion.boundary_us)
+                    if portion.boundary_us > BEGINNING_US:
+                        firsts.append(portion.boundary_us)  # Events are sent as they came: an older one may follow.
+                    if firsts:
+                        self._first_us = min(firsts)
                         return
             await asyncio.sleep(_FIND_S)
 
@@ -172,7 +178,8 @@ class MirroredIntake(Intake):
             copy.retain(from_us)
 
     def close(self) -> None:
-        self._finding.cancel()
+        if self._finding is not None:
+            self._finding.cancel()
         for task in self._tasks.values():
             task.cancel()
         self._mirror.close()

@@ -6,7 +6,8 @@ Rules:
 2. Loopback by default; any other address needs TLS as well. A page in somebody's browser can reach loopback too, so a
    foreign Origin or Host is refused.
 3. A body, an answer, a wait and a request have bounds (X4).
-4. A replica that recovers answers nobody (D12): pulling its stream is 503. What a stream is may always be asked.
+4. A replica that recovers answers nobody (D12): pulling its stream, or asking how it does, is 503. What a stream is may
+   always be asked.
 5. 200 with JSON or a portion; else 400 unreadable, 401 no token, 403 not allowed, 404 no such stream, 413 too large,
    503 not now; each with `{"error": "one sentence"}`.
 """
@@ -26,6 +27,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from holdfast.clock import now_us
 from holdfast.host.impatient import ImpatientProtocol
 from holdfast.host.link import Cuts, Deliver
 from holdfast.host.serving import Serving
@@ -33,14 +35,20 @@ from holdfast.host.wire import (
     MESSAGE_BYTES_MAX,
     PORTION_BYTES,
     PORTION_TYPE,
+    AckOrder,
     Position,
     decode_message,
     encode_definition,
+    encode_last,
     encode_portion,
+    encode_report,
 )
 from holdfast.inputs.network import TOKEN_CHARS_MIN, Access, is_loopback
 from holdfast.model.errors import HoldfastError, PeerError, StorageError, UnknownStream, UsageError
+from holdfast.protocol.dpc.messages import StreamReport
 from holdfast.protocol.dpc.signals import Lane
+from holdfast.stream.acks import acknowledge
+from holdfast.stream.disk import Disk
 
 CONNECTIONS_MAX = 256
 #: A waiting pull is a connection and a look every 20 ms; readers who want to wait longer ask again.
@@ -50,6 +58,11 @@ BODY_S_MAX = 5.0
 _LANES = {lane.name.lower(): lane for lane in Lane}
 
 Handler = Callable[[Request], Awaitable[Response]]
+
+
+def _unknown(stream: str) -> StreamReport | None:
+    """Where nobody says who produces which stream, none is produced here."""
+    raise UnknownStream(f"stream {stream} is not produced on this host; ask another one, or check the name")
 
 
 class _Refused(Exception):
@@ -71,6 +84,7 @@ class Service:
         fault: Callable[[dict[str, Any]], dict[str, Any] | None],
         stop: Callable[[], None],
         answers: Callable[[str], bool],
+        report: Callable[[str], StreamReport | None] = _unknown,
         view_token: str | None = None,
         cuts: Cuts | None = None,
     ) -> None:
@@ -82,6 +96,7 @@ class Service:
         self.access.tls()  # A bad certificate is the caller's mistake: say so before anything listens.
         self._serving, self._view_token, self._cuts = serving, view_token, cuts or Cuts()
         self._deliver, self._status, self._fault, self._stop, self._answers = deliver, status, fault, stop, answers
+        self._report = report
         self._socket = self.access.listen()
         host, port = self._socket.getsockname()[:2]
         self.host, self.port = host, port
@@ -105,6 +120,9 @@ class Service:
         return Starlette(routes=[
             route("/v1/messages", self._post_message, "POST"),
             route("/v1/streams/{name}/definition", self._get_definition, "GET"),
+            route("/v1/streams/{name}/report", self._get_report, "GET"),
+            route("/v1/streams/{name}/last", self._get_last, "GET"),
+            route("/v1/streams/{name}/acks", self._post_ack, "POST"),
             route("/v1/streams/{name}/{lane}", self._get_lane, "GET"),
             route("/v1/status", self._get_status, "GET"),
             route("/v1/faults", self._post_fault, "POST"),
@@ -178,9 +196,40 @@ class Service:
         return JSONResponse({})
 
     async def _get_definition(self, request: Request) -> Response:
+        stream = _stream(request)
         self._cuts.check(*_hosts(request))
-        definition = self._serving.store.open(_stream(request)).definition
+        try:
+            definition = self._serving.store.open(stream).definition
+        except UnknownStream:
+            self._report(stream)  # Says so if the stream is none of this host's; else it is not there yet.
+            raise _Refused(503, f"stream {stream} is not there yet; ask again later") from None
         return Response(encode_definition(definition), media_type="application/json")
+
+    async def _get_report(self, request: Request) -> Response:
+        """How the stream does, for a reader who is no host; silence, told as 503, while the replica recovers (D12)."""
+        stream = _stream(request)
+        self._cuts.check(stream, *_hosts(request))
+        report = self._report(stream)
+        if report is None:
+            raise _Refused(503, f"stream {stream} is not served yet: its replica recovers; ask again later")
+        return Response(encode_report(report), media_type="application/json")
+
+    async def _get_last(self, request: Request) -> Response:
+        self._cuts.check(_stream(request), *_hosts(request))
+        bucket, skip = self._serving.store.open(_stream(request)).last(_number(request, "tuples", 1))
+        return Response(encode_last(bucket, skip), media_type="application/json")
+
+    async def _post_ack(self, request: Request) -> Response:
+        stream = self._serving.store.open(_stream(request))
+        self._cuts.check(stream.name, *_hosts(request))
+        try:
+            said = msgspec.json.decode(await _body(request), type=AckOrder)
+        except msgspec.MsgspecError as error:
+            raise _Refused(400, f"an acknowledgement must name reader and until_us; {error}") from None
+        acknowledge(stream.folder, said.reader, said.until_us, now_us(), Disk())
+        if stream.definition.retention.acknowledged:
+            stream.retain()
+        return JSONResponse({})
 
     async def _get_lane(self, request: Request) -> Response:
         lane, stream = _LANES.get(request.path_params["lane"]), _stream(request)

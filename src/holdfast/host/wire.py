@@ -149,6 +149,51 @@ def decode_message(data: bytes) -> tuple[str, str, Message]:
     return envelope.sender, envelope.to, _MEANT[type(said)](*fields)
 
 
+_report = msgspec.json.Decoder(_Report)
+
+
+def encode_report(report: messages.StreamReport) -> bytes:
+    """How a stream does, for a reader who asked: what a keepalive reply says, without an envelope."""
+    return msgspec.json.encode(_Report(report.stream, report.state, report.main_us, report.fresh))
+
+
+def decode_report(data: bytes) -> messages.StreamReport:
+    """The report; `PeerError` if that is not what came."""
+    try:
+        said = _report.decode(data)
+    except msgspec.MsgspecError as error:
+        raise PeerError(f"the report of a stream must follow the schema; got one where {error}") from None
+    return messages.StreamReport(said.stream, said.state, said.main_us, said.fresh)
+
+
+class _LastTuples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    bucket: _I64
+    skip: _Count
+
+
+_last = msgspec.json.Decoder(_LastTuples)
+
+
+def encode_last(bucket: int, skip: int) -> bytes:
+    """In which bucket the last tuples of a stream begin, and how many of its tuples come before them."""
+    return msgspec.json.encode(_LastTuples(bucket, skip))
+
+
+def decode_last(data: bytes) -> tuple[int, int]:
+    try:
+        said = _last.decode(data)
+    except msgspec.MsgspecError as error:
+        raise PeerError(f"where the last tuples are must follow the schema; got an answer where {error}") from None
+    return said.bucket, said.skip
+
+
+class AckOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A named reader needs nothing of the stream before `until_us` any more."""
+
+    reader: Annotated[str, Meta(max_length=128)]
+    until_us: _I64
+
+
 # Portions -----------------------------------------------------------------------------------------------------------
 
 

@@ -47,6 +47,13 @@ class Row(NamedTuple):
     values: dict[str, Any]
 
 
+def control_tuple(schema: pa.Schema, kind: TupleType, tuple_id: int, stime_us: int | None) -> pa.RecordBatch:
+    """A tuple that says something about the stream: header only, in a reader's schema."""
+    header = [pa.array([int(kind)], pa.int8()), pa.array([tuple_id], pa.int64()), pa.array([stime_us], STIME_TYPE)]
+    nothing = [pa.nulls(1, field.type) for field in list(schema)[len(header) :]]
+    return pa.RecordBatch.from_arrays([*header, *nothing], schema=schema)
+
+
 class Subscriber:
     """Reads one stream. Get one from `Stream.subscribe`."""
 
@@ -190,9 +197,7 @@ class Subscriber:
                 raise
 
     def _control(self, kind: TupleType, tuple_id: int, stime_us: int | None) -> pa.RecordBatch:
-        columns = [pa.array([int(kind)], pa.int8()), pa.array([tuple_id], pa.int64()), pa.array([stime_us], STIME_TYPE)]
-        columns += [pa.nulls(1, f.type) for f in self.definition.schema]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        return control_tuple(self.schema, kind, tuple_id, stime_us)
 
     def worth(self, stime: datetime | None) -> Worth | None:
         """What the tentative bucket of this stime is worth; None if nobody said so, or the branch is gone."""

@@ -52,6 +52,11 @@ class ClientCore:
         self._keepalives = 0
         self._acked = 0
 
+    @property
+    def main_us(self) -> int:
+        """Main has arrived up to here."""
+        return self._main_us
+
     def handle(self, signal: ClientSignal, now_us: int) -> ClientEffects:
         """Take in one fact; everything that follows from it."""
         deliver: list[Delivery] = []

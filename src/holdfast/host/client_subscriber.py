@@ -1,0 +1,239 @@
+"""What a program reads from a stream of other hosts: the same tuples, in the same forms, as from a local `Subscriber`.
+
+Rules:
+1. Steps come from the client's loop in another thread; their tuples are read here, from the client's folder.
+2. UNDO names the last stable tuple that was handed out, and comes only if something tentative was (D2). REC_DONE comes
+   only after an UNDO.
+3. Unlike a local subscriber, which waits until main has caught up with the branch, corrections are handed out as they
+   arrive: UNDO with the first of them, REC_DONE with the last.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pyarrow as pa
+
+from holdfast.clock import monotonic_us
+from holdfast.host.client import Begin, Client, Ended, RecDone, Stable, Step, Tentative, Undo
+from holdfast.model.errors import HoldfastError, PeerError, Removed, UsageError
+from holdfast.model.schema import reader_schema
+from holdfast.model.time import BEGINNING_US, SECOND_US, closed_until, duration_us, instant_us
+from holdfast.model.tuples import TupleType
+from holdfast.stream.definition import Definition
+from holdfast.stream.reader import LogReader, cut, read_extent, with_header
+from holdfast.stream.subscriber import Row, Subscriber, control_tuple
+from holdfast.stream.worth import Worth
+
+#: How long nothing more may come of a branch before `present` takes it for all there is.
+_QUIET_US = SECOND_US
+#: Worths of tentative buckets that are remembered.
+_WORTHS_MAX = 4096
+
+
+class ClientSubscriber:
+    """Reads one stream of a deployment. Get one from `Connection.subscribe`."""
+
+    def __init__(
+        self, definition: Definition, *, end_us: int | None = None, boundaries: bool = False, name: str | None = None
+    ) -> None:
+        self.definition, self.name = definition, name
+        self.schema = reader_schema(definition.schema)
+        self._end_us, self._boundaries = end_us, boundaries
+        self._steps: deque[Step] = deque()
+        self._news = threading.Condition()
+        self._trouble: HoldfastError | None = None
+        self._under_way: Iterator[pa.RecordBatch] | None = None
+        self._delivered_us = BEGINNING_US
+        self._ended = self._tentative_sent = self._undone = False
+        self._holds_tentative = False
+        self._last_stable: tuple[int, int | None] = (0, None)
+        self._worths: dict[int, Worth] = {}
+        self._files: dict[Path, int] = {}
+        self._reader: LogReader | None = None
+        self._client: Client | None = None
+        self._let_go: Callable[[], None] = lambda: None
+
+    def attach(self, client: Client, let_go: Callable[[], None]) -> None:
+        """Where steps come from, and how that ends."""
+        self._client, self._let_go = client, let_go
+        stream = client.stream
+        self._reader = LogReader(stream.folder / "main", stream.definition.schema, stream.definition.bucket_us)
+
+    # Called by the client's loop --------------------------------------------------------------------------------
+
+    def told(self, step: Step) -> None:
+        with self._news:
+            last = self._steps[-1] if self._steps else None
+            if isinstance(step, Stable) and isinstance(last, Stable) and last.end_us == step.start_us:
+                step = Stable(last.start_us, step.end_us)  # A slow consumer gets more at a time, not more steps.
+                self._steps.pop()
+            self._steps.append(step)
+            self._news.notify_all()
+
+    def failed(self, error: HoldfastError) -> None:
+        """Nothing more will come, and why. What came before is still handed out."""
+        with self._news:
+            self._trouble = error
+            self._news.notify_all()
+
+    # For programs -----------------------------------------------------------------------------------------------
+
+    @property
+    def position_us(self) -> int:
+        """Everything stable before this stime was delivered."""
+        return self._delivered_us
+
+    @property
+    def finished(self) -> bool:
+        """Nothing can follow: the stream is closed, or the end that was asked for is reached."""
+        if self._holds_tentative or self._undone or self._steps or self._under_way is not None:
+            return False
+        return self._ended or (self._end_us is not None and self._delivered_us >= self._end_us)
+
+    def reading(self) -> list[str]:
+        """Who is read now: `host/lane`."""
+        return [] if self._client is None else self._client.reading()
+
+    def poll(self) -> Iterator[pa.RecordBatch]:
+        """What has come, without waiting. Whoever stops half-way finds the rest at the next call."""
+        while True:
+            if self._under_way is None:
+                with self._news:
+                    if not self._steps:
+                        if self._trouble is not None:
+                            raise self._trouble
+                        return
+                    step = self._steps.popleft()
+                self._under_way = self._take(step)
+            for batch in self._under_way:  # noqa: UP028 - `yield from` would close it with us.
+                yield batch
+            self._under_way = None
+
+    def _take(self, step: Step) -> Iterator[pa.RecordBatch]:
+        if isinstance(step, Begin):
+            self._delivered_us = step.start_us
+        elif isinstance(step, Stable):
+            yield from self._stable(step)
+        elif isinstance(step, Tentative):
+            yield from self._tentative(step)
+        elif isinstance(step, Undo):
+            self._holds_tentative = False
+            if self._tentative_sent:
+                self._tentative_sent, self._undone = False, True
+                yield control_tuple(self.schema, TupleType.UNDO, *self._last_stable)
+        elif isinstance(step, RecDone):
+            if self._undone:
+                self._undone = False
+                yield control_tuple(self.schema, TupleType.REC_DONE, 0, None)
+        else:
+            assert isinstance(step, Ended)
+            self._ended = True
+
+    def _stable(self, step: Stable) -> Iterator[pa.RecordBatch]:
+        assert self._reader is not None
+        assert self._client is not None
+        start_us, end_us = max(step.start_us, self._delivered_us), self._until(step.end_us)
+        if end_us > start_us:
+            self._reader.refresh()
+            for fields, batch in self._reader.scan(start_us, end_us):
+                self._last_stable = fields.first_tuple_id + batch.num_rows - 1, batch.column(0)[-1].value
+                yield with_header(fields, batch, TupleType.INSERTION, self.schema)
+            self._delivered_us = end_us
+            if self._boundaries:
+                yield control_tuple(self.schema, TupleType.BOUNDARY, 0, end_us)
+        self._client.consumed_us = step.end_us
+
+    def _tentative(self, step: Tentative) -> Iterator[pa.RecordBatch]:
+        start_us = step.bucket * self.definition.bucket_us
+        end_us = self._until(start_us + self.definition.bucket_us)
+        if end_us <= start_us:
+            return
+        self._holds_tentative = True
+        self._worths[step.bucket] = Worth(step.bucket, step.worth)
+        while len(self._worths) > _WORTHS_MAX:
+            del self._worths[next(iter(self._worths))]
+        for piece in step.pieces:
+            try:
+                batch = read_extent(self._files, Path(piece.path), piece.fields, self.definition.stored)
+            except Removed:
+                return  # Let go of long ago: the UNDO that takes the rest back is among the next steps.
+            for fields, rows in cut(piece.fields, batch, start_us, end_us):
+                self._tentative_sent = True
+                yield with_header(fields, rows, TupleType.TENTATIVE, self.schema)
+
+    def _until(self, end_us: int) -> int:
+        return end_us if self._end_us is None else min(end_us, self._end_us)
+
+    def worth(self, stime: datetime | None) -> Worth | None:
+        """What the tentative bucket of this stime is worth; None if nobody said so."""
+        return None if stime is None else self._worths.get(instant_us(stime) // self.definition.bucket_us)
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self.batches()
+
+    def batches(self, *, timeout: str | int | float | None = None) -> Iterator[pa.RecordBatch]:
+        """Batches as they come; ends at the end of the stream, or when nothing came for `timeout`."""
+        limit = None if timeout is None else duration_us(timeout)
+        quiet_since = monotonic_us()
+        while True:
+            for batch in self.poll():
+                yield batch
+                quiet_since = monotonic_us()
+            if self.finished or (limit is not None and monotonic_us() - quiet_since >= limit):
+                return
+            self._wait(None if limit is None else limit - (monotonic_us() - quiet_since))
+
+    def present(self, *, timeout: str | int | float = "10s") -> Iterator[pa.RecordBatch]:
+        """What the producers have when they are first asked, then ends; `PeerError` if none of them answers in time."""
+        assert self._client is not None
+        deadline, quiet_since = monotonic_us() + duration_us(timeout), monotonic_us()
+        while not self.finished:
+            for batch in self.poll():
+                yield batch
+                quiet_since = monotonic_us()
+            goal_us = self._client.present_us
+            if goal_us is None:
+                if monotonic_us() > deadline:
+                    why = "; ".join(self._client.silent.values()) or "no host answered"
+                    raise PeerError(f"nobody serves stream {self.definition.name} within {timeout}: {why}")
+            elif self._delivered_us >= self._until(closed_until(goal_us, self.definition.bucket_us)) and (
+                not self._client.fresh or monotonic_us() - quiet_since > _QUIET_US
+            ):
+                return
+            self._wait(50_000)
+
+    def _wait(self, us: int | None) -> None:
+        with self._news:
+            if not self._steps and self._trouble is None:
+                self._news.wait(None if us is None else max(us, 0) / 1e6)
+
+    def rows(self, *, timeout: str | int | float | None = None) -> Iterator[Row]:
+        """Tuples one by one, for people and small programs."""
+        for batch in self.batches(timeout=timeout):
+            yield from self.rows_of(batch)
+
+    rows_of = staticmethod(Subscriber.rows_of)
+
+    def ack(self) -> None:
+        """Retention may remove what was delivered so far. Every host that produces the stream is told, soon."""
+        if self.name is None:
+            raise UsageError("only a named subscriber can acknowledge; give it a name: subscribe(name='dashboard')")
+        assert self._client is not None
+        self._client.acked_us = max(self._client.acked_us, self._delivered_us)
+
+    def close(self) -> None:
+        """Stop reading, and remove what was not taken."""
+        self._let_go()
+        if self._reader is not None:
+            self._reader.close()
+
+    def __enter__(self) -> ClientSubscriber:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

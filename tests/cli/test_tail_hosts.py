@@ -1,0 +1,76 @@
+"""`holdfast tail --deployment`: a stream read over the network from a real host, here one of sources without Spark."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.cli.running import Running
+from holdfast.host.deployment import load_deployment
+from tests.cli.conftest import Cli
+
+APP = """
+import holdfast
+
+app = holdfast.App("netmon")
+
+@app.node(inputs=["monitor1"])
+def active(rows):
+    return rows
+"""
+
+
+class Net:
+    """The host `src` with the stream monitor1, and one host that is never up."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "netmon.yaml"
+        (folder / "netmon.py").write_text(APP)
+        with socket.socket() as one, socket.socket() as other:
+            one.bind(("127.0.0.1", 0))
+            other.bind(("127.0.0.1", 0))
+            ports = one.getsockname()[1], other.getsockname()[1]
+        self.file.write_text(
+            "app: netmon.py\nhosts:\n"
+            f"  a: {{address: '127.0.0.1:{ports[0]}', root: a}}\n"
+            f"  src: {{address: '127.0.0.1:{ports[1]}', root: src}}\n"
+            "sources: {monitor1: src}\nnodes: {active: [a]}\n"
+        )
+        self.store = holdfast.open(folder / "src")
+        self.stream = self.store.create("monitor1", "n bigint", bucket="50ms")
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Net]:
+    net = Net(tmp_path_factory.mktemp("net"))
+    cli = Cli(net.file.parent / "unused")
+    cli.ok("up", net.file, "--host", "src")
+    yield net
+    running = Running.find(load_deployment(net.file).host("src"))
+    if running is not None:
+        running.send(signal.SIGTERM)
+        assert running.ended(30_000_000)
+        running.close()
+
+
+def test_tail_reads_a_stream_through_its_hosts_and_follows_it(net: Net, cli: Cli) -> None:
+    with net.stream.producer() as producer:
+        for n in range(20):
+            producer.send({"n": n})
+        with cli.started("tail", "monitor1", "--deployment", net.file, "-f", "--json", "--from", "beginning") as tail:
+            assert tail.stdout is not None
+            assert [json.loads(tail.stdout.readline())["values"]["n"] for _ in range(20)] == list(range(20))
+            producer.send({"n": 20})
+            assert json.loads(tail.stdout.readline())["values"]["n"] == 20
+    shown = cli.objects("tail", "monitor1", "-d", net.file, "-n", "3")
+    assert [row["values"]["n"] for row in shown] == [18, 19, 20]
+
+
+def test_tail_says_which_stream_nobody_has(net: Net, inside: Cli) -> None:
+    assert "nobody could say where stream 'monitor7' ends" in inside.fails("tail", "monitor7", "-d", net.file)

@@ -1,0 +1,438 @@
+"""A client of several replicas over real HTTP: same tuples as next to the log, whoever fails on the way (D1 to D4)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+import holdfast
+from holdfast.host.connection import Connection
+from holdfast.host.link import Cuts
+from holdfast.host.service import Service
+from holdfast.host.serving import Serving
+from holdfast.inputs.network import Access
+from holdfast.model.errors import PeerError, Removed, UnknownStream, UsageError
+from holdfast.model.tuples import TupleType
+from holdfast.protocol.dpc.messages import StreamReport
+from holdfast.protocol.dpc.states import StreamState
+from holdfast.stream.definition import Retention
+from holdfast.stream.subscriber import Row
+from holdfast.stream.worth import Worth, note_worth
+from tests.host.conftest import SECOND, TOKEN, VIEW_TOKEN, Origin, boundary_of, never
+
+T = TypeVar("T")
+STABLE, UP_FAILURE, STABILIZATION = StreamState.STABLE, StreamState.UP_FAILURE, StreamState.STABILIZATION
+
+
+class House:
+    """An event loop in a thread, in which the hosts of a test live."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+
+class Replica:
+    """One host with a copy of the stream "s": main and branch are written by the test, so is what it says of itself."""
+
+    def __init__(self, house: House, root: Path, **options: Any) -> None:
+        self.house, self.origin = house, Origin(root, **options)
+        self.state: StreamState | None = STABLE
+        self.cuts, self.port = Cuts(), 0
+        self._service: Service | None = None
+
+    def report(self, stream: str) -> StreamReport | None:
+        if stream != "s":
+            raise UnknownStream(f"stream {stream} is not produced here")
+        if self.state is None:
+            return None
+        main_us = boundary_of(self.origin.stream.folder / "main", self.origin.definition)
+        return StreamReport("s", self.state, main_us, self.origin.stream.branch() is not None)
+
+    async def _start(self) -> None:
+        access = Access(port=self.port, token=TOKEN)
+        self._serving = Serving(self.origin.store)
+        self._service = Service(
+            self._serving, access, deliver=never, status=dict, fault=never, stop=never, view_token=VIEW_TOKEN,
+            answers=lambda _: self.state is not None, report=self.report, cuts=self.cuts,
+        )  # fmt: skip
+        await self._service.start()
+        self.port, self.address = self._service.port, self._service.address
+
+    async def _stop(self) -> None:
+        if self._service is not None:
+            await self._service.close()
+            self._serving.close()
+            self._service = None
+
+    def start(self) -> Replica:
+        self.house.do(self._start())
+        return self
+
+    def stop(self) -> None:
+        self.house.do(self._stop())
+
+    def branch(self, first: int, upto: int, each: int = 2) -> None:
+        """Whole tentative buckets behind what the branch has."""
+        stream = self.origin.stream
+        if stream.branch() is None:
+            root = stream.create_branch(first * SECOND)
+            self._branch = stream.branch_writer(id=root.id)
+        note_worth(stream.folder, [Worth(b, 0.5, ("x",)) for b in range(first, upto)])
+        for bucket in range(first, upto):
+            rows = [(bucket + k / 100, -bucket * 1000 - k) for k in range(each)]
+            self.origin.add(*rows, boundary=bucket + 1, writer=self._branch)
+
+    def drop(self) -> None:
+        self._branch.release(1)
+        self.origin.stream.drop_branch()
+
+
+class Scene:
+    """Two replicas and a connection to both."""
+
+    def __init__(self, root: Path, house: House, **options: Any) -> None:
+        self.a, self.b = (Replica(house, root / name, **options).start() for name in ("a", "b"))
+
+    def fill(self, first: int, upto: int) -> None:
+        for replica in (self.a, self.b):
+            replica.origin.fill(first, upto)
+
+    def say(self, state: StreamState | None) -> None:
+        self.a.state = self.b.state = state
+
+    def connect(self, token: str = TOKEN) -> Connection:
+        return holdfast.connect({"a": self.a.address, "b": self.b.address}, token=token)
+
+
+@pytest.fixture
+def house() -> Iterator[House]:
+    house = House()
+    yield house
+    house.close()
+
+
+@pytest.fixture
+def scene(tmp_path: Path, house: House) -> Iterator[Scene]:
+    scene = Scene(tmp_path, house)
+    yield scene
+    scene.a.stop()
+    scene.b.stop()
+
+
+class Reading:
+    """All that a subscriber has handed out, and what it amounts to."""
+
+    def __init__(self, subscriber: Any) -> None:
+        self.subscriber, self.rows = subscriber, list[Row]()
+        self.stable: list[tuple[int, int]] = []
+        self.tentative: list[int] = []
+
+    def look(self) -> None:
+        for batch in self.subscriber.poll():
+            for row in self.subscriber.rows_of(batch):
+                self._take(row)
+
+    def _take(self, row: Row) -> None:
+        self.rows.append(row)
+        if row.type is TupleType.INSERTION:
+            assert not self.tentative, "a stable tuple must not come behind a tentative one"
+            self.stable.append((row.id, row.values["n"]))
+        elif row.type is TupleType.TENTATIVE:
+            self.tentative.append(row.values["n"])
+        elif row.type is TupleType.UNDO:
+            assert self.tentative, "UNDO without anything to take back"
+            assert row.id == (self.stable[-1][0] if self.stable else 0)
+            self.tentative = []
+
+    def until(self, condition: Callable[[], object]) -> None:
+        end = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < end, f"it did not come true: {self.kinds()[-5:]}, {self.subscriber.reading()}"
+            self.look()
+            time.sleep(0.005)
+
+    def kinds(self) -> list[str]:
+        """The types in order, each run of equal ones once."""
+        names = [row.type.name for row in self.rows]
+        return [name for i, name in enumerate(names) if i == 0 or names[i - 1] != name]
+
+
+@contextlib.contextmanager
+def reading(scene: Scene, **options: Any) -> Iterator[Reading]:
+    with scene.connect() as hosts, hosts.subscribe("s", **options) as subscriber:
+        yield Reading(subscriber)
+
+
+def expected(origin: Origin) -> list[tuple[int, int]]:
+    return [(id, n) for _, id, _, n in origin.tuples()]
+
+
+def test_a_client_gets_what_a_subscriber_beside_the_log_gets(scene: Scene) -> None:
+    scene.fill(1, 20)
+    local = list(scene.a.origin.stream.subscribe(boundaries=True).poll())
+    beside = [row for batch in local for row in holdfast.Subscriber.rows_of(batch)]
+    with reading(scene, boundaries=True) as client:
+        client.until(lambda: client.subscriber.position_us == 20 * SECOND)
+    tuples = [row for row in client.rows if row.type is TupleType.INSERTION]
+    assert tuples == [row for row in beside if row.type is TupleType.INSERTION]
+    assert client.rows[-1] == beside[-1], "the last boundary"
+
+
+def test_a_client_goes_on_with_another_replica_at_the_next_tuple(scene: Scene) -> None:
+    scene.fill(1, 6)
+    with reading(scene, tentative=True) as client:
+        client.until(lambda: len(client.stable) == 15)
+        assert client.subscriber.reading() == ["a/main"]
+        scene.a.stop()
+        scene.fill(6, 12)
+        client.until(lambda: client.subscriber.position_us == 12 * SECOND)
+        assert client.subscriber.reading() == ["b/main"]
+        scene.a.start()
+        scene.b.stop()
+        scene.fill(12, 20)
+        client.until(lambda: client.subscriber.position_us == 20 * SECOND)
+    assert client.stable == expected(scene.a.origin)
+    assert client.kinds() == ["INSERTION"]
+
+
+def test_a_client_that_is_cut_off_from_one_replica_reads_the_other(scene: Scene, house: House) -> None:
+    scene.fill(1, 4)
+    with reading(scene) as client:
+        client.until(lambda: client.subscriber.position_us == 4 * SECOND)
+
+        async def cut() -> None:
+            scene.a.cuts.cut("s")
+
+        house.do(cut())
+        scene.fill(4, 9)
+        client.until(lambda: client.subscriber.position_us == 9 * SECOND)
+        assert client.subscriber.reading() == ["b/main"]
+    assert client.stable == expected(scene.b.origin)
+
+
+def test_a_replica_whose_main_stands_still_is_left_for_one_that_moves(scene: Scene) -> None:
+    scene.fill(1, 4)
+    with reading(scene) as client:
+        client.until(lambda: client.subscriber.position_us == 4 * SECOND)
+        scene.b.origin.fill(4, 9)
+        client.until(lambda: client.subscriber.position_us == 9 * SECOND)
+    assert client.stable == expected(scene.b.origin)
+
+
+def test_tentative_tuples_are_undone_replaced_and_closed_across_a_switch(scene: Scene) -> None:
+    scene.fill(1, 4)
+    with reading(scene, tentative=True) as client:
+        client.until(lambda: client.subscriber.position_us == 4 * SECOND)
+        scene.say(UP_FAILURE)
+        scene.a.branch(4, 6)
+        client.until(lambda: len(client.tentative) == 4)
+        worth = client.subscriber.worth(client.rows[-1].stime)
+        assert worth is not None
+        assert worth.worth == 0.5
+        scene.a.stop()
+        scene.b.branch(4, 8)
+        client.until(lambda: len(client.tentative) == 8)
+        scene.b.state = STABILIZATION
+        scene.b.origin.fill(4, 8)
+        client.until(lambda: client.subscriber.position_us == 8 * SECOND)
+        scene.b.drop()
+        scene.b.state = STABLE
+        client.until(lambda: client.rows[-1].type is TupleType.REC_DONE)
+        scene.b.origin.fill(8, 10)
+        client.until(lambda: client.subscriber.position_us == 10 * SECOND)
+    assert client.kinds() == ["INSERTION", "TENTATIVE", "UNDO", "INSERTION", "REC_DONE", "INSERTION"]
+    tentative = [row.values["n"] for row in client.rows if row.type is TupleType.TENTATIVE]
+    assert tentative == [-b * 1000 - k for b in range(4, 8) for k in range(2)], "each bucket once, whoever told it"
+    assert client.stable == expected(scene.b.origin)
+
+
+def test_a_second_failure_during_corrections_forces_rec_done_first(scene: Scene) -> None:
+    scene.fill(1, 4)
+    scene.b.stop()
+    with reading(scene, tentative=True) as client:
+        client.until(lambda: client.subscriber.position_us == 4 * SECOND)
+        scene.a.state = UP_FAILURE
+        scene.a.branch(4, 8)
+        client.until(lambda: len(client.tentative) == 8)
+        scene.a.state = STABILIZATION
+        scene.a.origin.fill(4, 6)
+        client.until(lambda: client.subscriber.position_us == 6 * SECOND)
+        scene.a.state = UP_FAILURE
+        client.until(lambda: client.subscriber.reading() == ["a/branch"])
+        scene.a.branch(8, 9)
+        client.until(lambda: client.tentative)
+        assert client.kinds() == ["INSERTION", "TENTATIVE", "UNDO", "INSERTION", "REC_DONE", "TENTATIVE"]
+        scene.a.state = STABILIZATION
+        scene.a.origin.fill(6, 9)
+        client.until(lambda: client.subscriber.position_us == 9 * SECOND)
+        scene.a.drop()
+        scene.a.state = STABLE
+        client.until(lambda: client.rows[-1].type is TupleType.REC_DONE)
+    assert client.stable == expected(scene.a.origin)
+
+
+def test_a_reader_of_main_alone_waits_and_sees_nothing_tentative(scene: Scene) -> None:
+    scene.fill(1, 4)
+    with reading(scene) as client:
+        client.until(lambda: client.subscriber.position_us == 4 * SECOND)
+        scene.say(UP_FAILURE)
+        scene.a.branch(4, 7)
+        scene.b.origin.fill(4, 5)
+        client.until(lambda: client.subscriber.position_us == 5 * SECOND)
+        scene.a.origin.fill(4, 7)
+        scene.a.drop()
+        scene.a.state = STABLE
+        client.until(lambda: client.subscriber.position_us == 7 * SECOND)
+    assert client.kinds() == ["INSERTION"]
+    assert client.stable == expected(scene.a.origin)
+
+
+def test_a_replica_that_recovers_is_not_read(scene: Scene) -> None:
+    scene.a.state = None
+    scene.b.origin.fill(1, 4)
+    with reading(scene) as client:
+        client.until(lambda: client.subscriber.position_us == 4 * SECOND)
+        assert client.subscriber.reading() == ["b/main"]
+
+
+def test_the_end_of_a_stream_ends_its_client(scene: Scene) -> None:
+    scene.fill(1, 8)
+    for replica in (scene.a, scene.b):
+        replica.origin.writer.commit([], now_us=1, boundary_us=2**62, closed=True)
+    with scene.connect() as hosts, hosts.subscribe("s", tentative=True) as subscriber:
+        got = [(row.id, row.values["n"]) for row in subscriber.rows(timeout="60s")]
+        assert subscriber.finished
+    assert got == expected(scene.a.origin)
+
+
+@pytest.mark.parametrize(
+    ("options", "first", "last"),
+    [({"bucket": 5}, 5, 9), ({"start": 4.01, "end": 6.0}, 4, 5), ({"start": "live"}, 8, 9), ({}, 1, 9)],
+    ids=["bucket", "times", "live", "beginning"],
+)
+def test_a_client_begins_and_ends_where_it_is_told(
+    scene: Scene, options: dict[str, Any], first: int, last: int
+) -> None:
+    scene.fill(1, 8)
+    with reading(scene, **options) as client:
+        client.until(lambda: client.subscriber.reading() or client.subscriber.finished)
+        scene.fill(8, 10)
+        client.until(lambda: client.subscriber.finished or client.subscriber.position_us == 10 * SECOND)
+    numbers = [n for _, n in client.stable]
+    assert {n // 1000 for n in numbers} == {b for b in range(first, last + 1) if b % 7}
+    if options.get("start") == 4.01:
+        assert numbers[0] == 4001, "from the middle of a bucket"
+
+
+def test_what_is_there_can_be_had_without_waiting_for_more(scene: Scene) -> None:
+    scene.fill(1, 7)
+    scene.say(UP_FAILURE)
+    scene.a.branch(7, 9)
+    with scene.connect() as hosts:
+        assert hosts.last("s", 4) == (5, 2)
+        with hosts.subscribe("s", tentative=True) as subscriber:
+            rows = [row for batch in subscriber.present() for row in subscriber.rows_of(batch)]
+    assert [row.values["n"] for row in rows if row.type is TupleType.INSERTION] == [n for _, n in expected(
+        scene.a.origin)]  # fmt: skip
+    assert [row.values["n"] for row in rows if row.type is TupleType.TENTATIVE] == [-7000, -7001, -8000, -8001]
+
+
+def test_a_client_waits_for_hosts_that_come_later_and_says_who_is_silent(scene: Scene) -> None:
+    scene.fill(1, 4)
+    scene.say(None)
+    with scene.connect() as hosts, hosts.subscribe("s", bucket=1) as subscriber:
+        with pytest.raises(PeerError, match="its replica recovers"):
+            list(subscriber.present(timeout="300ms"))
+        scene.say(STABLE)
+        client = Reading(subscriber)
+        client.until(lambda: subscriber.position_us == 4 * SECOND)
+    scene.a.stop()
+    scene.b.stop()
+    with scene.connect() as hosts, pytest.raises(PeerError, match="nobody could say what stream 's' is"):
+        hosts.subscribe("s", timeout="100ms")
+
+
+def test_a_stream_that_nobody_has_and_a_token_that_is_wrong_are_said_at_once(scene: Scene) -> None:
+    with scene.connect() as hosts, pytest.raises(UnknownStream, match="no host produces stream 't'; asked a, b"):
+        hosts.subscribe("t")
+    with scene.connect("x" * 20) as hosts, pytest.raises(UsageError, match="the token must be one of the hosts'"):
+        hosts.subscribe("s")
+
+
+def test_a_viewer_may_read_and_may_not_acknowledge(scene: Scene) -> None:
+    scene.fill(1, 4)
+    with scene.connect(VIEW_TOKEN) as hosts:
+        client = Reading(hosts.subscribe("s"))
+        client.until(lambda: len(client.stable) == 9)
+        named = Reading(hosts.subscribe("s", name="dashboard"))
+        with pytest.raises(UsageError, match="must be allowed to acknowledge"):
+            named.until(lambda: False)
+
+
+def test_what_a_named_client_has_not_acknowledged_stays_at_every_replica(tmp_path: Path, house: House) -> None:
+    scene = Scene(tmp_path, house, segment_bytes=4096, retention=Retention(acknowledged=True))
+    try:
+        scene.fill(1, 100)
+        streams = [replica.origin.stream for replica in (scene.a, scene.b)]
+        with scene.connect() as hosts, hosts.subscribe("s", name="dashboard") as subscriber:
+            client = Reading(subscriber)
+            client.until(lambda: subscriber.position_us == 100 * SECOND)
+            client.until(lambda: all("dashboard" in stream.acks() for stream in streams))
+            assert [stream.retain().segments for stream in streams] == [0, 0]
+            subscriber.ack()
+            client.until(lambda: all(stream.acks()["dashboard"].until_us == 100 * SECOND for stream in streams))
+        assert all(len(replica.origin.tuples()) < len(client.stable) for replica in (scene.a, scene.b))
+    finally:
+        scene.a.stop()
+        scene.b.stop()
+
+
+def test_what_retention_has_removed_is_refused_or_passed_over_but_never_silently(tmp_path: Path, house: House) -> None:
+    scene = Scene(tmp_path, house, segment_bytes=4096, retention=Retention(size_bytes=1))
+    try:
+        scene.fill(1, 100)
+        for replica in (scene.a, scene.b):
+            assert replica.origin.stream.retain().segments
+        with reading(scene, bucket=1) as client, pytest.raises(Removed, match="are gone at the producer; start at"):
+            client.until(lambda: False)
+        with reading(scene, bucket=1, gaps="pass") as client:
+            client.until(lambda: client.subscriber.position_us == 100 * SECOND)
+        assert client.stable == expected(scene.a.origin)
+        with reading(scene) as client:
+            client.until(lambda: client.subscriber.position_us == 100 * SECOND)
+        assert client.stable == expected(scene.a.origin)
+    finally:
+        scene.a.stop()
+        scene.b.stop()
+
+
+def test_a_subscriber_leaves_nothing_behind(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    scene.fill(1, 4)
+    before = threading.active_count()
+    hosts = scene.connect()
+    client = Reading(hosts.subscribe("s"))
+    client.until(lambda: len(client.stable) == 9)
+    assert list((tmp_path / "tmp").iterdir())
+    hosts.close()
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert threading.active_count() <= before
+    with pytest.raises(UsageError, match="the connection is closed"):
+        hosts.subscribe("s")
