@@ -23,7 +23,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from holdfast.diagram import Boundaries, Diagram, NodeSpec, check_node_name, diagram_of
+from holdfast.diagram import Boundaries, Diagram, NodeSpec, Retain, check_node_name, diagram_of
 from holdfast.model.errors import UsageError
 from holdfast.model.schema import SchemaLike, parse_schema
 from holdfast.model.time import duration_us
@@ -61,6 +61,7 @@ class App:
         convergent: Duration | None = None,
         capacity: Duration | None = None,
         full: Literal["block", "keep_last"] = "block",
+        retain: Retain = "all",
         bucket: Duration | None = None,
         stime: str | None = None,
         boundaries: Boundaries = "auto",
@@ -94,6 +95,7 @@ class App:
                     convergent_us=_optional_us(convergent),
                     capacity_us=_optional_us(capacity),
                     full=_one_of(Full, "full", full),
+                    retain=_word("retain", retain, get_args(Retain)),
                     bucket_us=_optional_us(bucket),
                     stime=stime,
                     boundaries=_word("boundaries", boundaries, get_args(Boundaries)),

@@ -23,6 +23,7 @@ from holdfast.model.time import SECOND_US, duration_text
 from holdfast.protocol.dpc.plan import KEEPALIVE_US, Full, Policy, Stabilise, check_times
 
 Boundaries = Literal["auto", "before", "exact"]
+Retain = Literal["all", "acknowledged"]
 #: Replicas talk to each other all the time; the seeds are made for few of them (§4.1.2), and a slip of the keyboard
 #: should not start thousands.
 REPLICAS_MAX = 16
@@ -51,6 +52,8 @@ class NodeSpec:
     capacity_us: int | None = None
     """How much output may stay unacknowledged, in stime; None keeps everything."""
     full: Full = Full.BLOCK
+    retain: Retain = "all"
+    """What is kept of the output: all of it, or what some reader has not acknowledged (§4.9)."""
     bucket_us: int | None = None
     """Bucket size of the output; None: that of the inputs."""
     stime: str | None = None

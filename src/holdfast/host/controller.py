@@ -24,9 +24,10 @@ from typing import Any, NamedTuple
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from holdfast.clock import monotonic_us, now_us
+from holdfast.clock import monotonic_us
 from holdfast.host.forking import HEALTH_US, Forking
 from holdfast.host.intake import Intake
+from holdfast.host.reader_acks import ReaderAcks
 from holdfast.model.errors import HoldfastError
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, SECOND_US, instant_text
 from holdfast.protocol.dpc.effects import Effects, ExtendFork, Send, SkipStable, Truncate
@@ -36,7 +37,6 @@ from holdfast.protocol.dpc.plan import NodePlan, Resume
 from holdfast.protocol.dpc.signals import ForkPrepared, InputGap, Received, Signal, StableCompleted, Tick
 from holdfast.protocol.dpc.states import NodeState
 from holdfast.spark.node import NodeQueries, progress_of, stop
-from holdfast.stream.acks import acknowledge
 from holdfast.stream.decision import Decision
 from holdfast.stream.disk import Disk
 from holdfast.stream.holes import note_hole
@@ -87,6 +87,7 @@ class Controller:
         self.core: NodeCore | None = None
         self._effects: Effects | None = None
         self.stopped = False
+        self._acks = ReaderAcks(output) if plan.output.readers else None
         #: Why this replica cannot go on without somebody's help.
         self.trouble: str | None = None
 
@@ -335,10 +336,9 @@ class Controller:
         return self._intakes[self.plan.inputs[source].stream].stream.definition.bucket_us
 
     def _truncate(self, order: Truncate) -> None:
-        if not self.output.definition.retention.acknowledged:
-            return  # The stream is kept for longer than its readers need it.
-        acknowledge(self.output.folder, "replicas", order.upto_us, now_us(), Disk())
-        self.output.retain()
+        by_acks = self.output.definition.retention.acknowledged
+        if self._acks is not None and (by_acks or not order.lost_us):  # What is not dropped must not count as read.
+            self._acks.note(order.upto_us)
 
     # -- for people --------------------------------------------------------------------------------------------------
 

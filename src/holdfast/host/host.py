@@ -75,7 +75,7 @@ class Host:
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Run until `stop`."""
         for stream in self.catalog.sources_on(self.name):
-            self._voices[stream] = SourceVoice(self.store, stream)
+            self._voices[stream] = SourceVoice(self.store, stream, self.catalog.readers(stream))
             self._network.add_source(replica_name(stream, self.name), self._voices[stream])
         nodes = self.catalog.nodes_on(self.name)
         if nodes:

@@ -3,6 +3,7 @@
 Rules:
 1. A message to a replica that is out of reach is lost, as on any network; the core says it again or gives up.
 2. A source answers for its stream: STABLE up to its boundary. Whether the boundary moves is for the reader to judge.
+3. What the readers of a source acknowledge is noted beside it, as at the output of a node: retention follows them.
 """
 
 from __future__ import annotations
@@ -10,8 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from holdfast.host.link import Cuts
+from holdfast.host.reader_acks import ReaderAcks
+from holdfast.model.time import BEGINNING_US
+from holdfast.protocol.dpc.buffers import Buffer
 from holdfast.protocol.dpc.effects import Send
-from holdfast.protocol.dpc.messages import KeepaliveReply, KeepaliveRequest, Message, StreamReport
+from holdfast.protocol.dpc.messages import Ack, KeepaliveReply, KeepaliveRequest, Message, StreamReport
+from holdfast.protocol.dpc.plan import OutputPlan
 from holdfast.protocol.dpc.states import StreamState
 from holdfast.stream.reader import LogReader
 from holdfast.stream.store import StreamStore
@@ -26,20 +31,43 @@ def severed(cuts: Cuts, replica: str) -> bool:
 
 
 class SourceVoice:
-    """Speaks for a source stream that lies on this host."""
+    """Speaks for a source stream that lies on this host. `readers` are all replicas that read it, up or not."""
 
-    def __init__(self, store: StreamStore, stream: str) -> None:
-        self._store, self._stream = store, stream
+    def __init__(self, store: StreamStore, stream: str, readers: tuple[str, ...] = ()) -> None:
+        self._store, self._stream, self._readers = store, stream, readers
         self._reader: LogReader | None = None
+        self._acks: ReaderAcks | None = None
+        self._buffer = Buffer(OutputPlan(stream, (), readers), BEGINNING_US)
+
+    def answer(self, sender: str, message: Message) -> KeepaliveReply | None:
+        """What there is to say to a message, if anything."""
+        if isinstance(message, KeepaliveRequest):
+            return self.reply()
+        if isinstance(message, Ack) and self._find():
+            assert self._reader is not None
+            self._buffer.ack(sender, message.upto_us)
+            freed = self._buffer.truncate(self._reader.boundary_us)
+            if self._acks is not None:
+                self._acks.note(None if freed is None else freed.upto_us)
+        return None
 
     def reply(self) -> KeepaliveReply | None:
         """None while the stream does not exist."""
-        if self._reader is None:
-            if self._stream not in self._store.names():
-                return None
-            self._reader = self._store.open(self._stream).reader()
+        if not self._find():
+            return None
+        assert self._reader is not None
         self._reader.refresh()
         return KeepaliveReply((StreamReport(self._stream, StreamState.STABLE, self._reader.boundary_us, False),))
+
+    def _find(self) -> bool:
+        if self._reader is None:
+            if self._stream not in self._store.names():
+                return False
+            stream = self._store.open(self._stream)
+            self._reader = stream.reader()
+            if self._readers:
+                self._acks = ReaderAcks(stream)
+        return True
 
     def close(self) -> None:
         if self._reader is not None:
@@ -75,7 +103,7 @@ class Network:
         if to in self._local:
             self._local[to](sender, message)
         elif to in self._voices:
-            reply = self._voices[to].reply() if isinstance(message, KeepaliveRequest) else None
+            reply = self._voices[to].answer(sender, message)
             if reply is not None:
                 self._route(to, sender, reply)
         elif not to.endswith(f"@{self._host}"):

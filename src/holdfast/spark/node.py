@@ -37,6 +37,7 @@ from holdfast.spark.forked import ready_mark
 from holdfast.spark.frames import read_stream
 from holdfast.spark.keyed import forked_from
 from holdfast.spark.wal import read_wal
+from holdfast.stream.definition import Retention
 from holdfast.stream.store import Stream, StreamStore
 from holdfast.stream.waiting import Waiting, waiting_results
 
@@ -95,7 +96,10 @@ class NodeQueries:
         schema = to_arrow_schema(self._results(decision=str(self.decision)).schema, timezone="UTC")
         columns = pa.schema([field for field in schema if field.name not in RESERVED])
         store = StreamStore(self._outputs)
-        return store.create(self._node.output, columns, bucket=duration_text(bucket_us), exist_ok=True)
+        retention = Retention(acknowledged=self._node.retain == "acknowledged")
+        return store.create(
+            self._node.output, columns, bucket=duration_text(bucket_us), retention=retention, exist_ok=True
+        )
 
     # -- the stable query --------------------------------------------------------------------------------------------
 

@@ -428,6 +428,27 @@ def test_committed_buckets_are_acknowledged_to_all_replicas_of_the_producer():
     assert max(message.upto_us for _, message in acked) <= scene.core.stable * BUCKET
 
 
+def test_an_acknowledgement_is_said_again_though_nothing_is_new():
+    """It may be lost, or its receiver may have started anew; a full producer would wait for it for ever."""
+    scene = one_stream()
+    scene.until(scene.now + SECOND)
+    said = len(sent(scene.log, Ack))
+    again = sent(scene.until(scene.now + SECOND), Ack)
+    assert said
+    assert {(to, message.upto_us) for to, message in again} == {("p", 10 * BUCKET), ("q", 10 * BUCKET)}
+
+
+def test_what_a_fork_still_reads_is_not_acknowledged():
+    scene = one_stream()
+    scene.until(scene.now + SECOND)
+    assert scene.core.fork.state == ForkState.PREPARING
+    root = scene.core.fork.root
+    run_to(scene, root + 9)
+    acked = sent(scene.until(scene.now + SECOND), Ack)
+    assert acked
+    assert {message.upto_us for _, message in acked} == {root * BUCKET}
+
+
 def test_output_goes_when_its_readers_have_it():
     scene = one_stream()
     effects = scene.hear("reader", Ack("out", 7 * BUCKET))

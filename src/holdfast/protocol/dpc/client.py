@@ -116,7 +116,7 @@ class ClientCore:
         send.extend([Send(replica, _REQUEST) for replica in self.monitor.replicas])
         self._keepalives += 1
         unacked = self.sequence.next - self._acked
-        if unacked >= ACK_BUCKETS or (unacked > 0 and self._keepalives % ACK_KEEPALIVES == 0):
+        if unacked >= ACK_BUCKETS or self._keepalives % ACK_KEEPALIVES == 0:  # Again: the last one may be lost.
             self._acked = self.sequence.next
             ack = Ack(self.plan.input.stream, self.sequence.next * self.plan.bucket_us)
             send.extend([Send(replica, ack) for replica in self.monitor.replicas])

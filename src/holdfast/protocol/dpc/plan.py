@@ -33,7 +33,7 @@ FORK_LINGER_US = 10 * SECOND_US
 #: the fork would stay one bucket ahead for ever. Bounded by the delay, like every wait.
 HANDOVER_BUCKETS = 4
 #: Acknowledgements go out on every fifth keepalive, and at once if so many buckets wait for one: seldom in quiet times,
-#: often while catching up, when producers may be out of room.
+#: often while catching up, when producers may be out of room. An ack that is lost delays truncation until the next one.
 ACK_KEEPALIVES = 5
 ACK_BUCKETS = 8
 
