@@ -103,7 +103,8 @@ def demonstrate(console: Console, root: Path, max_delay: str, cut_s: float, repo
 def _started(console: Console, stack: ExitStack) -> Any:
     with console.status("starting Spark …"):
         began = monotonic_us()
-        spark = node_session("holdfast-demo", spark_driver_extraJavaOptions=JAVA_OPTIONS)
+        nodes = [active_sources.__name__]
+        spark = node_session("holdfast-demo", nodes, spark_driver_extraJavaOptions=JAVA_OPTIONS)
         stack.callback(spark.stop)
         spark.sparkContext.setLogLevel("OFF")
     console.print(f"Spark {spark.version} is up after {(monotonic_us() - began) / 1e6:.1f} s")

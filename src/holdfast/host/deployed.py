@@ -34,7 +34,8 @@ async def _run(deployment: Deployment, name: str) -> None:
     catalog = Catalog(app.diagram(), deployment)
 
     def spark() -> SparkSession:
-        return node_session(f"{app.name}@{name}", master=spec.master, **dict(spec.spark))
+        nodes = [node.name for node in catalog.nodes_on(name)]
+        return node_session(f"{app.name}@{name}", nodes, master=spec.master, **dict(spec.spark))
 
     host = Host(name, catalog, spec.root, spark, token)
     service = Service(

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql import SparkSession
@@ -22,6 +24,7 @@ from holdfast.host.catalog import HERE, Catalog
 from holdfast.host.host import Host
 from holdfast.model.errors import UsageError
 from holdfast.model.time import duration_us
+from holdfast.spark.pools import write_pools
 from holdfast.spark.session import session
 from holdfast.stream.store import StreamStore
 
@@ -140,7 +143,8 @@ class Running:
 
 def start(app: App, *, spark: SparkSession | None = None, **settings: str) -> Running:
     """Run the application in this process; `settings` go to the SparkSession that is made if none is given."""
-    return Running(app, lambda: spark or node_session(app.name, **settings))
+    nodes = [node.name for node in app.diagram().nodes]
+    return Running(app, lambda: spark or node_session(app.name, nodes, **settings))
 
 
 def run(app: App, **options: Any) -> None:
@@ -155,6 +159,10 @@ def run(app: App, **options: Any) -> None:
             logging.getLogger(__name__).info("stopping %s", app.name)
 
 
-def node_session(name: str, *, master: str | None = None, **settings: str) -> SparkSession:
-    """A session in which stable queries and forks get their fair shares."""
-    return session(name, master=master, **{"spark_scheduler_mode": "FAIR", **settings})
+def node_session(name: str, nodes: Iterable[str] = (), *, master: str | None = None, **settings: str) -> SparkSession:
+    """A session in which the stable queries and forks of these nodes get their fair shares."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-pools-") as folder:  # Spark reads it at its start only.
+        path = Path(folder) / "pools.xml"
+        write_pools(path, nodes)
+        fair = {"spark_scheduler_mode": "FAIR", "spark_scheduler_allocation_file": path.as_uri()}
+        return session(name, master=master, **{**fair, **settings})

@@ -31,6 +31,7 @@ from holdfast.host.serving import Serving
 from holdfast.model.errors import HoldfastError, PeerError, UnknownStream, UsageError
 from holdfast.protocol.dpc.messages import Message, StreamReport
 from holdfast.spark.node import NodeQueries
+from holdfast.spark.results import create_output
 from holdfast.stream.definition import Definition
 from holdfast.stream.store import StreamStore
 
@@ -64,7 +65,7 @@ class Host:
         self._network = Network(name, self.cuts, self._say_abroad)
         self._links: dict[str, Link] = {}
         self._under_way: dict[str, set[asyncio.Task[None]]] = {}
-        self._spark: SparkSession | None = None
+        self._spark: asyncio.Future[SparkSession] | None = None
         self._setups: dict[str, asyncio.Task[None]] = {}
         self._stopping = asyncio.Event()
         #: Nodes that could not be set up, and why.
@@ -78,11 +79,13 @@ class Host:
             self._voices[stream] = SourceVoice(self.store, stream, self.catalog.readers(stream))
             self._network.add_source(replica_name(stream, self.name), self._voices[stream])
         nodes = self.catalog.nodes_on(self.name)
-        if nodes:
-            self._spark = await asyncio.get_running_loop().run_in_executor(None, self._make_spark)
-        self._setups = {node.name: asyncio.ensure_future(self._set_up(node)) for node in nodes}
-        ready()
         try:
+            if nodes:
+                self._spark = asyncio.get_running_loop().run_in_executor(None, self._make_spark)
+                # What needs no Spark is done while it starts: inputs are found, declared outputs are made.
+                self._setups = {node.name: asyncio.ensure_future(self._set_up(node)) for node in nodes}
+                await self._spark
+            ready()
             while not self._stopping.is_set():
                 for controller in list(self.controllers.values()):
                     controller.pulse()
@@ -150,7 +153,9 @@ class Host:
         home.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(copies_of(home), ignore_errors=True)
         plan = self.catalog.plan_of(node.name, self.name, bucket_us)
-        spark = self._spark
+        if node.output_schema is not None:
+            create_output(self.store, node, node.output_schema, node.bucket_us or bucket_us)
+        spark = await asyncio.shield(self._spark)
         intakes: dict[str, Intake] = {}
 
         def prepare() -> tuple[NodeQueries, Any]:

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from holdfast.model.errors import SchemaError
-from holdfast.model.tuples import RESERVED
+from holdfast.model.tuples import RESERVED, STREAM_COLUMN
 
 STIME_TYPE = pa.timestamp("us", tz="UTC")
 STIME = pa.field("stime", STIME_TYPE, nullable=False)
@@ -67,6 +67,21 @@ def reader_schema(user: pa.Schema) -> pa.Schema:
     """What a reader sees: the header, then the user's columns."""
     header = [pa.field("tuple_type", pa.int8(), nullable=False), pa.field("tuple_id", pa.int64(), nullable=False)]
     return pa.schema([*header, STIME.with_nullable(True), *(f.with_nullable(True) for f in user)])
+
+
+def result_columns(schema: pa.Schema, whose: str, *, delivered: bool = True) -> pa.Schema:
+    """The columns of a result without the header that came with its inputs, `stream` among it if `delivered`.
+
+    A frame that is passed on whole carries the header along; it is left out. A column `stream` without the rest of it
+    is one that somebody wants to see; the name is taken, so that is refused instead of left out.
+    """
+    if STREAM_COLUMN in schema.names and not (delivered and "tuple_id" in schema.names):
+        raise SchemaError(
+            f"the results of {whose} must not have a column {STREAM_COLUMN!r}: readers of several streams find there "
+            f"which one a tuple came from; got ({schema_text(schema)}); rename it, for example "
+            f".withColumnRenamed({STREAM_COLUMN!r}, 'input')"
+        )
+    return pa.schema([field for field in schema if field.name not in RESERVED])
 
 
 def schema_text(schema: pa.Schema) -> str:

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -29,15 +28,16 @@ from pyspark.sql.streaming.query import StreamingQuery
 from holdfast.clock import monotonic_us, pause
 from holdfast.diagram import NodeSpec
 from holdfast.model.errors import StorageError, UsageError
-from holdfast.model.time import SECOND_US, duration_text, instant_text
-from holdfast.model.tuples import RESERVED, STREAM_COLUMN
+from holdfast.model.time import SECOND_US, instant_text
+from holdfast.model.tuples import STREAM_COLUMN
 from holdfast.spark.beginning import begin_anew, load_beginning
 from holdfast.spark.fork import fork_checkpoint, last_commit
 from holdfast.spark.forked import ready_mark
 from holdfast.spark.frames import read_stream
 from holdfast.spark.keyed import forked_from
+from holdfast.spark.pools import fork_pool, stable_pool
+from holdfast.spark.results import create_output, node_columns
 from holdfast.spark.wal import read_wal
-from holdfast.stream.definition import Retention
 from holdfast.stream.store import Stream, StreamStore
 from holdfast.stream.waiting import Waiting, waiting_results
 
@@ -94,12 +94,8 @@ class NodeQueries:
     def create_output(self, bucket_us: int) -> Stream:
         """The output stream with the columns that the function gives; what is there already must fit."""
         schema = to_arrow_schema(self._results(decision=str(self.decision)).schema, timezone="UTC")
-        columns = pa.schema([field for field in schema if field.name not in RESERVED])
-        store = StreamStore(self._outputs)
-        retention = Retention(acknowledged=self._node.retain == "acknowledged")
-        return store.create(
-            self._node.output, columns, bucket=duration_text(bucket_us), retention=retention, exist_ok=True
-        )
+        columns = node_columns(self._node, schema)
+        return create_output(StreamStore(self._outputs), self._node, columns, bucket_us)
 
     # -- the stable query --------------------------------------------------------------------------------------------
 
@@ -107,7 +103,8 @@ class NodeQueries:
         start, right_from = self._beginning.start_us, self._beginning.right_from_us
         source = {} if start is None else {"start": instant_text(start)}
         sink = {} if right_from is None else {"from": instant_text(right_from)}
-        return self._start(self._results(decision=str(self.decision), **source), self._node.name, self.checkpoint, sink)
+        frame = self._results(decision=str(self.decision), **source)
+        return self._start(frame, self._node.name, stable_pool(self._node.name), self.checkpoint, sink)
 
     def begin_anew(self, start_us: int, right_from_us: int) -> None:
         """From the next start on the stable query begins here, with an empty state."""
@@ -144,7 +141,8 @@ class NodeQueries:
         with forked_from(self._query_id(), plan.with_name("operators")):
             frame = self._results(plan=str(plan))
         branch = os.urandom(8).hex()
-        query = self._start(frame, f"{self._node.name}-fork-{fork}", checkpoint, {"branch": branch})
+        name, pool = f"{self._node.name}-fork-{fork}", fork_pool(self._node.name)
+        query = self._start(frame, name, pool, checkpoint, {"branch": branch})
         log.info("%s: fork %d of batch %d taken in %d ms, started in %d ms", self._node.name, fork, forked.batch_id,
                  (rested - begun) // 1000, (monotonic_us() - rested) // 1000)  # fmt: skip
         return RunningFork(query, checkpoint, plan, branch, forked.batch_id, forked.until_us, waiting)
@@ -228,7 +226,9 @@ class NodeQueries:
         plan = self._results("before", decision=str(self.decision))._jdf.queryExecution().analyzed().toString()
         return "before" if any(operator in plan for operator in _STRICT) else "exact"
 
-    def _start(self, frame: DataFrame, name: str, checkpoint: Path, options: dict[str, str]) -> StreamingQuery:
+    def _start(
+        self, frame: DataFrame, name: str, pool: str, checkpoint: Path, options: dict[str, str]
+    ) -> StreamingQuery:
         writer = frame.writeStream.format("holdfast").queryName(name).option("checkpointLocation", str(checkpoint))
         writer = writer.option("root", str(self._outputs)).options(**options)
         if self._node.stime is not None:
@@ -239,7 +239,7 @@ class NodeQueries:
             # Pool and session are properties of the thread that starts the query.
             try:
                 make_active(self._spark)
-                self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
+                self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", pool)
                 started.append(writer.start(self._node.output))
             except BaseException as error:
                 started.append(error)

@@ -30,9 +30,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from holdfast.clock import now_us
 from holdfast.model.errors import CorruptLog, Fenced, SchemaError, StorageError, UnknownStream, UsageError
-from holdfast.model.schema import STIME_TYPE, schema_text, type_text
+from holdfast.model.schema import STIME_TYPE, result_columns, schema_text, type_text
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, duration_us
-from holdfast.model.tuples import RESERVED
 from holdfast.spark import control
 from holdfast.spark.options import WRITE_OPTIONS, Options
 from holdfast.spark.wal import batch_boundary, keep_wal
@@ -71,7 +70,7 @@ class Target:
         if len(names) != 1:
             raise UsageError(f"name the one stream to write to, for example .start('results'); got {names or 'none'}")
         self.stime = self._stime_path(schema)
-        columns = [f for f in schema if f.name not in RESERVED and f.name != control.COLUMN]
+        columns = [f for f in result_columns(schema, f"the query of {names[0]}") if f.name != control.COLUMN]
         self._controlled = control.COLUMN in schema.names
         self.stream = self._open(names[0], pa.schema(columns))
         wanted = self.stream.definition.schema
