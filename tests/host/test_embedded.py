@@ -27,12 +27,18 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
     spark = node_session(
-        "holdfast-tests", master="local[2,4]",
+        "holdfast-tests", ["watched"], master="local[2,4]",
         spark_driver_extraJavaOptions="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", spark_sql_shuffle_partitions="1",
     )  # fmt: skip
     spark.sparkContext.setLogLevel("OFF")
     yield spark
     spark.stop()
+
+
+def test_the_pools_of_a_node_are_known_to_spark_before_its_queries_name_them(spark: SparkSession) -> None:
+    context = spark.sparkContext._jsc.sc()
+    found = [context.getPoolForName(name).isDefined() for name in ("watched", "watched-fork", "other")]
+    assert found == [True, True, False]
 
 
 class Source:

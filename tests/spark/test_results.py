@@ -41,7 +41,7 @@ def test_the_header_of_a_frame_that_is_passed_on_is_left_out() -> None:
     ids=["selected", "made"],
 )
 def test_a_column_named_stream_is_refused_and_not_left_out(inputs: tuple[str, ...], columns: list[pa.Field]) -> None:
-    with pytest.raises(SchemaError, match="node active must not have a column 'stream'.*withColumnRenamed"):
+    with pytest.raises(SchemaError, match=r"node active must not have a column 'stream'.*withColumnRenamed"):
         node_columns(node(*inputs), pa.schema(columns))
 
 
