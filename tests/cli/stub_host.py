@@ -26,6 +26,12 @@ from holdfast.model.errors import UsageError
 #: 2026-01-01, so that positions are known.
 POSITION_US = 1_767_225_600_000_000
 STATES = {"a": "STABLE", "b": "UP_FAILURE"}
+#: Files in the root that make its replicas wait or fail.
+FLAWS = {
+    "without-inputs": {"state": "RECOVERING", "waits_for": "inputs"},
+    "slow": {"state": "WAITING", "waits_for": "spark"},
+    "failed": {"state": "FAILED"},
+}
 
 
 def run_host(deployment: Deployment, name: str) -> None:
@@ -73,19 +79,23 @@ class _Server:
         replicas = []
         for node in self._catalog.nodes_on(self._name):
             state = STATES.get(self._name, "RECOVERING")
+            wait = {}
+            for flaw, said in FLAWS.items():
+                if (self._root / flaw).exists():
+                    state, wait = said["state"], {**said, "why": f"the stub is {flaw}"}
             plan = self._catalog.plan_of(node.name, self._name, 1_000_000)
             replicas.append({
                 "replica": plan.replica, "node": node.name, "state": state, "stable_until_us": POSITION_US,
                 "frontier_us": POSITION_US + 1_000_000,
                 "output": {"stream": node.output, "state": state, "boundary_us": POSITION_US,
                            "fresh": state != "STABLE"},
-                "fork": {"id": 3, "state": "NONE" if state == "STABLE" else "RUNNING"},
+                "fork": {"id": 3, "state": "none" if state == "STABLE" else "RUNNING"},
                 "inputs": [
                     {"stream": i.stream, "reading": list(i.producers[:1]), "boundary_us": POSITION_US,
                      "failing": state == "UP_FAILURE" and i.stream == "monitor2"}
                     for i in plan.inputs
                 ],
-                "word_of_a_newer_host": True,
+                "word_of_a_newer_host": True, **wait,
             })  # fmt: skip
         said = {"host": self._name, "replicas": replicas, "cuts": self._cuts}
         return self._stranger(request) or JSONResponse(said)

@@ -165,6 +165,39 @@ def test_hosts_come_up_answer_and_go_down(net: Net) -> None:
     assert [host["how"] for host in net.said("down")] == ["absent"] * 3
 
 
+def test_up_waits_until_replicas_answer_and_says_what_they_do_meanwhile(net: Net) -> None:
+    net.flaw("a", "slow")
+    with net.started("up", net.file, "--host", "a") as child:
+        assert child.stderr is not None
+        assert child.stdout is not None
+        while "active@a: the stub is slow" not in child.stderr.readline():
+            pass
+        (net.deployment.host("a").root / "slow").unlink()
+        assert child.stdout.readline().startswith("a: up at ")
+        assert child.stdout.readline() == "  active@a: STABLE\n"
+        assert child.wait(30) == 0
+
+
+def test_up_does_not_wait_for_replicas_if_told_so(net: Net) -> None:
+    net.flaw("a", "slow")
+    assert "active@a: WAITING, because the stub is slow" in net.told("up", "--host", "a", "--no-wait")
+
+
+def test_up_does_not_wait_for_inputs_that_are_not_there(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.cli.launch._INPUTS_US", 300_000)
+    net.flaw("a", "without-inputs")
+    assert "  active@a: RECOVERING, because the stub is without-inputs" in net.told("up", "--host", "a")
+
+
+@pytest.mark.parametrize(("flaw", "wait"), [("failed", "60s"), ("slow", "4s")])
+def test_a_replica_that_does_not_start_is_named_with_the_log_of_its_host(net: Net, flaw: str, wait: str) -> None:
+    net.flaw("a", flaw)
+    said = net.refuses("up", "--host", "a", "--wait", wait)
+    assert f"replica active@a does not run: the stub is {flaw}; see {log_file(net.deployment.host('a'))}" in said
+    assert net.pid("a") is not None
+    assert f"active@a ({'FAILED' if flaw == 'failed' else 'WAITING'}): the stub is {flaw}" in net.told("status")
+
+
 def test_up_starts_only_the_named_hosts_and_says_so_to_programs(net: Net) -> None:
     (fact,) = net.said("up", "--host", "b")
     assert (fact["host"], fact["pid"]) == ("b", net.pid("b"))
@@ -303,6 +336,7 @@ def test_status_shows_replicas(up: Net) -> None:
     assert rows["b"].split()[1:3] == ["active@b", "UP_FAILURE"]
     assert "active UP_FAILURE +branch" in rows["b"]
     assert "running" in rows["b"]
+    assert "none" not in rows["a"].lower(), "no fork is no word"
     assert "monitor2: monitor2@src (failing)" in text
     assert rows["src"].split() == ["src", "up"]
 

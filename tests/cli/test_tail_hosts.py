@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 from collections.abc import Iterator
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast.cli.hosts import HostClient
 from holdfast.cli.running import Running
 from holdfast.host.deployment import load_deployment
+from holdfast.model.errors import PeerError
 from tests.cli.conftest import Cli
 
 APP = """
@@ -37,7 +40,7 @@ class Net:
             other.bind(("127.0.0.1", 0))
             ports = one.getsockname()[1], other.getsockname()[1]
         self.file.write_text(
-            "app: netmon.py\nhosts:\n"
+            "app: netmon.py\nview_token: view.token\nhosts:\n"
             f"  a: {{address: '127.0.0.1:{ports[0]}', root: a}}\n"
             f"  src: {{address: '127.0.0.1:{ports[1]}', root: src}}\n"
             "sources: {monitor1: src}\nnodes: {active: [a]}\n"
@@ -70,6 +73,18 @@ def test_tail_reads_a_stream_through_its_hosts_and_follows_it(net: Net, cli: Cli
             assert json.loads(tail.stdout.readline())["values"]["n"] == 20
     shown = cli.objects("tail", "monitor1", "-d", net.file, "-n", "3")
     assert [row["values"]["n"] for row in shown] == [18, 19, 20]
+
+
+def test_with_the_viewers_token_alone_one_may_look_but_not_act(net: Net, inside: Cli, tmp_path: Path) -> None:
+    for name in ("netmon.yaml", "netmon.py", "view.token"):
+        shutil.copy2(net.file.parent / name, tmp_path / name)
+    file = tmp_path / "netmon.yaml"
+    assert [host["up"] for host in inside.objects("status", file)] == [False, True]
+    inside.ok("tail", "monitor1", "-d", file, "--from", "live")
+    assert "the token file" in inside.fails("down", file)
+    client = HostClient(load_deployment(file).host("src"), load_deployment(file).looking_token())
+    with pytest.raises(PeerError, match="this token may look but not act"):
+        client.stop()
 
 
 def test_tail_says_which_stream_nobody_has(net: Net, inside: Cli) -> None:

@@ -158,6 +158,18 @@ def deployment(write: Write) -> Deployment:
     return load_deployment(write(GOOD))
 
 
+def test_a_viewers_token_is_a_second_one_and_is_used_where_the_first_cannot_be_read(write: Write) -> None:
+    refused(write(GOOD + "view_token: secret.token\n"), "must name another file for view_token than for token")
+    assert load_deployment(write(GOOD)).view_token() is None
+    deployment = load_deployment(write(GOOD + "view_token: view.token\n"))
+    assert deployment.make_token()
+    view = deployment.view_token()
+    assert view not in (None, deployment.token())
+    assert deployment.looking_token() == deployment.token()
+    deployment.token_file.unlink()
+    assert deployment.looking_token() == view
+
+
 def test_a_token_is_made_once_for_its_owner_alone(deployment: Deployment, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not there"):
         deployment.token()

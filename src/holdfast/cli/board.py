@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _COLUMNS = ("host", "replica", "state", "stable until", "lag", "output", "fork", "reads")
 #: Stable is certain, a failure brings guesses, stabilisation takes them back, recovery says nothing yet.
 _COLOURS = {"STABLE": "green", "UP_FAILURE": "yellow", "STABILIZATION": "cyan", "RECOVERING": "magenta",
-            "FAILURE": "red", "down": "bold red"}  # fmt: skip
+            "FAILURE": "red", "FAILED": "bold red", "down": "bold red"}  # fmt: skip
 
 
 def draw(session: Session, deployment: Deployment) -> None:
@@ -60,6 +60,10 @@ def show(session: Session, asked: list[HostClient], answers: list[HostStatus | P
     for answer in answers:
         if isinstance(answer, PeerError):
             print(answer)
+            continue
+        for replica in answer.replicas:
+            if replica.why is not None:
+                print(_plain(f"{replica.replica} ({replica.state}): {replica.why}"))
 
 
 def _rows(client: HostClient, answer: HostStatus | PeerError, now: int) -> list[list[Text]]:
@@ -76,7 +80,7 @@ def _row(host: str, r: ReplicaStatus, now: int) -> list[str]:
     known = until is not None and BEGINNING_US < until < END_OF_TIME_US
     position = "-" if until is None or until <= BEGINNING_US else instant_text(until).partition(".")[0]
     output = "-" if r.output is None else f"{r.output.stream} {r.output.state}{' +branch' if r.output.fresh else ''}"
-    fork = "-" if r.fork is None or r.fork.state == "NONE" else r.fork.state.lower()
+    fork = "-" if r.fork is None or r.fork.state.upper() == "NONE" else r.fork.state.lower()
     reads = "\n".join(
         f"{i.stream}: {', '.join(i.reading) or 'nobody'}{' (failing)' if i.failing else ''}" for i in r.inputs
     )

@@ -24,6 +24,7 @@ def command(
     deployment = load_deployment(file)
     spec = deployment.host(name)
     deployment.token()  # A host without its token would run and refuse everybody.
+    deployment.view_token()
     with claimed(spec):
         from holdfast.host.deployed import run_host
 

@@ -55,6 +55,10 @@ class ReplicaStatus(msgspec.Struct, frozen=True):
     output: OutputStatus | None = None
     fork: ForkStatus | None = None
     inputs: tuple[InputStatus, ...] = ()
+    waits_for: str | None = None
+    """What keeps it from serving: `spark`, `inputs`, `replay`."""
+    why: str | None = None
+    """The same as a sentence; or why it failed."""
 
 
 class HostStatus(msgspec.Struct, frozen=True):
@@ -125,9 +129,9 @@ class HostClient:
         return body
 
 
-def clients(deployment: Deployment, names: Sequence[str] | None = None) -> list[HostClient]:
-    """A client for each host, or for the named ones."""
-    token = deployment.token()
+def clients(deployment: Deployment, names: Sequence[str] | None = None, *, looking: bool = False) -> list[HostClient]:
+    """A client for each host, or for the named ones; if it only looks, the viewer's token is enough."""
+    token = deployment.looking_token() if looking else deployment.token()
     specs = [deployment.host(name) for name in names] if names else deployment.hosts
     return [HostClient(spec, token) for spec in specs]
 

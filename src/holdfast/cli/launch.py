@@ -2,7 +2,8 @@
 
 Rules:
 1. A host runs in a session of its own: it outlives the terminal and hears no Ctrl-C meant for somebody else.
-2. It is up when it answers for itself over HTTP; until then its process and its log are watched.
+2. It is up when it answers for itself over HTTP and its replicas serve their readers, or can do nothing but wait for
+   inputs; until then its process and its log are watched.
 3. Only processes started here are ended here, and only while they are still our children.
 """
 
@@ -19,16 +20,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.cli.hosts import HostClient
+from holdfast.cli.hosts import HostClient, HostStatus, ReplicaStatus
 from holdfast.cli.running import holder, log_file
 from holdfast.clock import monotonic_us, pause
 from holdfast.host.deployment import Deployment, HostSpec
+from holdfast.host.log_bound import cut_log
 from holdfast.model.errors import PeerError, StorageError, UsageError
+from holdfast.model.time import SECOND_US
 
 _EVERY_US = 100_000
 #: Spark needs a few seconds to end in order.
 _TERM_S = 20
 _LOG_TAIL_BYTES = 4096
+#: How long a replica that lacks inputs is given before that counts as its state: those who serve them start, too.
+_INPUTS_US = 5 * SECOND_US
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,7 @@ def launch(deployment: Deployment, spec: HostSpec) -> Launched:
     """Start `holdfast host FILE NAME`."""
     spec.own.mkdir(parents=True, exist_ok=True)
     log = log_file(spec)
+    cut_log(log)
     fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         log_from = os.fstat(fd).st_size
@@ -114,28 +120,20 @@ def launch(deployment: Deployment, spec: HostSpec) -> Launched:
 
 
 def launch_all(
-    deployment: Deployment, specs: Sequence[HostSpec], wait_us: int, up: Callable[[Launched, int], None]
-) -> list[Launched]:
-    """Start all of them and wait until each answers; `up` hears of each with the time it took. All or none."""
-    token = deployment.token()
+    deployment: Deployment,
+    specs: Sequence[HostSpec],
+    wait_us: int,
+    up: Callable[[Launched, int, HostStatus], None],
+    *,
+    settle: bool = True,
+    progress: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Start all of them and wait until each is up; `up` hears of each with the time it took. All or none."""
     launched: list[Launched] = []
-    begun = monotonic_us()
     try:
         for spec in specs:
             launched.append(launch(deployment, spec))
-        waiting = list(launched)
-        while waiting:
-            for host in list(waiting):
-                if _answers(host, token):
-                    waiting.remove(host)
-                    up(host, monotonic_us() - begun)
-            if waiting and monotonic_us() - begun > wait_us:
-                host = waiting[0]
-                raise PeerError(
-                    f"host {host.spec.name!r} did not answer within {wait_us / 1e6:.0f} s; {_gone(launched)}; its log "
-                    f"is {host.log}; allow more with --wait"
-                )
-            pause(_EVERY_US if waiting else 0)
+        _wait_for(launched, deployment.token(), wait_us, up, settle, progress)
     except BaseException as error:
         _take_back(launched)
         if isinstance(error, _Ended):
@@ -144,23 +142,80 @@ def launch_all(
                 f"is {error.host.log}"
             ) from None
         raise
-    return launched
+
+
+def _wait_for(
+    launched: Sequence[Launched],
+    token: str,
+    wait_us: int,
+    up: Callable[[Launched, int, HostStatus], None],
+    settle: bool,
+    progress: Callable[[str], None],
+) -> None:
+    begun = monotonic_us()
+    waiting = [_Starting(host, token) for host in launched]
+    while waiting:
+        all_answer = True
+        for starting in waiting:
+            starting.look(progress)
+            all_answer &= starting.status is not None
+        late = monotonic_us() - begun > wait_us
+        for starting in list(waiting):
+            status = starting.status
+            if status is not None and (not settle or late or starting.settled(all_answer)):
+                waiting.remove(starting)
+                up(starting.host, monotonic_us() - begun, status)
+        if waiting and late:
+            host = waiting[0].host
+            raise PeerError(
+                f"host {host.spec.name!r} did not answer within {wait_us / 1e6:.0f} s; {_gone(launched)}; its log "
+                f"is {host.log}; allow more with --wait"
+            )
+        pause(_EVERY_US if waiting else 0)
+
+
+def answers(replica: ReplicaStatus) -> bool:
+    """Whether the replica serves its readers, or never will."""
+    return replica.state not in ("WAITING", "RECOVERING")
+
+
+class _Starting:
+    """A host on its way up."""
+
+    def __init__(self, host: Launched, token: str) -> None:
+        self.host, self._client = host, HostClient(host.spec, token)
+        self.status: HostStatus | None = None
+        self._said = ""
+        self._without_inputs_us: int | None = None
+
+    def look(self, progress: Callable[[str], None]) -> None:
+        if self.host.process.poll() is not None:
+            raise _Ended(self.host)
+        try:
+            self.status = self._client.status()
+        except PeerError:
+            return
+        text = "; ".join(f"{r.replica}: {r.why or r.state}" for r in self.status.replicas if not answers(r))
+        if text != self._said:
+            self._said = text
+            progress(text)
+
+    def settled(self, all_answer: bool) -> bool:
+        """Whether every replica serves its readers, or can only wait for inputs that are not there."""
+        assert self.status is not None
+        starting = [replica for replica in self.status.replicas if not answers(replica)]
+        if any(replica.waits_for != "inputs" for replica in starting) or not all_answer:
+            self._without_inputs_us = None
+            return False
+        if self._without_inputs_us is None:
+            self._without_inputs_us = monotonic_us()
+        return not starting or monotonic_us() - self._without_inputs_us > _INPUTS_US
 
 
 class _Ended(Exception):
     def __init__(self, host: Launched) -> None:
         super().__init__(host.spec.name)
         self.host = host
-
-
-def _answers(host: Launched, token: str) -> bool:
-    if host.process.poll() is not None:
-        raise _Ended(host)
-    try:
-        HostClient(host.spec, token).status()
-    except PeerError:
-        return False
-    return True
 
 
 def _gone(launched: Sequence[Launched]) -> str:

@@ -30,7 +30,7 @@ def pid_file(spec: HostSpec) -> Path:
 
 
 def log_file(spec: HostSpec) -> Path:
-    return spec.own / "host.log"
+    return spec.log_file
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ def command(
     if diagram:
         draw(session, deployment)
         return
-    asked = clients(deployment)
+    asked = clients(deployment, looking=True)
     while True:
         answers = statuses(asked)
         if watch and not json and session.out.is_terminal:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,25 +12,30 @@ import typer
 from holdfast.cli.deployed import File, Hosts
 from holdfast.cli.session import Json, Session
 from holdfast.cli.units import age_text
+from holdfast.model.errors import PeerError
 from holdfast.model.time import duration_us
 
 if TYPE_CHECKING:
+    from holdfast.cli.hosts import HostStatus
     from holdfast.cli.launch import Launched
 
 
 def command(
     file: File,
     host: Hosts = None,
-    wait: Annotated[str, typer.Option(help="How long a host may take to answer.")] = "2m",
+    wait: Annotated[str, typer.Option("--wait", help="How long a host and its replicas may take to answer.")] = "2m",
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait for replicas, only for hosts.")] = False,
     json: Json = False,
 ) -> None:
     """Start the hosts of a deployment in the background: all of this machine, or the named ones; all or none.
+
+    A host is up when its replicas serve their readers, or can do nothing but wait for inputs that are not there.
 
     \b
     holdfast up netmon.yaml
     holdfast up netmon.yaml --host a --host b
     """
-    from holdfast.cli.launch import check_startable, chosen_hosts, launch_all
+    from holdfast.cli.launch import answers, check_startable, chosen_hosts, launch_all
     from holdfast.host.catalog import Catalog
     from holdfast.host.deployment import load_deployment
 
@@ -46,25 +51,35 @@ def command(
     for spec in specs:
         check_startable(spec)
 
-    def up(host: Launched, took_us: int) -> None:
-        name, url, pid = host.spec.name, host.spec.url, host.process.pid
-        session.say(
-            f"{name}: up at {url} after {age_text(took_us)} (pid {pid}, log {host.log})",
-            host=name, url=url, pid=pid, log=str(host.log), took_us=took_us,
-        )  # fmt: skip
+    failed: list[str] = []
 
-    with _busy(session, f"starting {', '.join(spec.name for spec in specs)}"):
-        launch_all(deployment, specs, wait_us, up)
+    def up(host: Launched, took_us: int, status: HostStatus) -> None:
+        name, url, pid = host.spec.name, host.spec.url, host.process.pid
+        lines = [f"{name}: up at {url} after {age_text(took_us)} (pid {pid}, log {host.log})"]
+        lines += [f"  {r.replica}: {r.state}{f', because {r.why}' if r.why else ''}" for r in status.replicas]
+        replicas = [{"replica": r.replica, "state": r.state, "why": r.why} for r in status.replicas]
+        session.say("\n".join(lines), host=name, url=url, pid=pid, log=str(host.log), took_us=took_us,
+                    replicas=replicas)  # fmt: skip
+        if no_wait:
+            return
+        for r in status.replicas:
+            if r.state == "FAILED" or not (answers(r) or r.waits_for == "inputs"):
+                failed.append(f"replica {r.replica} does not run: {r.why or r.state}; see {host.log}")
+
+    with _busy(session, f"starting {', '.join(spec.name for spec in specs)}") as progress:
+        launch_all(deployment, specs, wait_us, up, settle=not no_wait, progress=progress)
+    if failed:
+        raise PeerError(f"{'; '.join(failed)}; its host is up and goes on trying; `holdfast down` stops it")
 
 
 @contextlib.contextmanager
-def _busy(session: Session, text: str) -> Iterator[None]:
-    """A sign of life while nothing else can be said."""
+def _busy(session: Session, text: str) -> Iterator[Callable[[str], None]]:
+    """A sign of life while nothing else can be said: a line that changes, or lines where nobody looks."""
     if session.json:
-        yield
+        yield lambda said: None
     elif sys.stderr.isatty():
-        with session.err.status(text):
-            yield
+        with session.err.status(text) as line:
+            yield lambda said: line.update(said or text)
     else:
         session.note(text)
-        yield
+        yield lambda said: session.note(said) if said else None

@@ -209,7 +209,7 @@ def connect(where: Where, *, token: str | None = None, ca: str | os.PathLike[str
 
         deployment = load_deployment(where)
         addresses = {h.name: (h.url, h.tls.authority if h.tls else None) for h in deployment.hosts}
-        return Connection(addresses, deployment.token() if token is None else token)
+        return Connection(addresses, deployment.looking_token() if token is None else token)
     if token is None:
         raise UsageError("hosts ask for a token; give token=, or name the deployment file")
     named = where if isinstance(where, Mapping) else {address: address for address in where}

@@ -28,6 +28,16 @@ from holdfast.clock import monotonic_us
 from holdfast.host.forking import HEALTH_US, Forking
 from holdfast.host.intake import Intake
 from holdfast.host.reader_acks import ReaderAcks
+from holdfast.host.standing import (
+    FIRST_BATCH,
+    QUERY_STARTS,
+    Wait,
+    failed,
+    recovery,
+    silent_inputs,
+    status_of,
+    waiting,
+)
 from holdfast.model.errors import HoldfastError
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, SECOND_US, instant_text
 from holdfast.protocol.dpc.effects import Effects, ExtendFork, Send, SkipStable, Truncate
@@ -80,6 +90,7 @@ class Controller:
         self._stable: StreamingQuery | None = None
         #: Until it is durable, the query must not be started: it would go on where the gap is.
         self._anew: _Anew | None = None
+        self._died_of: str | None = None
         self._batch = -1
         self._health_us = self._restart_us = 0
         self._pause_us = _RESTART_US_MIN
@@ -219,7 +230,7 @@ class Controller:
             if (error := starting.exception()) is not None:
                 self._died(now, error)
             else:
-                self._stable = starting.result()
+                self._stable, self._died_of = starting.result(), None
 
     def _watch_stable(self, now: int) -> None:
         if self._stable is None:
@@ -252,6 +263,7 @@ class Controller:
         log.error("%s: the stable query stopped (%s); starting it again in %d s", self.plan.replica,
                   error or "no reason given", self._pause_us // SECOND_US)  # fmt: skip
         self._stable = None
+        self._died_of = str(error or "no reason given").strip().partition("\n")[0]
         self._restart_us = now + self._pause_us
         self._pause_us = min(2 * self._pause_us, _RESTART_US_MAX)
         if self.core is None and not self._build(now):
@@ -345,29 +357,21 @@ class Controller:
     def status(self) -> dict[str, Any]:
         """What `holdfast status` shows."""
         node = self.plan.replica.partition("@")[0]
-        core = self.core
-        if core is None:
-            return {"replica": self.plan.replica, "node": node, "state": "WAITING", "inputs": []}
         if self.trouble is not None:
-            return {"replica": self.plan.replica, "node": node, "state": "FAILED", "why": self.trouble, "inputs": []}
-        report = core.report()
-        return {
-            "replica": self.plan.replica,
-            "node": node,
-            "state": core.state.name,
-            "stable_until_us": core.stable * self._size,
-            "frontier_us": core.inputs.sunion.frontier * self._size,
-            "output": {
-                "stream": report.stream, "state": report.state.name, "boundary_us": report.main_us,
-                "fresh": report.fresh,
-            },
-            "fork": {"id": core.fork.id, "state": self._forking.state},
-            "inputs": [
-                {
-                    "stream": stream, "boundary_us": core.inputs.sunion.inputs[stream].main_us,
-                    "failing": upstream.failing,
-                    "reading": [f"{source.replica}/{source.lane.name.lower()}" for source in upstream.subscribed],
-                }
-                for stream, upstream in core.inputs.upstreams.items()
-            ],
-        }  # fmt: skip
+            return failed(self.plan.replica, node, self.trouble)
+        wait = self._wait()
+        if self.core is None:
+            return waiting(self.plan.replica, node, wait or FIRST_BATCH)
+        return status_of(self.core, self._forking.state, wait)
+
+    def _wait(self) -> Wait | None:
+        """What keeps this replica from serving, if anything does."""
+        if self._stable is None:
+            if self._died_of is not None:
+                return Wait("spark", f"the stable query stopped ({self._died_of}); it is started again")
+            return QUERY_STARTS
+        if self.core is not None:
+            return recovery(self.core)
+        if all(intake.first_us() is None for intake in self._intakes.values()):
+            return silent_inputs([spec.stream for spec in self.plan.inputs])
+        return FIRST_BATCH

@@ -12,12 +12,15 @@ import signal
 
 from pyspark.sql import SparkSession
 
+from holdfast.app import App
 from holdfast.host.catalog import Catalog
 from holdfast.host.deployment import Deployment, HostSpec
 from holdfast.host.embedded import node_session
 from holdfast.host.host import Host
+from holdfast.host.log_bound import keep_bounded
 from holdfast.host.service import Service
 from holdfast.inputs.network import Access
+from holdfast.model.errors import UsageError
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +33,7 @@ def run_host(deployment: Deployment, name: str) -> None:
 
 
 async def _run(deployment: Deployment, name: str) -> None:
-    spec, app, token = deployment.host(name), deployment.load_app(), deployment.token()
+    spec, app, token, view_token = _known(deployment, name)
     catalog = Catalog(app.diagram(), deployment)
 
     def spark() -> SparkSession:
@@ -40,18 +43,30 @@ async def _run(deployment: Deployment, name: str) -> None:
     host = Host(name, catalog, spec.root, spark, token)
     service = Service(
         host.serving, _access(spec, token), deliver=host.deliver, status=host.status, fault=host.fault, stop=host.stop,
-        answers=host.answers, report=host.report, cuts=host.cuts,
+        answers=host.answers, report=host.report, cuts=host.cuts, view_token=view_token,
     )  # fmt: skip
     loop = asyncio.get_running_loop()
     for end in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(end, host.stop)
     await service.start()
     log.info("host %s answers at %s; its streams are below %s", name, service.address, spec.root)
+    bounded = asyncio.ensure_future(keep_bounded(spec.log_file))
     try:
         await host.run()
     finally:
+        bounded.cancel()
         await service.close()
         log.info("host %s stopped", name)
+
+
+def _known(deployment: Deployment, name: str) -> tuple[HostSpec, App, str, str | None]:
+    token, view_token = deployment.token(), deployment.view_token()
+    if token == view_token:
+        raise UsageError(
+            f"{deployment.token_file} and {deployment.view_token_file} must hold different tokens, or whoever may look "
+            "could act; remove the second and `holdfast up` makes a new one"
+        )
+    return deployment.host(name), deployment.load_app(), token, view_token
 
 
 def _access(spec: HostSpec, token: str) -> Access:

@@ -2,6 +2,7 @@
 
     app: netmon.py                      # file, or module; with several App objects netmon.py:name
     token: secret.token                 # file with the shared secret; made by `holdfast up` when absent
+    view_token: view.token              # the same for those who may look but not act; optional
     hosts:
       a: {address: "127.0.0.1:7401", root: a/}
       b: {address: "127.0.0.1:7402", root: b/}
@@ -20,7 +21,6 @@ Rules:
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
@@ -32,14 +32,14 @@ import msgspec
 
 from holdfast.diagram import check_node_name
 from holdfast.host.plain_yaml import read_yaml
-from holdfast.inputs.network import TOKEN_CHARS_MIN, is_loopback
-from holdfast.model.errors import StorageError, UsageError
+from holdfast.host.token_file import make_token, read_token
+from holdfast.inputs.network import is_loopback
+from holdfast.model.errors import UsageError
 
 if TYPE_CHECKING:
     from holdfast.app import App
 
 TOKEN_FILE = "holdfast.token"
-_TOKEN_BYTES_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,11 @@ class HostSpec:
         """Where the host keeps what is not a stream: log, pid, checkpoints."""
         return self.root / ".holdfast"
 
+    @property
+    def log_file(self) -> Path:
+        """What the host says, and Spark with it."""
+        return self.own / "host.log"
+
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
@@ -92,6 +97,8 @@ class Deployment:
     """Source stream → the host that holds and serves it."""
     nodes: Mapping[str, tuple[str, ...]]
     """Node → its replica set, for the nodes that the file names."""
+    view_token_file: Path | None = None
+    """None: nobody may merely look."""
 
     def host(self, name: str) -> HostSpec:
         for host in self.hosts:
@@ -107,50 +114,24 @@ class Deployment:
         return load_app(self.app, self.file.parent)
 
     def token(self) -> str:
-        """The shared secret."""
-        try:
-            with self.token_file.open("rb") as file:
-                mode = os.fstat(file.fileno()).st_mode
-                data = file.read(_TOKEN_BYTES_MAX + 1)
-        except FileNotFoundError:
-            raise UsageError(
-                f"the token file {self.token_file} is not there; `holdfast up` makes it, or copy it from the host "
-                "where it was made"
-            ) from None
-        except OSError as error:
-            raise StorageError(f"the token file {self.token_file} cannot be read: {error.strerror}") from error
-        if mode & 0o077:
-            raise UsageError(
-                f"the token file {self.token_file} must be its owner's alone; its mode is {mode & 0o777:o}; run "
-                f"`chmod 600 {self.token_file}` and, if others could read it, make a new one"
-            )
-        token = data.decode("ascii", "replace").strip()
-        if not TOKEN_CHARS_MIN <= len(token) <= _TOKEN_BYTES_MAX or not all("!" <= char <= "~" for char in token):
-            raise UsageError(
-                f"the token in {self.token_file} must be {TOKEN_CHARS_MIN} or more printable characters without "
-                "spaces; remove the file and `holdfast up` makes a good one"
-            )
-        return token
+        """The shared secret of hosts and of those who operate them."""
+        return read_token(self.token_file)
+
+    def view_token(self) -> str | None:
+        """The secret of those who may look but not act; None if the file names none."""
+        return None if self.view_token_file is None else read_token(self.view_token_file)
+
+    def looking_token(self) -> str:
+        """A secret to look with: the operator's where it can be read, otherwise the viewer's."""
+        if self.view_token_file is not None and not os.access(self.token_file, os.R_OK):
+            return read_token(self.view_token_file)
+        return self.token()
 
     def make_token(self) -> bool:
-        """Make the token file unless there is one; True if it was made."""
-        from holdfast.stream.disk import Disk
-
-        if self.token_file.exists():
-            return False
-        if not self.token_file.parent.is_dir():
-            raise UsageError(f"the folder of the token file {self.token_file} is not there; make it first")
-        disk = Disk()
-        # Nobody may read it for even a moment, and of two that make it at once one wins.
-        temporary = self.token_file.with_name(f".{self.token_file.name}.{secrets.token_hex(8)}")
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(fd, secrets.token_urlsafe(32).encode() + b"\n")
-            disk.sync(fd, temporary)
-            return disk.link(temporary, self.token_file)
-        finally:
-            os.close(fd)
-            disk.unlink(temporary)
+        """Make the token file unless there is one, and the viewer's with it; True if the first was made."""
+        if self.view_token_file is not None:
+            make_token(self.view_token_file)
+        return make_token(self.token_file)
 
 
 class _Tls(msgspec.Struct, forbid_unknown_fields=True):
@@ -171,6 +152,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     app: str
     hosts: dict[str, _Host]
     token: str = TOKEN_FILE
+    view_token: str | None = None
     sources: dict[str, str] = {}
     nodes: dict[str, list[str]] = {}
     spark: dict[str, str] = {}
@@ -194,7 +176,10 @@ def load_deployment(path: str | os.PathLike[str]) -> Deployment:
         hosts,
         MappingProxyType(dict(said.sources)),
         MappingProxyType({node: tuple(names) for node, names in said.nodes.items()}),
+        None if said.view_token is None else file.parent / said.view_token,
     )
+    if deployment.view_token_file == deployment.token_file:
+        raise UsageError(f"{file} must name another file for view_token than for token; got {said.token!r} for both")
     _check_names(deployment)
     return deployment
 

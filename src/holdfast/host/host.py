@@ -28,6 +28,7 @@ from holdfast.host.link import CutLink, Cuts, HttpLink, Link, LocalLink
 from holdfast.host.network import Network, SourceVoice
 from holdfast.host.remote import MirroredIntake, copies_of
 from holdfast.host.serving import Serving
+from holdfast.host.standing import SPARK_PLANS, SPARK_STARTS, Wait, missing_stream, waiting
 from holdfast.model.errors import HoldfastError, PeerError, UnknownStream, UsageError
 from holdfast.protocol.dpc.messages import Message, StreamReport
 from holdfast.spark.node import NodeQueries
@@ -67,6 +68,8 @@ class Host:
         self._under_way: dict[str, set[asyncio.Task[None]]] = {}
         self._spark: asyncio.Future[SparkSession] | None = None
         self._setups: dict[str, asyncio.Task[None]] = {}
+        #: What a node that is not set up yet waits for.
+        self._waits: dict[str, Wait] = {}
         self._stopping = asyncio.Event()
         #: Nodes that could not be set up, and why.
         self._refused: dict[str, str] = {}
@@ -141,7 +144,7 @@ class Host:
     async def _set_up(self, node: NodeSpec) -> None:
         """Rule 2."""
         assert self._spark is not None
-        definitions = [await self._definition(stream) for stream in node.inputs]
+        definitions = [await self._definition(stream, node) for stream in node.inputs]
         bucket_us = max(d.bucket_us for d in definitions)
         for d in definitions:
             if bucket_us % d.bucket_us:
@@ -155,7 +158,9 @@ class Host:
         plan = self.catalog.plan_of(node.name, self.name, bucket_us)
         if node.output_schema is not None:
             create_output(self.store, node, node.output_schema, node.bucket_us or bucket_us)
+        self._waits[node.name] = SPARK_STARTS
         spark = await asyncio.shield(self._spark)
+        self._waits[node.name] = SPARK_PLANS
         intakes: dict[str, Intake] = {}
 
         def prepare() -> tuple[NodeQueries, Any]:
@@ -175,7 +180,7 @@ class Host:
         self._network.add(plan.replica, controller.deliver)
         log.info("%s: set up, reading %s", plan.replica, ", ".join(node.inputs))
 
-    async def _definition(self, stream: str) -> Definition:
+    async def _definition(self, stream: str, node: NodeSpec) -> Definition:
         """What an input is, asked of its producers until one knows."""
         said = False
         while True:
@@ -185,6 +190,7 @@ class Host:
                         return self.store.open(stream).definition
                     return await self._link_to(producer).definition(stream)
                 except (PeerError, UnknownStream) as error:
+                    self._waits[node.name] = missing_stream(stream, error)
                     if not said:
                         log.info("waiting for stream %s: %s", stream, error)
                         said = True
@@ -255,14 +261,14 @@ class Host:
 
     def status(self) -> dict[str, Any]:
         """What `holdfast status` shows."""
-        waiting = [n.name for n in self.catalog.nodes_on(self.name)
-                   if replica_name(n.name, self.name) not in self.controllers]  # fmt: skip
         replicas = [controller.status() for controller in self.controllers.values()]
-        for name in waiting:
-            said = {"replica": replica_name(name, self.name), "node": name, "state": "WAITING", "inputs": []}
-            if name in self._refused:
-                said |= {"state": "FAILED", "why": self._refused[name]}
-            replicas.append(said)
+        for node in self.catalog.nodes_on(self.name):
+            replica = replica_name(node.name, self.name)
+            if node.name in self._refused:
+                why = self._refused[node.name]
+                replicas.append({"replica": replica, "node": node.name, "state": "FAILED", "why": why, "inputs": []})
+            elif replica not in self.controllers:
+                replicas.append(waiting(replica, node.name, self._waits.get(node.name, SPARK_STARTS)))
         return {"host": self.name, "replicas": replicas, "cuts": self._links_cut()}
 
     def fault(self, order: dict[str, Any]) -> dict[str, Any]:
