@@ -23,6 +23,8 @@ import holdfast
 from holdfast.cli.hosts import HostClient, HostStatus, ReplicaStatus
 from holdfast.clock import now_us, pause
 from holdfast.console.recording import Recording
+from holdfast.host.client_subscriber import ClientSubscriber
+from holdfast.host.connection import Connection
 from holdfast.host.deployment import load_deployment
 from holdfast.model.errors import PeerError
 from holdfast.model.time import SECOND_US
@@ -76,11 +78,10 @@ class Feed(threading.Thread):
 class Client(threading.Thread):
     """A subscriber who wants news and corrections, and writes down what comes when."""
 
-    def __init__(self, stream: holdfast.Stream) -> None:
+    def __init__(self, subscriber: holdfast.Subscriber | ClientSubscriber, first_us: int) -> None:
         super().__init__(name="client", daemon=True)
-        self._subscriber = stream.subscribe(start="live", tentative=True)
-        self.first_us = self._subscriber.position_us
-        self.recording = Recording(bucket_us=stream.definition.bucket_us)
+        self._subscriber, self.first_us = subscriber, first_us
+        self.recording = Recording(bucket_us=subscriber.definition.bucket_us)
         self.trouble: BaseException | None = None
         self._end = threading.Event()
 
@@ -94,6 +95,11 @@ class Client(threading.Thread):
             self.trouble = error
         finally:
             self._subscriber.close()
+
+    def reading(self) -> list[str]:
+        """The hosts that are read, of a client over the network."""
+        assert isinstance(self._subscriber, ClientSubscriber)
+        return [source.partition("/")[0] for source in self._subscriber.reading()]
 
     def end(self) -> None:
         """Listen no more."""
@@ -123,6 +129,7 @@ class Hosts:
         self.names = tuple(names)
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._clients: list[Client] = []
+        self._connections: list[Connection] = []
         self.feeds = {s: Feed(self.store("src").create(s, COLUMNS, bucket=bucket)) for s in sources}
 
     def store(self, host: str) -> holdfast.StreamStore:
@@ -159,12 +166,26 @@ class Hosts:
             self.kill(host)
         for client in self._clients:
             client.end()
+        for connection in self._connections:
+            connection.close()
         for feed in self.feeds.values():
             feed.end(stream=False)
 
     def listen(self, host: str, output: str) -> Client:
         """A client of a stream on that host, from now on."""
-        client = Client(self.store(host).open(output))
+        subscriber = self.store(host).open(output).subscribe(start="live", tentative=True)
+        return self._listen(Client(subscriber, subscriber.position_us))
+
+    def listen_to_all(self, output: str, host: str) -> Client:
+        """A client over the network, from what is complete on that host now; it reads from whomever it likes."""
+        here = self.store(host).open(output)
+        bucket = here.last(0)[0]
+        hosts = holdfast.connect(self.file)
+        self._connections.append(hosts)
+        subscriber = hosts.subscribe(output, bucket=bucket, tentative=True)
+        return self._listen(Client(subscriber, bucket * here.definition.bucket_us))
+
+    def _listen(self, client: Client) -> Client:
         self._clients.append(client)
         client.start()
         return client

@@ -82,14 +82,15 @@ class Outcome:
 class Trial:
     """A deployment that runs, a client that listens, and failures one after the other."""
 
-    def __init__(self, hosts: Hosts, node_hosts: tuple[str, ...]) -> None:
+    def __init__(self, hosts: Hosts, node_hosts: tuple[str, ...], *, over_network: bool = False) -> None:
         self.hosts, self._node_hosts = hosts, node_hosts
         self.outcomes: list[Outcome] = []
         for feed in hosts.feeds.values():
             feed.start()
         hosts.start()
         hosts.wait_until("STABLE", *node_hosts)
-        self.client = hosts.listen("d", "counts")
+        last = node_hosts[-1]
+        self.client = hosts.listen_to_all("counts", last) if over_network else hosts.listen(last, "counts")
         self.normal_us = self._normal_us(NORMAL_US_MAX[hosts.bucket])
 
     def _normal_us(self, limit_us: int) -> int:
@@ -181,6 +182,16 @@ def one_node(tmp_path: Path) -> Iterator[Hosts]:
 def chain(tmp_path: Path) -> Iterator[Hosts]:
     """A node with replicas on u1 and u2, and below it one on d that has another input as well."""
     hosts = Hosts(tmp_path, CHAIN, "2s", ["m1", "m2", "m3"], {"some": ["u1", "u2"], "counts": ["d"]})
+    try:
+        yield hosts
+    finally:
+        hosts.end()
+
+
+@pytest.fixture
+def twins(tmp_path: Path) -> Iterator[Hosts]:
+    """A node with replicas on a and b over three sources on src."""
+    hosts = Hosts(tmp_path, COUNTS, "1s", ["m1", "m2", "m3"], {"counts": ["a", "b"]})
     try:
         yield hosts
     finally:
@@ -326,4 +337,24 @@ def test_every_host_is_killed_and_goes_on_where_it_was(one_node: Hosts) -> None:
     trial = Trial(one_node, ("d",))
     for n in range(RUNS):
         kill_all(trial, during_failure=n % 2 == 1, with_java=n % 4 < 2)
+    trial.end()
+
+
+@long_only
+def test_a_client_of_twins_goes_on_with_the_other_when_the_one_it_reads_is_killed(twins: Hosts) -> None:
+    trial = Trial(twins, ("a", "b"), over_network=True)
+    for n in range(RUNS):
+        (victim,) = trial.client.reading()
+        with trial.failure(f"kill -9 of {victim}") as outcome:
+            twins.kill(victim, with_java=n % 2 == 0)
+            pause(round(LONG_S * SECOND_US))
+            twins.start(victim)
+        assert outcome.tentative == 0, "D6: a STABLE replica could be reached all the time"
+        with trial.failure("m3 cut off from both") as outcome:
+            for twin in ("a", "b"):
+                twins.cut(f"m3>{twin}", twin)
+            pause(round(LONG_S * SECOND_US))
+            for twin in ("a", "b"):
+                twins.heal(f"m3>{twin}", twin)
+        assert outcome.tentative > 0
     trial.end()
