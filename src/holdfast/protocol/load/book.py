@@ -20,6 +20,7 @@ from holdfast.protocol.load.records import (
     OfferClosed,
     OfferMade,
     Opened,
+    Placed,
     Record,
     ReservationClosed,
     Reserved,
@@ -43,6 +44,8 @@ class Book:
         self.offers: dict[str, OfferMade] = {}
         self.reservations: dict[str, Reserved] = {}
         self.leases: dict[str, Lease] = {}
+        self.placed: dict[str, str] = {}
+        """Tasks that their owner has placed by hand, and where."""
         self.local: dict[str, Task] = {}
         self.movable: frozenset[str] | None = None
 
@@ -72,6 +75,10 @@ class Book:
             lease.asked, lease.units = record.period, record.units
         elif isinstance(record, Unwanted):
             self.leases[record.lease_id].unwanted = True
+        elif isinstance(record, Placed):
+            self.placed.pop(record.task_id, None)
+            if record.partner:
+                self.placed[record.task_id] = record.partner
         else:
             assert isinstance(record, Charged)
             self.ledger.add(record.entry)
@@ -106,6 +113,7 @@ class Book:
             kept.append(OfferClosed(""))
         kept += self.offers.values()
         kept += self.reservations.values()
+        kept += [Placed(task_id, partner) for task_id, partner in self.placed.items()]
         for lease in self.leases.values():
             state = LeaseState.MOVING if lease.failed else lease.state
             kept.append(Opened(lease.lease_id, lease.offer_id, lease.role, lease.contract.contract_id, lease.task,
@@ -164,6 +172,10 @@ class Book:
                 continue
             found.append(task)
         return found
+
+    def ordered_to(self, partner: str) -> list[Task]:
+        """Tasks of our own that are free to go and that the owner wants at this partner."""
+        return [task for task in self.offerable() if self.placed.get(task.task_id) == partner]
 
     def over(self, task_id: str) -> bool:
         """Whether this is a partner's task whose lease has ended."""

@@ -7,7 +7,9 @@ Rules:
    that do not answer (§7.2.2). Each is asked at most once in a period d (B3).
 3. Every offer names the lowest price of the contract. An acceptance ends the round. Counter-offers are kept until all
    have been asked; then the cheapest that still pays is taken, and the others are let go.
-4. An offer binds: an acceptance in time is committed, also after a crash in between.
+4. What the owner has placed by hand is offered to that partner alone, whether it pays or not; the seller's consent and
+   the range of prices are needed all the same.
+5. An offer binds: an acceptance in time is committed, also after a crash in between.
 """
 
 from __future__ import annotations
@@ -94,6 +96,11 @@ class Buyer:
             self.silent.get(contract.seller, False), self.refused.get(contract.contract_id, False), contract.price_low,
         ))  # fmt: skip
 
+    def hurry(self, turn: Turn) -> None:
+        """Begin the next round now."""
+        if self.round is None:
+            self.next_us = turn.now_us
+
     # Offers -----------------------------------------------------------------------------------------------------
 
     def _advance(self, turn: Turn, judge: Judge) -> None:
@@ -102,8 +109,11 @@ class Buyer:
         assert current is not None
         while current.left:
             contract = current.left.pop(0)
-            tasks = [task for task in self.book.offerable() if contract.allows(task)]
-            offered = judge.offerset(tasks, self.book.staying(), contract, contract.price_low)
+            offered = tuple(task for task in self.book.ordered_to(contract.seller) if contract.allows(task))
+            if not offered:
+                free = [task for task in self.book.offerable() if task.task_id not in self.book.placed]
+                tasks = [task for task in free if contract.allows(task)]
+                offered = judge.offerset(tasks, self.book.staying(), contract, contract.price_low)
             if offered:
                 self._offer(turn, current, contract, offered)
                 return
@@ -164,7 +174,8 @@ class Buyer:
         for price, _, offer, named in sorted(current.counters, key=lambda counter: counter[:2]):
             contract = self.book.contracts[offer.contract_id]
             tasks = [here[name] for name in named if name in here]
-            taken = judge.offerset(tasks, self.book.staying(), contract, price)
+            taken = tuple(task for task in tasks if self.book.placed.get(task.task_id) == contract.seller)
+            taken = taken or judge.offerset(tasks, self.book.staying(), contract, price)
             if taken:
                 self.refused[contract.contract_id] = False
                 self._bargain(turn, offer, tuple(task.task_id for task in taken), price)

@@ -42,6 +42,7 @@ from holdfast.protocol.load.signals import (
     Measured,
     Moved,
     MoveFailed,
+    Place,
     Received,
     Returned,
     Signal,
@@ -86,6 +87,9 @@ class ParticipantCore:
             self.tenure.returned(turn, signal.lease_id)
         elif isinstance(signal, Finished):
             self.tenure.finished(turn, signal.task_id)
+        elif isinstance(signal, Place):
+            self.tenure.place(turn, signal.task_id, signal.partner)
+            self.buyer.hurry(turn)
         elif isinstance(signal, Unreachable):
             self.buyer.silent[signal.partner] = True
         if self._measured:

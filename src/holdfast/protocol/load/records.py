@@ -100,6 +100,14 @@ class Charged:
     entry: Entry
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The owner's word on where a task is to run, whatever it costs; an empty partner takes it back."""
+
+    task_id: str
+    partner: str
+
+
 Record = (
-    OfferMade | OfferClosed | Reserved | ReservationClosed | Opened | Stepped | Asked | Unwanted | Charged
+    OfferMade | OfferClosed | Reserved | ReservationClosed | Opened | Stepped | Asked | Unwanted | Charged | Placed
 )  # fmt: skip

@@ -82,4 +82,12 @@ class Finished:
     task_id: str
 
 
-Signal = Tick | Measured | Received | Unreachable | Moved | MoveFailed | Arrived | Returned | Finished
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The owner says by hand where a task of its own is to run: at this partner, or at home (an empty name)."""
+
+    task_id: str
+    partner: str = ""
+
+
+Signal = Tick | Measured | Received | Unreachable | Moved | MoveFailed | Arrived | Returned | Finished | Place

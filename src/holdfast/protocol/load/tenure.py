@@ -19,7 +19,7 @@ from holdfast.protocol.load.effects import Drop, Fetch, Move
 from holdfast.protocol.load.leases import Lease, LeaseState, Role
 from holdfast.protocol.load.ledger import VOID, Entry, charge, voided
 from holdfast.protocol.load.messages import Commit, Committed, End, Ended, Ready, Recall, Refused, Renew, Renewed
-from holdfast.protocol.load.records import Asked, Unwanted
+from holdfast.protocol.load.records import Asked, Placed, Unwanted
 from holdfast.protocol.load.turn import Turn
 from holdfast.protocol.load.usage import Task
 
@@ -74,7 +74,8 @@ class Tenure:
             return
         if lease.asked > paid:
             return  # One question at a time: the answer is an entry for exactly what was asked.
-        if judge.takes(lease.task, self.book.promised(), lease.contract, lease.price):
+        stays = self.book.placed.get(lease.task.task_id) == lease.partner
+        if not stays and judge.takes(lease.task, self.book.promised(), lease.contract, lease.price):
             self._take_back(turn, lease)
             return
         turn.note(Asked(lease.lease_id, lease.periods(turn.now_us), lease.contract.load(lease.task.usage)))
@@ -171,12 +172,26 @@ class Tenure:
         else:
             self._end(turn, lease)
 
+    def place(self, turn: Turn, task_id: str, partner: str) -> None:
+        """The owner's word: from now on it belongs there. What is elsewhere comes back first."""
+        if self.book.placed.get(task_id, "") != partner:
+            turn.note(Placed(task_id, partner))
+        lease = self.book.onward(task_id)
+        if lease is None or lease.partner == partner:
+            return
+        if lease.state is LeaseState.RUNNING:
+            self._take_back(turn, lease)
+        elif not lease.unwanted:
+            turn.note(Unwanted(lease.lease_id))
+
     def returned(self, turn: Turn, lease_id: str) -> None:
         """The task runs here again."""
         lease = self.book.leases.get(lease_id)
         if lease is None or lease.role is not Role.BUYER or lease.state is not LeaseState.RETURNING:
             return
         self.book.local[lease.task.task_id] = lease.task
+        if self.book.placed.get(lease.task.task_id) == lease.partner:
+            turn.note(Placed(lease.task.task_id, ""))  # The partner did not want to keep it: do not ask for ever.
         self._end(turn, lease)
 
     def finished(self, turn: Turn, task_id: str) -> None:
