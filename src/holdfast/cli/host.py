@@ -28,4 +28,9 @@ def command(
     with claimed(spec):
         from holdfast.host.deployed import run_host
 
-        run_host(deployment, name)
+        extend = None
+        if spec.load is not None:
+            from holdfast.load.hosting import load_manager
+
+            extend = load_manager(deployment, spec)
+        run_host(deployment, name, extend)

@@ -84,7 +84,7 @@ class HostClient:
         self.spec, self._token = spec, token
 
     def status(self) -> HostStatus:
-        body = self._call("GET", "/v1/status")
+        body = self.call("GET", "/v1/status")
         try:
             status = _status.decode(body)
         except msgspec.DecodeError as error:
@@ -95,17 +95,17 @@ class HostClient:
 
     def faults(self, *, cut: Sequence[str] = (), heal: Sequence[str] = ()) -> None:
         """Cut these links and heal those, as `holdfast.host.cuts` spells them."""
-        self._call("POST", "/v1/faults", {"cut": list(cut), "heal": list(heal)})
+        self.call("POST", "/v1/faults", {"cut": list(cut), "heal": list(heal)})
 
     def stop(self) -> None:
         """Ask the host to end; it says yes and then ends."""
-        self._call("POST", "/v1/stop")
+        self.call("POST", "/v1/stop")
 
     @property
     def _who(self) -> str:
         return f"host {self.spec.name!r} at {self.spec.url}"
 
-    def _call(self, method: str, path: str, json: Any = None) -> bytes:
+    def call(self, method: str, path: str, json: Any = None) -> bytes:
         import httpx
 
         headers = {"Authorization": f"Bearer {self._token}"}

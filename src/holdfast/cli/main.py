@@ -19,6 +19,7 @@ import typer
 
 from holdfast import __version__
 from holdfast.cli import (
+    contracts,
     create,
     delete,
     demo,
@@ -27,6 +28,8 @@ from holdfast.cli import (
     fail,
     heal,
     host,
+    load,
+    move,
     plan_contracts,
     repair,
     replay,
@@ -55,6 +58,12 @@ And applications over several hosts: start them, watch them, break them, stop th
   holdfast demo
   holdfast up netmon.yaml
   holdfast status netmon.yaml --watch
+
+And load shared with other owners: who carries what, at which price.
+
+\b
+  holdfast load netmon.yaml
+  holdfast move netmon.yaml counts ben
 
 Streams live below a folder: --root, or the environment variable HOLDFAST_ROOT, or ./streams. Every verb takes --json
 and then prints one JSON object per line.
@@ -94,7 +103,7 @@ def _plainly(command: Callable[P, None]) -> Callable[P, None]:
 
 
 for _verb in (streams, create, send, tail, replay, verify, repair, retain, delete, up, status, fail, heal, down,
-              host, explain, plan_contracts, demo):  # fmt: skip
+              host, explain, load, contracts, move, plan_contracts, demo):  # fmt: skip
     app.command(_verb.__name__.rpartition(".")[2].replace("_", "-"))(_plainly(_verb.command))
 
 

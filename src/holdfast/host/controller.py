@@ -41,7 +41,7 @@ from holdfast.host.standing import (
 from holdfast.model.errors import HoldfastError
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, SECOND_US, instant_text
 from holdfast.protocol.dpc.effects import Effects, ExtendFork, Send, SkipStable, Truncate
-from holdfast.protocol.dpc.messages import KeepaliveRequest, Message
+from holdfast.protocol.dpc.messages import KeepaliveRequest, Message, StreamReport
 from holdfast.protocol.dpc.node import NodeCore
 from holdfast.protocol.dpc.plan import NodePlan, Resume
 from holdfast.protocol.dpc.signals import ForkPrepared, InputGap, Received, Signal, StableCompleted, Tick
@@ -54,6 +54,7 @@ from holdfast.stream.merge import FOREVER_US
 from holdfast.stream.reader import LogReader
 from holdfast.stream.store import Stream
 from holdfast.stream.tentative import PlannedPiece
+from holdfast.stream.waiting import Waiting
 
 log = logging.getLogger(__name__)
 
@@ -199,6 +200,29 @@ class Controller:
     def serves(self) -> bool:
         """Whether readers may be served (D12)."""
         return self.answers_messages and self.core is not None and self.core.answers and self._stable is not None
+
+    @property
+    def movable(self) -> bool:
+        """Whether the node could run elsewhere as well as here: it is STABLE, and its query has committed something."""
+        return self.serves and self.core is not None and self.core.state is NodeState.STABLE and self._batch >= 0
+
+    @property
+    def query(self) -> StreamingQuery | None:
+        """The stable query, while it runs."""
+        return self._stable
+
+    @property
+    def boundary_us(self) -> int:
+        """What the output promises, as of the last batch."""
+        return self._main.boundary_us
+
+    def copy_to(self, checkpoint: Path) -> Waiting:
+        """A copy of where the stable query stands; takes a moment, so not in the loop's thread."""
+        return self._queries.copy_to(checkpoint)
+
+    def report(self) -> StreamReport | None:
+        """How the output does; None while the replica answers nobody (D12)."""
+        return self.core.report() if self.serves and self.core is not None else None
 
     def deliver(self, sender: str, message: Message) -> None:
         """A message came for this replica."""

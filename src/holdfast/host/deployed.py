@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from pyspark.sql import SparkSession
 
@@ -18,21 +20,34 @@ from holdfast.host.deployment import Deployment, HostSpec
 from holdfast.host.embedded import node_session
 from holdfast.host.host import Host
 from holdfast.host.log_bound import keep_bounded
-from holdfast.host.service import Service
+from holdfast.host.service import Door, Service
 from holdfast.inputs.network import Access
 from holdfast.model.errors import UsageError
 
 log = logging.getLogger(__name__)
 
 
-def run_host(deployment: Deployment, name: str) -> None:
+class Extension(Protocol):
+    """Something that runs beside the nodes of a host, and answers for itself."""
+
+    def doors(self) -> Sequence[Door]:
+        """What it answers."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+
+    async def close(self) -> None:
+        """Let go of what it holds, after all replicas have."""
+
+
+def run_host(deployment: Deployment, name: str, extend: Callable[[Host], Extension] | None = None) -> None:
     """Be the host `name` until told to stop."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("holdfast").setLevel(logging.INFO)
-    asyncio.run(_run(deployment, name))
+    asyncio.run(_run(deployment, name, extend))
 
 
-async def _run(deployment: Deployment, name: str) -> None:
+async def _run(deployment: Deployment, name: str, extend: Callable[[Host], Extension] | None) -> None:
     spec, app, token, view_token = _known(deployment, name)
     catalog = Catalog(app.diagram(), deployment)
 
@@ -41,9 +56,11 @@ async def _run(deployment: Deployment, name: str) -> None:
         return node_session(f"{app.name}@{name}", nodes, master=spec.master, **dict(spec.spark))
 
     host = Host(name, catalog, spec.root, spark, token)
+    extension = None if extend is None else extend(host)
     service = Service(
         host.serving, _access(spec, token), deliver=host.deliver, status=host.status, fault=host.fault, stop=host.stop,
         answers=host.answers, report=host.report, cuts=host.cuts, view_token=view_token,
+        doors=() if extension is None else extension.doors(),
     )  # fmt: skip
     loop = asyncio.get_running_loop()
     for end in (signal.SIGTERM, signal.SIGINT):
@@ -51,11 +68,15 @@ async def _run(deployment: Deployment, name: str) -> None:
     await service.start()
     log.info("host %s answers at %s; its streams are below %s", name, service.address, spec.root)
     bounded = asyncio.ensure_future(keep_bounded(spec.log_file))
+    if extension is not None:
+        host.attend(extension.run())
     try:
         await host.run()
     finally:
         bounded.cancel()
         await service.close()
+        if extension is not None:
+            await extension.close()
         log.info("host %s stopped", name)
 
 

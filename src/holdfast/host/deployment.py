@@ -4,7 +4,7 @@
     token: secret.token                 # file with the shared secret; made by `holdfast up` when absent
     view_token: view.token              # the same for those who may look but not act; optional
     hosts:
-      a: {address: "127.0.0.1:7401", root: a/}
+      a: {address: "127.0.0.1:7401", root: a/}          # and, with contracts, load: anna.yaml (`holdfast.load.terms`)
       b: {address: "127.0.0.1:7402", root: b/}
     sources: {monitor1: a, monitor2: b} # which host holds a source stream
     nodes: {active_sources: [a, b]}     # replica sets; optional
@@ -65,6 +65,8 @@ class HostSpec:
     tls: Tls | None = None
     spark: tuple[tuple[str, str], ...] = ()
     """Settings of its SparkSession, beyond those that Holdfast makes."""
+    load: Path | None = None
+    """The contracts under which it shares load with others; None: it does not."""
 
     @property
     def address(self) -> str:
@@ -146,6 +148,7 @@ class _Host(msgspec.Struct, forbid_unknown_fields=True):
     master: str | None = None
     tls: _Tls | None = None
     spark: dict[str, str] = {}
+    load: str | None = None
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -204,7 +207,8 @@ def _host(file: Path, name: str, said: _Host, spark: Mapping[str, str]) -> HostS
             raise UsageError(
                 f"settings under spark in {file} must be Spark's own, such as spark.sql.shuffle.partitions; got {key!r}"
             )
-    return HostSpec(name, ip, port, file.parent / said.root, said.master, tls, tuple(settings.items()))
+    load = None if said.load is None else file.parent / said.load
+    return HostSpec(name, ip, port, file.parent / said.root, said.master, tls, tuple(settings.items()), load)
 
 
 def _address(file: Path, name: str, text: str) -> tuple[str, int]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,11 @@ from holdfast.host.intake import DirectIntake, Intake
 from holdfast.host.link import CutLink, Cuts, HttpLink, Link, LocalLink
 from holdfast.host.network import Network, SourceVoice
 from holdfast.host.remote import MirroredIntake, copies_of
+from holdfast.host.replica import Replica
 from holdfast.host.serving import Serving
 from holdfast.host.standing import SPARK_PLANS, SPARK_STARTS, Wait, missing_stream, waiting
 from holdfast.model.errors import HoldfastError, PeerError, UnknownStream, UsageError
+from holdfast.protocol.dpc.effects import Send
 from holdfast.protocol.dpc.messages import Message, StreamReport
 from holdfast.spark.node import NodeQueries
 from holdfast.spark.results import create_output
@@ -61,13 +63,17 @@ class Host:
         self.store = StreamStore(root)
         self.cuts = Cuts()
         self.serving = Serving(self.store)
-        self.controllers: dict[str, Controller] = {}
+        self.controllers: dict[str, Replica] = {}
+        #: Nodes that run elsewhere (`holdfast.load`): somebody else stands for them here.
+        self.absent: set[str] = set()
         self._voices: dict[str, SourceVoice] = {}
         self._network = Network(name, self.cuts, self._say_abroad)
         self._links: dict[str, Link] = {}
         self._under_way: dict[str, set[asyncio.Task[None]]] = {}
         self._spark: asyncio.Future[SparkSession] | None = None
         self._setups: dict[str, asyncio.Task[None]] = {}
+        #: Work beside the replicas that must not fail.
+        self._attended: list[asyncio.Task[None]] = []
         #: What a node that is not set up yet waits for.
         self._waits: dict[str, Wait] = {}
         self._stopping = asyncio.Event()
@@ -81,13 +87,12 @@ class Host:
         for stream in self.catalog.sources_on(self.name):
             self._voices[stream] = SourceVoice(self.store, stream, self.catalog.readers(stream))
             self._network.add_source(replica_name(stream, self.name), self._voices[stream])
-        nodes = self.catalog.nodes_on(self.name)
+        nodes = [node for node in self.catalog.nodes_on(self.name) if node.name not in self.absent]
         try:
             if nodes:
-                self._spark = asyncio.get_running_loop().run_in_executor(None, self._make_spark)
                 # What needs no Spark is done while it starts: inputs are found, declared outputs are made.
-                self._setups = {node.name: asyncio.ensure_future(self._set_up(node)) for node in nodes}
-                await self._spark
+                self._setups = {node.name: asyncio.ensure_future(self.set_up(node)) for node in nodes}
+                await self.spark()
             ready()
             while not self._stopping.is_set():
                 for controller in list(self.controllers.values()):
@@ -101,9 +106,22 @@ class Host:
         """End `run` soon. Call it in the loop's thread."""
         self._stopping.set()
 
+    def attend(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do this beside everything else, until the host stops. If it fails, the host fails."""
+        self._attended.append(asyncio.ensure_future(work))
+
+    async def spark(self) -> SparkSession:
+        """The session, made when it is first needed."""
+        if self._spark is None:
+            self._spark = asyncio.get_running_loop().run_in_executor(None, self._make_spark)
+        return await asyncio.shield(self._spark)
+
     def _look_for_trouble(self) -> None:
         """A node that cannot be set up is reported and left out: others may run here for weeks before its input comes
         and does not fit. Where nothing else runs, or somebody waits for the start, the host ends with the reason."""
+        for task in self._attended:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
         for name, task in self._setups.items():
             if name in self._refused or not task.done() or task.cancelled() or (error := task.exception()) is None:
                 continue
@@ -114,23 +132,24 @@ class Host:
             self._refused[name] = str(error)
 
     async def _close(self) -> None:
-        for task in self._setups.values():
+        beside = [*self._setups.values(), *self._attended]
+        for task in beside:
             task.cancel()
-        await asyncio.gather(*self._setups.values(), return_exceptions=True)
+        await asyncio.gather(*beside, return_exceptions=True)
         loop = asyncio.get_running_loop()
         self.serving.end()
-        controllers = list(self.controllers.values())
+        controllers = list(self.controllers.items())
         # One that cannot be stopped or closed must not keep the others from it: their logs would be left open.
         ended = await asyncio.gather(
-            *(loop.run_in_executor(None, c.stop_queries) for c in controllers), return_exceptions=True
+            *(loop.run_in_executor(None, c.stop_queries) for _, c in controllers), return_exceptions=True
         )
-        for controller, outcome in zip(controllers, ended, strict=True):
+        for (replica, controller), outcome in zip(controllers, ended, strict=True):
             if isinstance(outcome, BaseException):
-                log.error("%s: could not be stopped: %s", controller.plan.replica, outcome)
+                log.error("%s: could not be stopped: %s", replica, outcome)
             try:
                 controller.close()
             except (HoldfastError, OSError) as error:
-                log.error("%s: could not be closed: %s", controller.plan.replica, error)
+                log.error("%s: could not be closed: %s", replica, error)
         for under_way in self._under_way.values():
             for said in under_way:
                 said.cancel()
@@ -141,9 +160,8 @@ class Host:
 
     # -- replicas ----------------------------------------------------------------------------------------------------
 
-    async def _set_up(self, node: NodeSpec) -> None:
+    async def set_up(self, node: NodeSpec) -> None:
         """Rule 2."""
-        assert self._spark is not None
         definitions = [await self._definition(stream, node) for stream in node.inputs]
         bucket_us = max(d.bucket_us for d in definitions)
         for d in definitions:
@@ -152,14 +170,14 @@ class Host:
                     f"the inputs of node {node.name} must have buckets that fit into each other; {d.name} has "
                     f"{d.bucket_us} µs, another {bucket_us} µs; create them with equal buckets"
                 )
-        home = self.root / ".holdfast" / "nodes" / node.name
+        home = self.home_of(node.name)
         home.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(copies_of(home), ignore_errors=True)
         plan = self.catalog.plan_of(node.name, self.name, bucket_us)
         if node.output_schema is not None:
             create_output(self.store, node, node.output_schema, node.bucket_us or bucket_us)
         self._waits[node.name] = SPARK_STARTS
-        spark = await asyncio.shield(self._spark)
+        spark = await self.spark()
         self._waits[node.name] = SPARK_PLANS
         intakes: dict[str, Intake] = {}
 
@@ -171,14 +189,30 @@ class Host:
             for d in definitions:
                 intakes[d.name] = self._intake(d, home, bucket_us, node)
             queries, output = await asyncio.get_running_loop().run_in_executor(None, prepare)
-            controller = Controller(plan, queries, intakes, output, home, self._network.say)
+            controller = Controller(plan, queries, intakes, output, home, self.say)
         except BaseException:
             for intake in intakes.values():
                 intake.close()
             raise
-        self.controllers[plan.replica] = controller
-        self._network.add(plan.replica, controller.deliver)
+        self.add(plan.replica, controller)
         log.info("%s: set up, reading %s", plan.replica, ", ".join(node.inputs))
+
+    def home_of(self, node: str) -> Path:
+        """Where a node of this host keeps what is not a stream."""
+        return self.root / ".holdfast" / "nodes" / node
+
+    def add(self, replica: str, stand: Replica) -> None:
+        """From now on this one stands for the replica."""
+        self.controllers[replica] = stand
+        self._network.add(replica, stand.deliver)
+
+    async def take_down(self, replica: str) -> None:
+        """Nobody stands for the replica any more; what ran for it has stopped."""
+        stand = self.controllers.pop(replica, None)
+        self._network.remove(replica)
+        if stand is not None:
+            await asyncio.get_running_loop().run_in_executor(None, stand.stop_queries)
+            stand.close()
 
     async def _definition(self, stream: str, node: NodeSpec) -> Definition:
         """What an input is, asked of its producers until one knows."""
@@ -188,7 +222,7 @@ class Host:
                 try:
                     if self.catalog.host_of(producer) == self.name:
                         return self.store.open(stream).definition
-                    return await self._link_to(producer).definition(stream)
+                    return await self.link_to(producer).definition(stream)
                 except (PeerError, UnknownStream) as error:
                     self._waits[node.name] = missing_stream(stream, error)
                     if not said:
@@ -201,7 +235,7 @@ class Host:
         source = self.catalog.diagram.producer_of(definition.name) is None
         if source and self.catalog.host_of(producers[0]) == self.name:
             return DirectIntake(self.store.open(definition.name), producers[0], bucket_us, self.cuts)
-        return MirroredIntake(home, definition, producers, bucket_us, self._link_to)
+        return MirroredIntake(home, definition, producers, bucket_us, self.link_to)
 
     def answers(self, stream: str) -> bool:
         """Whether readers may be served: sources always, nodes once they are level with their inputs (D12)."""
@@ -221,13 +255,11 @@ class Host:
         if producer is None or producer not in self.catalog.nodes_on(self.name):
             raise UnknownStream(f"stream {stream} is not produced on host {self.name}; ask another, or check the name")
         controller = self.controllers.get(replica_name(producer.name, self.name))
-        if controller is None or controller.core is None or not controller.serves:
-            return None
-        return controller.core.report()
+        return None if controller is None else controller.report()
 
     # -- other hosts -------------------------------------------------------------------------------------------------
 
-    def _link_to(self, replica: str) -> Link:
+    def link_to(self, replica: str) -> Link:
         host = self.catalog.host_of(replica)
         if host not in self._links:
             if host == self.name:
@@ -243,6 +275,10 @@ class Host:
         """A message from elsewhere, for one of ours."""
         self._network.heard(sender, to, message)
 
+    def say(self, sender: str, send: Send) -> None:
+        """What a replica of this host says."""
+        self._network.say(sender, send)
+
     def _say_abroad(self, sender: str, to: str, message: Message) -> None:
         host = self.catalog.host_of(to)
         under_way = self._under_way.setdefault(host, set())
@@ -253,7 +289,7 @@ class Host:
 
     async def _say(self, sender: str, to: str, message: Message) -> None:
         try:
-            await self._link_to(to).say(sender, to, message)
+            await self.link_to(to).say(sender, to, message)
         except HoldfastError as error:
             log.debug("%s to %s: %s", sender, to, error)
 

@@ -85,6 +85,9 @@ class Network:
     def add(self, replica: str, deliver: Deliver) -> None:
         self._local[replica] = deliver
 
+    def remove(self, replica: str) -> None:
+        self._local.pop(replica, None)
+
     def add_source(self, name: str, voice: SourceVoice) -> None:
         self._voices[name] = voice
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import uvicorn
@@ -65,10 +65,21 @@ def _unknown(stream: str) -> StreamReport | None:
     raise UnknownStream(f"stream {stream} is not produced on this host; ask another one, or check the name")
 
 
-class _Refused(Exception):
+class Refused(Exception):
+    """Not this, or not for you; answered with the status."""
+
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
         self.status = status
+
+
+class Door(NamedTuple):
+    """One more thing that a host answers, for those whom `admits` lets in by their token; None: as everything else."""
+
+    path: str
+    method: str
+    handler: Handler
+    admits: Callable[[Request, str], bool] | None = None
 
 
 class Service:
@@ -87,6 +98,7 @@ class Service:
         report: Callable[[str], StreamReport | None] = _unknown,
         view_token: str | None = None,
         cuts: Cuts | None = None,
+        doors: Sequence[Door] = (),
     ) -> None:
         self.access = access.check()
         if access.token is None:
@@ -95,6 +107,7 @@ class Service:
             raise UsageError(f"a token must have {TOKEN_CHARS_MIN} characters or more; got {len(view_token)}")
         self.access.tls()  # A bad certificate is the caller's mistake: say so before anything listens.
         self._serving, self._view_token, self._cuts = serving, view_token, cuts or Cuts()
+        self._doors = tuple(doors)
         self._deliver, self._status, self._fault, self._stop, self._answers = deliver, status, fault, stop, answers
         self._report = report
         self._socket = self.access.listen()
@@ -114,8 +127,10 @@ class Service:
     def app(self) -> Starlette:
         """The routes as an ASGI application."""
 
-        def route(path: str, handler: Handler, method: str) -> Route:
-            return Route(path, self._guarded(handler, method), methods=[method])
+        def route(
+            path: str, handler: Handler, method: str, admits: Callable[[Request, str], bool] | None = None
+        ) -> Route:
+            return Route(path, self._guarded(handler, method, admits), methods=[method])
 
         return Starlette(routes=[
             route("/v1/messages", self._post_message, "POST"),
@@ -127,6 +142,7 @@ class Service:
             route("/v1/status", self._get_status, "GET"),
             route("/v1/faults", self._post_fault, "POST"),
             route("/v1/stop", self._post_stop, "POST"),
+            *(route(door.path, door.handler, door.method, door.admits) for door in self._doors),
         ])  # fmt: skip
 
     async def start(self) -> None:
@@ -147,12 +163,12 @@ class Service:
 
     # Who may --------------------------------------------------------------------------------------------------------
 
-    def _guarded(self, handler: Handler, method: str) -> Handler:
+    def _guarded(self, handler: Handler, method: str, admits: Callable[[Request, str], bool] | None = None) -> Handler:
         async def guarded(request: Request) -> Response:
             try:
-                self._admit(request, method)
+                self._admit(request, method, admits)
                 return await handler(request)
-            except _Refused as error:
+            except Refused as error:
                 return _error(error.status, str(error))
             except UnknownStream as error:
                 return _error(404, str(error))
@@ -165,83 +181,87 @@ class Service:
 
         return guarded
 
-    def _admit(self, request: Request, method: str) -> None:
+    def _admit(self, request: Request, method: str, admits: Callable[[Request, str], bool] | None) -> None:
         """Rules 1 and 2."""
         host = request.url.hostname or ""
         if is_loopback(self.host) and not is_loopback(host):
-            raise _Refused(403, f"this host listens on this machine only; the request was for {host}")
+            raise Refused(403, f"this host listens on this machine only; the request was for {host}")
         origin = request.headers.get("origin")
         if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
-            raise _Refused(403, f"a page of {origin} may not ask here")
+            raise Refused(403, f"a page of {origin} may not ask here")
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         token = token if scheme.lower() == "bearer" else ""
+        if admits is not None:
+            if not admits(request, token):
+                raise Refused(401, "the header 'Authorization: Bearer …' must carry the token of one who may ask this")
+            return
         viewer = self._view_token is not None and hmac.compare_digest(token.encode(), self._view_token.encode())
         if self.access.allows(token):
             return
         if not viewer:
-            raise _Refused(401, "the header 'Authorization: Bearer …' must carry a token of this host")
+            raise Refused(401, "the header 'Authorization: Bearer …' must carry a token of this host")
         if method != "GET":
-            raise _Refused(403, "this token may look but not act; use the operator's")
+            raise Refused(403, "this token may look but not act; use the operator's")
 
     # What they may ask ----------------------------------------------------------------------------------------------
 
     async def _post_message(self, request: Request) -> Response:
-        data = await _body(request)
+        data = await body_of(request)
         try:
             sender, to, message = decode_message(data)
         except PeerError as error:
-            raise _Refused(400, str(error)) from None
+            raise Refused(400, str(error)) from None
         self._cuts.check(*_hosts(request), sender.rpartition("@")[2])
         self._deliver(sender, to, message)
         return JSONResponse({})
 
     async def _get_definition(self, request: Request) -> Response:
-        stream = _stream(request)
+        stream = stream_of(request)
         self._cuts.check(*_hosts(request))
         try:
             definition = self._serving.store.open(stream).definition
         except UnknownStream:
             self._report(stream)  # Says so if the stream is none of this host's; else it is not there yet.
-            raise _Refused(503, f"stream {stream} is not there yet; ask again later") from None
+            raise Refused(503, f"stream {stream} is not there yet; ask again later") from None
         return Response(encode_definition(definition), media_type="application/json")
 
     async def _get_report(self, request: Request) -> Response:
         """How the stream does, for a reader who is no host; silence, told as 503, while the replica recovers (D12)."""
-        stream = _stream(request)
+        stream = stream_of(request)
         self._cuts.check(stream, *_hosts(request))
         report = self._report(stream)
         if report is None:
-            raise _Refused(503, f"stream {stream} is not served yet: its replica recovers; ask again later")
+            raise Refused(503, f"stream {stream} is not served yet: its replica recovers; ask again later")
         return Response(encode_report(report), media_type="application/json")
 
     async def _get_last(self, request: Request) -> Response:
-        self._cuts.check(_stream(request), *_hosts(request))
-        bucket, skip = self._serving.store.open(_stream(request)).last(_number(request, "tuples", 1))
+        self._cuts.check(stream_of(request), *_hosts(request))
+        bucket, skip = self._serving.store.open(stream_of(request)).last(number_of(request, "tuples", 1))
         return Response(encode_last(bucket, skip), media_type="application/json")
 
     async def _post_ack(self, request: Request) -> Response:
-        stream = self._serving.store.open(_stream(request))
+        stream = self._serving.store.open(stream_of(request))
         self._cuts.check(stream.name, *_hosts(request))
         try:
-            said = msgspec.json.decode(await _body(request), type=AckOrder)
+            said = msgspec.json.decode(await body_of(request), type=AckOrder)
         except msgspec.MsgspecError as error:
-            raise _Refused(400, f"an acknowledgement must name reader and until_us; {error}") from None
+            raise Refused(400, f"an acknowledgement must name reader and until_us; {error}") from None
         acknowledge(stream.folder, said.reader, said.until_us, now_us(), Disk())
         if stream.definition.retention.acknowledged:
             stream.retain()
         return JSONResponse({})
 
     async def _get_lane(self, request: Request) -> Response:
-        lane, stream = _LANES.get(request.path_params["lane"]), _stream(request)
+        lane, stream = _LANES.get(request.path_params["lane"]), stream_of(request)
         if lane is None:
-            raise _Refused(404, f"a stream is read as one of {', '.join(_LANES)}")
+            raise Refused(404, f"a stream is read as one of {', '.join(_LANES)}")
         self._serving.check(stream)
         if not self._answers(stream):
-            raise _Refused(503, f"stream {stream} is not served yet: its replica recovers; ask again later")
-        position = _position(request)
-        wait_s = min(_number(request, "wait_ms", 0) / 1000, WAIT_S_MAX)
+            raise Refused(503, f"stream {stream} is not served yet: its replica recovers; ask again later")
+        position = position_of(request)
+        wait_s = min(number_of(request, "wait_ms", 0) / 1000, WAIT_S_MAX)
         # Read, checked and sent by the one loop that all replicas share: more than this would hold them up.
-        bytes_max = min(_number(request, "bytes_max", PORTION_BYTES), PORTION_BYTES)
+        bytes_max = min(number_of(request, "bytes_max", PORTION_BYTES), PORTION_BYTES)
         work = self._serving.wait(stream, lane, position, wait_s, bytes_max)
         portion = await self._cuts.guard(work, stream, *_hosts(request))
         return Response(b"".join(encode_portion(portion)), media_type=PORTION_TYPE)
@@ -251,9 +271,9 @@ class Service:
 
     async def _post_fault(self, request: Request) -> Response:
         try:
-            said = msgspec.json.decode(await _body(request), type=dict[str, Any])
+            said = msgspec.json.decode(await body_of(request), type=dict[str, Any])
         except msgspec.MsgspecError as error:
-            raise _Refused(400, f"a fault must be a JSON object; {error}") from None
+            raise Refused(400, f"a fault must be a JSON object; {error}") from None
         return JSONResponse(self._fault(said) or {})
 
     async def _post_stop(self, request: Request) -> Response:
@@ -261,7 +281,7 @@ class Service:
         return JSONResponse({})
 
 
-def _stream(request: Request) -> str:
+def stream_of(request: Request) -> str:
     return str(request.path_params["name"])
 
 
@@ -271,34 +291,34 @@ def _hosts(request: Request) -> tuple[str, ...]:
     return (name,) if name else ()
 
 
-def _position(request: Request) -> Position:
+def position_of(request: Request) -> Position:
     cursor = request.query_params.get("cursor")
     if cursor is not None:
         return cursor
     text = request.query_params.get("from_us", "")
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 19 or int(digits) >= 2**63:
-        raise _Refused(400, f"a pull needs a cursor or from_us in microseconds; got {text[:40]!r}")
+        raise Refused(400, f"a pull needs a cursor or from_us in microseconds; got {text[:40]!r}")
     return int(text)
 
 
-def _number(request: Request, name: str, default: int) -> int:
+def number_of(request: Request, name: str, default: int) -> int:
     text = request.query_params.get(name)
     if text is None:
         return default
     if not (text.isascii() and text.isdigit() and len(text) <= 12):
-        raise _Refused(400, f"{name} must be a number from 0 on; got {text[:40]!r}")
+        raise Refused(400, f"{name} must be a number from 0 on; got {text[:40]!r}")
     return int(text)
 
 
-async def _body(request: Request) -> bytes:
+async def body_of(request: Request, bytes_max: int = MESSAGE_BYTES_MAX) -> bytes:
     """The body, given up as soon as it is too long or takes too long, whatever it claims to be."""
     body = bytearray()
     async with asyncio.timeout(BODY_S_MAX):
         async for chunk in request.stream():
             body += chunk
-            if len(body) > MESSAGE_BYTES_MAX:
-                raise _Refused(413, f"a body may have {MESSAGE_BYTES_MAX} bytes at most")
+            if len(body) > bytes_max:
+                raise Refused(413, f"a body may have {bytes_max} bytes at most")
     return bytes(body)
 
 

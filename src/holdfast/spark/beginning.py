@@ -1,4 +1,5 @@
-"""Where the stable query of a replica began: at the beginning of its inputs, or anew behind a gap in them.
+"""Where the stable query of a replica began: at the beginning of its inputs, anew behind a gap in them, or from a
+checkpoint that another host has sent.
 
 A query that goes on behind a gap has an empty state and a checkpoint of its own (the old one refers to what is gone).
 Its first results are wrong, because what they depend on is missing; they are left out until the state has converged.
@@ -50,4 +51,16 @@ def begin_anew(home: Path, before: Beginning, start_us: int, right_from_us: int,
     beginning = Beginning(generation=before.generation + 1, start_us=start_us, right_from_us=right_from_us)
     (disk or Disk()).replace_file(home / "beginning", seal(beginning))
     shutil.rmtree(before.checkpoint(home), ignore_errors=True)
+    return beginning
+
+
+def take_up(home: Path, checkpoint: Path, right_from_us: int | None) -> Beginning:
+    """The next start of the query goes on from a checkpoint that came from elsewhere; it is moved into `home`."""
+    known = load_beginning(home)
+    beginning = Beginning(generation=known.generation + 1, start_us=known.start_us, right_from_us=right_from_us)
+    disk, place = Disk(), beginning.checkpoint(home)
+    shutil.rmtree(place, ignore_errors=True)  # Left by a crash before the file below was written.
+    disk.rename(checkpoint, place)
+    disk.sync_dir(home)
+    disk.replace_file(home / "beginning", seal(beginning))
     return beginning

@@ -118,6 +118,12 @@ class NodeQueries:
         """Whether Spark has noted what the batch reads."""
         return (self.checkpoint / "offsets" / str(batch_id)).exists()
 
+    # -- movement ----------------------------------------------------------------------------------------------------
+
+    def copy_to(self, checkpoint: Path) -> Waiting:
+        """A copy of where the stable query stands, from which the same query can go on elsewhere; it runs on."""
+        return self._fork_at_rest(checkpoint)
+
     # -- forks -------------------------------------------------------------------------------------------------------
 
     def start_fork(self, fork: int) -> RunningFork:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.model.time import BEGINNING_US
 from holdfast.stream.manifest import load_manifest
 from holdfast.stream.segment import recover
 from holdfast.stream.store import Stream
@@ -20,6 +21,8 @@ class Waiting(NamedTuple):
     tokens: dict[str, int]
     rows: int
     body: bytes
+    boundary_us: int = BEGINNING_US
+    """What the stream promised after that commit."""
 
     def since(self, first_us: int) -> tuple[int, bytes]:
         """What of it lies at or after `first_us`, in the form that `LogWriter.commit` takes as pending."""
@@ -54,4 +57,4 @@ def waiting_results(stream: Stream) -> Waiting | None:
         found = recover(fd, folder / last.name, end, bodies=False)
     finally:
         os.close(fd)
-    return Waiting(dict(found.state.tokens), *found.pending)
+    return Waiting(dict(found.state.tokens), *found.pending, found.state.boundary_us)

@@ -1,0 +1,217 @@
+"""A task of this host that runs at a partner's: what stands for it here.
+
+Rules:
+1. The stream stays where it is: what the partner produces is appended to the very log that the task wrote to before, in
+   units of whole buckets. So readers, clients and history never move, and who may write is one question on one disk.
+2. The log's boundary is the position. Whatever is cut short anywhere, following again from there neither loses nor
+   repeats a tuple; ids go on where they were.
+3. It answers for the replica as a source does: STABLE up to the boundary. Whether that moves is for readers to judge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.clock import monotonic_us, now_us
+from holdfast.host.mirror import WAIT_S
+from holdfast.host.wire import PORTION_BYTES, Portion, Position, shape_of
+from holdfast.load.partner import PartnerLink
+from holdfast.model.errors import HoldfastError, PeerError
+from holdfast.model.time import BEGINNING_US
+from holdfast.protocol.dpc.effects import Send
+from holdfast.protocol.dpc.messages import (
+    AuthorisationReply,
+    AuthorisationRequest,
+    KeepaliveReply,
+    KeepaliveRequest,
+    Message,
+    StreamReport,
+)
+from holdfast.protocol.dpc.states import StreamState
+from holdfast.stream.disk import Disk
+from holdfast.stream.frame import FORMAT_VERSION
+from holdfast.stream.sealed import seal, unseal
+from holdfast.stream.store import Stream
+from holdfast.stream.writer import Event, LogWriter
+
+log = logging.getLogger(__name__)
+
+#: A partner that does not answer is asked again this often.
+_RETRY_S = 0.5
+
+
+class AwayNote(msgspec.Struct, frozen=True):
+    """On disk as long as a task runs elsewhere. Its presence alone decides who writes the output (B7)."""
+
+    lease_id: str
+    partner: str
+    format: int = FORMAT_VERSION
+
+
+def read_note(home: Path) -> AwayNote | None:
+    path = home / "away"
+    try:
+        return unseal(path.read_bytes(), AwayNote, str(path))
+    except FileNotFoundError:
+        return None
+
+
+def write_note(home: Path, note: AwayNote) -> None:
+    Disk().replace_file(home / "away", seal(note))
+
+
+def remove_note(home: Path) -> None:
+    disk = Disk()
+    disk.unlink(home / "away")
+    disk.sync_dir(home)
+
+
+class Tributary:
+    """The log of a stream whose buckets come from elsewhere (rules 1 and 2)."""
+
+    def __init__(self, stream: Stream, owner: str) -> None:
+        self.stream, self._shape = stream, shape_of(stream.definition)
+        self._writer: LogWriter = stream.writer(takeover=True, owner=owner)
+        self._waiting: list[Event] = []
+        self._lock = threading.Lock()  # Whoever closes it waits for what is being stored.
+
+    @property
+    def boundary_us(self) -> int:
+        return self._writer.state.boundary_us
+
+    @property
+    def closed(self) -> bool:
+        return self._writer.state.closed
+
+    def begin(self) -> int:
+        """Where to pull from; what was taken in and not stored is pulled again."""
+        self._waiting = []
+        return self.boundary_us
+
+    def take(self, portion: Portion) -> bool:
+        """Store the buckets that are complete now; whether there were any, or a new boundary."""
+        with self._lock:
+            return self._take(portion)
+
+    def _take(self, portion: Portion) -> bool:
+        name, size = self.stream.name, self.stream.definition.bucket_us
+        if portion.stream != name or portion.shape != self._shape:
+            raise PeerError(f"stream {name}: the partner's output must have the same columns and buckets; it has not")
+        if portion.gap_us is not None:
+            raise PeerError(f"stream {name}: the partner no longer has all of the output; it cannot be followed")
+        before = self._writer.state
+        for event in portion.events:
+            if event.bucket * size >= before.boundary_us:
+                self._waiting.append(event)
+        ends = portion.closed and not before.closed
+        if portion.boundary_us <= before.boundary_us and not ends:
+            return False
+        ready = [e for e in self._waiting if ends or (e.bucket + 1) * size <= portion.boundary_us]
+        self._waiting = [] if ends else [e for e in self._waiting if (e.bucket + 1) * size > portion.boundary_us]
+        # Numbered here: buckets and their events come in the one order that every replica files them in (D9).
+        events = [event._replace(first_tuple_id=None) for event in ready]
+        self._writer.commit(events, now_us=now_us(), boundary_us=portion.boundary_us, closed=ends, pending=(0, b""))
+        return True
+
+    def close(self) -> None:
+        with self._lock:
+            self._writer.release(now_us())
+
+
+class Away:
+    """Stands for a replica whose task runs at a partner's. Belongs to the event loop's thread."""
+
+    def __init__(
+        self, replica: str, stream: Stream, note: AwayNote, guest: str, partner: PartnerLink,
+        say: Callable[[str, Send], None],
+    ) -> None:  # fmt: skip
+        self.replica, self.note, self._guest, self._partner, self._say = replica, note, guest, partner, say
+        self._log = Tributary(stream, f"away:{note.partner}")
+        self.heard_us = monotonic_us()
+        """When the partner last answered."""
+        self.trouble: str | None = None
+        self._task = asyncio.ensure_future(self._follow())
+
+    @property
+    def boundary_us(self) -> int:
+        return self._log.boundary_us
+
+    @property
+    def serves(self) -> bool:
+        return True
+
+    async def _follow(self) -> None:
+        loop = asyncio.get_running_loop()
+        position: Position = self._log.begin()
+        while not self._log.closed:
+            try:
+                portion = await self._partner.output(self._guest, self._log.stream.name, position, WAIT_S,
+                                                     PORTION_BYTES)  # fmt: skip
+                await loop.run_in_executor(None, self._log.take, portion)
+                self.heard_us, self.trouble, position = monotonic_us(), None, portion.cursor
+            except PeerError as error:
+                if self.trouble is None:
+                    log.warning("%s: away at %s: %s", self.replica, self.note.partner, error)
+                self.trouble = str(error)
+                await asyncio.sleep(_RETRY_S)
+                position = self._log.begin()
+            except HoldfastError as error:
+                log.error("%s: what came from %s cannot be stored: %s", self.replica, self.note.partner, error)
+                self.trouble = str(error)
+                return
+
+    async def reach(self, boundary_us: int, within_s: float) -> bool:
+        """Wait until everything before `boundary_us` is in the log."""
+        end_us = monotonic_us() + round(within_s * 1e6)
+        while self._log.boundary_us < boundary_us:
+            if monotonic_us() > end_us:
+                return False
+            await asyncio.sleep(0.02)
+        return True
+
+    async def leave(self) -> None:
+        """Follow no more; returns when nothing is under way, so that the log can be another's."""
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        await asyncio.get_running_loop().run_in_executor(None, self._log.close)
+
+    # As a replica -----------------------------------------------------------------------------------------------
+
+    def pulse(self) -> None:
+        """The task follows by itself."""
+
+    def deliver(self, sender: str, message: Message) -> None:
+        """Rule 3."""
+        if isinstance(message, KeepaliveRequest):
+            self._say(self.replica, Send(sender, KeepaliveReply((self.report(),))))
+        elif isinstance(message, AuthorisationRequest):
+            self._say(self.replica, Send(sender, AuthorisationReply(True, message.asked_us)))
+
+    def report(self) -> StreamReport:
+        """Rule 3."""
+        boundary = max(self._log.boundary_us, BEGINNING_US)
+        return StreamReport(self._log.stream.name, StreamState.STABLE, boundary, False)
+
+    def status(self) -> dict[str, Any]:
+        boundary = self._log.boundary_us
+        return {
+            "replica": self.replica, "node": self.replica.partition("@")[0], "state": "AWAY",
+            "at": self.note.partner, "stable_until_us": boundary, "why": self.trouble or "",
+            "output": {"stream": self._log.stream.name, "state": "STABLE", "boundary_us": boundary, "fresh": False},
+            "inputs": [],
+        }  # fmt: skip
+
+    def stop_queries(self) -> None:
+        """There are none here."""
+
+    def close(self) -> None:
+        if not self._task.done():
+            self._task.cancel()
+        self._log.close()

@@ -1,0 +1,284 @@
+"""What a host that shares load answers: to partners what their contracts say, to its operator everything.
+
+Rules:
+1. A partner speaks below /v1/partners/ITS-NAME with the token that the two share, compared in constant time (X1). It
+   gets at tasks under leases between the two, and at the inputs of those; nothing else is there for it.
+2. The operator asks with the token of the deployment: loads, contracts, history, and movements by hand.
+3. A parcel is taken in piece by piece and bounded; a guest begins to exist when all of it is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import os
+import shutil
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from holdfast.host.link import Link
+from holdfast.host.service import WAIT_S_MAX, Door, Refused, body_of, number_of, position_of
+from holdfast.host.wire import PORTION_BYTES, PORTION_TYPE, Portion, encode_definition, encode_portion
+from holdfast.load.manager import LoadManager
+from holdfast.load.overview import contracts_of, loads_of
+from holdfast.load.parcel import PARCEL_TYPE, Unpacking, pack
+from holdfast.load.steps import reached
+from holdfast.load.tasks import Guest, GuestNote, HeldTask, guest_name, install_guest
+from holdfast.load.wire import MESSAGE_BYTES_MAX, decode_message
+from holdfast.model.errors import PeerError, UsageError
+from holdfast.protocol.dpc.signals import Lane
+from holdfast.protocol.load.leases import Lease, LeaseState, Role
+from holdfast.protocol.load.messages import Offer
+from holdfast.protocol.load.signals import Arrived, Received
+
+log = logging.getLogger(__name__)
+
+_LANES = {"main": Lane.MAIN, "head": Lane.HEAD}
+#: A partner that sends nothing for this long has gone.
+_CHUNK_S = 30.0
+
+
+def doors_of(manager: LoadManager) -> list[Door]:
+    """All of them."""
+    at = _Doors(manager)
+    below = "/v1/partners/{partner}"
+    return [
+        Door(f"{below}/messages", "POST", at.message, at.admits),
+        Door(f"{below}/contracts", "GET", at.consent, at.admits),
+        Door(f"{below}/guests/{{guest}}", "GET", at.guest, at.admits),
+        Door(f"{below}/guests/{{guest}}/parcel", "POST", at.take_in, at.admits),
+        Door(f"{below}/guests/{{guest}}/parcel", "GET", at.hand_over, at.admits),
+        Door(f"{below}/guests/{{guest}}/output/main", "GET", at.output, at.admits),
+        Door(f"{below}/inputs/{{guest}}/{{stream}}/definition", "GET", at.input_definition, at.admits),
+        Door(f"{below}/inputs/{{guest}}/{{stream}}/{{lane}}", "GET", at.input, at.admits),
+        Door("/v1/load", "GET", at.loads),
+        Door("/v1/load/history", "GET", at.history),
+        Door("/v1/contracts", "GET", at.contracts),
+        Door("/v1/move", "POST", at.move),
+    ]
+
+
+class _Move(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    node: str
+    to: str = ""
+
+
+class _Doors:
+    def __init__(self, manager: LoadManager) -> None:
+        self._manager = manager
+        self._tokens = {name: partner.token().encode() for name, partner in manager.terms.partners.items()}
+        self._arriving: set[str] = set()
+
+    def admits(self, request: Request, token: str) -> bool:
+        """Rule 1. Strangers are told the same as partners with a wrong token."""
+        known = self._tokens.get(_partner(request), os.urandom(16))
+        return hmac.compare_digest(token.encode(), known)
+
+    def _lease(self, request: Request, role: Role) -> Lease:
+        """The lease that the request is about: ours with this very partner, in this role."""
+        name = str(request.path_params["guest"])
+        for lease in self._manager.core.book.leases.values():
+            if guest_name(lease.lease_id) == name and lease.role is role and lease.partner == _partner(request):
+                return lease
+        raise Refused(404, f"there is no lease {name!r} between us; it has ended, or never was")
+
+    def _guest(self, request: Request) -> Guest:
+        lease = self._lease(request, Role.SELLER)
+        guest = self._manager.tasks.get(lease.lease_id)
+        if not isinstance(guest, Guest):
+            raise Refused(404, f"the task of lease {lease.lease_id} is not here yet")
+        return guest
+
+    # Partners ---------------------------------------------------------------------------------------------------
+
+    async def message(self, request: Request) -> Response:
+        data = await body_of(request, MESSAGE_BYTES_MAX)
+        try:
+            sender, to, message = decode_message(data)
+        except PeerError as error:
+            raise Refused(400, str(error)) from None
+        terms = self._manager.terms
+        if sender != _partner(request) or to != terms.name:
+            raise Refused(403, f"a message here must be from {_partner(request)} to {terms.name}; got {sender} to {to}")
+        if isinstance(message, Offer) and message.contract_id not in self._manager.core.book.contracts:
+            raise Refused(403, f"there is no contract {message.contract_id} here; both must sign the same clauses")
+        self._manager.tell(Received(sender, message))
+        return JSONResponse({})
+
+    async def consent(self, request: Request) -> Response:
+        asks, ours = _partner(request), self._manager.terms.plan.contracts
+        return JSONResponse({"contracts": [c.contract_id for c in ours if asks in (c.buyer, c.seller)]})
+
+    async def guest(self, request: Request) -> Response:
+        guest = self._guest(request)
+        stand = guest.host.controllers.get(guest.replica)
+        state = "STARTING" if stand is None else str(stand.status()["state"])
+        reader = guest.output.reader()
+        boundary, closed = reader.boundary_us, reader.closed
+        reader.close()
+        return JSONResponse({"state": state, "boundary_us": boundary, "closed": closed})
+
+    async def take_in(self, request: Request) -> Response:
+        """Rule 3."""
+        lease, manager = self._lease(request, Role.SELLER), self._manager
+        if lease.lease_id in manager.tasks:
+            async for _ in request.stream():
+                pass  # An earlier parcel arrived whole; what stands there now is as good.
+            return JSONResponse({})
+        if lease.state is not LeaseState.MOVING:
+            raise Refused(409, f"lease {lease.lease_id} is {lease.state.value}; a task comes when it is moving")
+        if lease.lease_id in self._arriving:
+            raise Refused(409, f"the task of lease {lease.lease_id} is just arriving by another request; ask again")
+        self._arriving.add(lease.lease_id)
+        guests = manager.host.root / ".holdfast" / "guests"
+        staging = guests / f".arriving-{os.urandom(8).hex()}"
+        try:
+            await self._unpack(request, lease, guests, staging)
+        finally:
+            self._arriving.discard(lease.lease_id)
+            shutil.rmtree(staging, ignore_errors=True)
+        return JSONResponse({})
+
+    async def _unpack(self, request: Request, lease: Lease, guests: Path, staging: Path) -> None:
+        manager, loop = self._manager, asyncio.get_running_loop()
+        staging.mkdir(parents=True)
+        unpacking = Unpacking(staging)
+        try:
+            async for chunk in _timely(request.stream()):
+                await loop.run_in_executor(None, unpacking.feed, chunk)
+                if unpacking.head is not None:
+                    reached("half")
+            head, output, waiting = await loop.run_in_executor(None, unpacking.finish)
+        except PeerError as error:
+            raise Refused(400, str(error)) from None
+        finally:
+            unpacking.close()
+        if (head.lease_id, head.definition) != (lease.lease_id, lease.task.definition):
+            raise Refused(400, f"lease {lease.lease_id} is about {lease.task.definition}; got {head.definition}")
+        node = manager.definitions.node(head.definition)
+        if node.output != output.name:
+            raise Refused(400, f"{head.definition} writes {node.output} here, and {output.name} at {_partner(request)}")
+        reached("unpacked")
+        note = GuestNote(lease.lease_id, head.definition, _partner(request))
+        folder = guests / guest_name(lease.lease_id)
+        install = partial(install_guest, folder, note, output, waiting, staging)
+        if lease.state is LeaseState.ENDED:
+            raise Refused(409, f"lease {lease.lease_id} has ended meanwhile")
+        await loop.run_in_executor(None, install)
+        reached("installed")
+        guest = manager.guest(folder, note)
+        manager.tasks[lease.lease_id] = guest
+        manager.tell(Arrived(lease.lease_id))
+        manager.work(f"start {lease.lease_id}", guest.start())
+        reached("started")
+
+    async def hand_over(self, request: Request) -> Response:
+        """Where the guest stands, while it runs on; its owner ends the lease when it has it."""
+        guest = self._guest(request)
+        controller = guest.controller
+        if controller is None or not controller.movable:
+            raise Refused(503, f"{guest.replica} is not STABLE now; ask again later")
+        staging = guest.folder / f".handing-{os.urandom(8).hex()}"
+        staging.mkdir()
+        loop = asyncio.get_running_loop()
+        try:
+            waiting = await loop.run_in_executor(None, controller.copy_to, staging / "checkpoint")
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+        parts = pack(guest.task_id, guest.definition, guest.output.definition, waiting, staging / "checkpoint")
+
+        async def send() -> AsyncIterator[bytes]:
+            try:
+                while (part := await loop.run_in_executor(None, next, parts, None)) is not None:
+                    yield part
+                reached("handed")
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
+
+        return StreamingResponse(send(), media_type=PARCEL_TYPE)
+
+    async def output(self, request: Request) -> Response:
+        guest = self._guest(request)
+        wait_s = min(number_of(request, "wait_ms", 0) / 1000, WAIT_S_MAX)
+        portion = await guest.serving.wait(guest.node.output, Lane.MAIN, position_of(request), wait_s,
+                                           number_of(request, "bytes_max", PORTION_BYTES))  # fmt: skip
+        return _portion(portion)
+
+    async def input(self, request: Request) -> Response:
+        task, stream = self._input(request)
+        lane = _LANES.get(str(request.path_params["lane"]))
+        if lane is None:
+            raise Refused(404, f"an input is read as one of {', '.join(_LANES)}")
+        wait_s = min(number_of(request, "wait_ms", 0) / 1000, WAIT_S_MAX)
+        asked = position_of(request), wait_s, number_of(request, "bytes_max", PORTION_BYTES)
+        return _portion(await _pull(task.input_links(stream), stream, lane, *asked))
+
+    async def input_definition(self, request: Request) -> Response:
+        task, stream = self._input(request)
+        return Response(encode_definition(await task.input_definition(stream)), media_type="application/json")
+
+    def _input(self, request: Request) -> tuple[HeldTask, str]:
+        lease = self._lease(request, Role.BUYER)
+        task, stream = self._manager.tasks.get(lease.task.task_id), str(request.path_params["stream"])
+        if task is None or stream not in task.node.inputs:
+            raise Refused(404, f"{stream!r} is no input of {lease.task.task_id}")
+        return task, stream
+
+    # The operator -----------------------------------------------------------------------------------------------
+
+    async def loads(self, request: Request) -> Response:
+        return JSONResponse(loads_of(self._manager))
+
+    async def contracts(self, request: Request) -> Response:
+        return JSONResponse(contracts_of(self._manager))
+
+    async def history(self, request: Request) -> Response:
+        lines = self._manager.history.lines(number_of(request, "since_us", 0))
+        return Response(msgspec.json.encode(lines), media_type="application/json")
+
+    async def move(self, request: Request) -> Response:
+        try:
+            order = msgspec.json.decode(await body_of(request), type=_Move)
+        except msgspec.MsgspecError as error:
+            raise Refused(400, f"a movement must be {{node, to}}; {error}") from None
+        try:
+            return JSONResponse({"said": self._manager.place(order.node, order.to)})
+        except UsageError as error:
+            raise Refused(404, str(error)) from None
+
+
+def _partner(request: Request) -> str:
+    return str(request.path_params["partner"])
+
+
+def _portion(portion: Portion) -> Response:
+    return Response(b"".join(encode_portion(portion)), media_type=PORTION_TYPE)
+
+
+async def _pull(links: list[Link], stream: str, lane: Lane, position: Any, wait_s: float, bytes_max: int) -> Portion:
+    """From the first producer that answers. A cursor means something only to the one that gave it out."""
+    trouble: PeerError | None = None
+    for link in links:
+        try:
+            return await link.pull(stream, lane, position, wait_s, bytes_max)
+        except PeerError as error:
+            trouble = error
+    raise trouble or PeerError(f"nobody produces {stream}")
+
+
+async def _timely(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    while True:
+        async with asyncio.timeout(_CHUNK_S):
+            try:
+                chunk = await anext(chunks)
+            except StopAsyncIteration:
+                return
+        yield chunk

@@ -1,0 +1,41 @@
+"""Puts a load manager beside a host: what `holdfast host` does where the deployment names contracts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from holdfast.host.app_file import load_app
+from holdfast.host.deployment import Deployment, HostSpec
+from holdfast.host.host import Host
+from holdfast.host.service import Door
+from holdfast.load.door import doors_of
+from holdfast.load.manager import LoadManager
+from holdfast.load.terms import load_terms
+from holdfast.model.errors import UsageError
+
+
+class Sharing:
+    """A host that shares load: its manager, and what partners may ask of it."""
+
+    def __init__(self, manager: LoadManager) -> None:
+        self.manager = manager
+
+    def doors(self) -> Sequence[Door]:
+        return doors_of(self.manager)
+
+    async def run(self) -> None:
+        await self.manager.run()
+
+    async def close(self) -> None:
+        await self.manager.close()
+
+
+def load_manager(deployment: Deployment, spec: HostSpec) -> Callable[[Host], Sharing]:
+    """What makes the manager once the host is there; everything that a user can get wrong is said before."""
+    if spec.load is None:
+        raise UsageError(f"host {spec.name!r} in {deployment.file} has no contracts; give it load: FILE")
+    terms = load_terms(spec.load)
+    for partner in terms.partners.values():
+        partner.token()
+    app = deployment.load_app() if terms.definitions is None else load_app(terms.definitions, terms.file.parent)
+    return lambda host: Sharing(LoadManager(host, terms, app.diagram()))

@@ -1,0 +1,377 @@
+"""The load manager of one host: the core, its journal, its partners, and the tasks it answers for (003 §7.2).
+
+Rules:
+1. Everything about the core happens in the host's event loop, in order. Records are durable before anything that
+   follows from the same signal is said or done (`Effects`, rule 1).
+2. A participant is one host, as in the seeds' prototype; an owner of several gives each of them its contracts.
+3. What runs here is what the disk says: own nodes without a note that they are away, and guests with a folder.
+4. A partner that stays silent beyond our patience is taken for gone: its work for us goes on here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.clock import monotonic_us, now_us
+from holdfast.diagram import Diagram
+from holdfast.host.host import Host
+from holdfast.load.away import read_note
+from holdfast.load.history import History, Movement, Sample
+from holdfast.load.journal import Journal
+from holdfast.load.meter import Meter, Reading, read_progress
+from holdfast.load.mover import Mover
+from holdfast.load.partner import PartnerLink
+from holdfast.load.steps import reached
+from holdfast.load.tasks import Guest, GuestNote, HeldTask, OwnTask, guests_on, remove_guest
+from holdfast.load.terms import Terms
+from holdfast.model.errors import HoldfastError, PeerError, StorageError, UsageError
+from holdfast.model.time import SECOND_US
+from holdfast.protocol.load.effects import Effects, Fetch, Move
+from holdfast.protocol.load.leases import Lease, LeaseState, Role
+from holdfast.protocol.load.messages import Message
+from holdfast.protocol.load.participant import ParticipantCore
+from holdfast.protocol.load.records import OfferMade, Opened, Reserved
+from holdfast.protocol.load.signals import (
+    Arrived,
+    Measured,
+    Moved,
+    MoveFailed,
+    Place,
+    Returned,
+    Signal,
+    Tick,
+    Unreachable,
+)
+from holdfast.protocol.load.usage import NOTHING, Task, Usage
+from holdfast.stream.reader import LogReader
+
+log = logging.getLogger(__name__)
+
+#: How finely the core's wishes to be woken are kept; what it adds to a negotiation of some seconds does not matter.
+_PULSE_S = 0.05
+_MEASURE_US = SECOND_US
+#: How often partners are asked whether they have the same contracts, until they have, and afterwards.
+_CONSENT_S, _CONSENTED_S = 3.0, 30.0
+#: Words that wait for one partner; beyond it the oldest are left out, and the core says them again.
+_WORDS_MAX = 256
+
+
+class LoadManager:
+    """Runs beside the host. `definitions` are the nodes that partners may bring."""
+
+    def __init__(self, host: Host, terms: Terms, definitions: Diagram) -> None:
+        self.host, self.terms, self.definitions = host, terms, definitions
+        own = host.root / ".holdfast" / "load"
+        self.journal = Journal(own / "journal")
+        self.history = History(own / "history")
+        signed = {contract.contract_id for contract in terms.plan.contracts}
+        for record in self.journal.records:
+            if isinstance(record, Opened | Reserved | OfferMade) and record.contract_id not in signed:
+                raise UsageError(
+                    f"{terms.file} must still have the contract {record.contract_id} with the clauses that it had: the "
+                    "journal speaks of it; put it back until its leases have ended"
+                )
+        self.core = ParticipantCore(terms.plan, self.journal.records, now_us())
+        self.partners = {name: PartnerLink(partner, terms.name) for name, partner in terms.partners.items()}
+        self.tasks: dict[str, HeldTask] = {}
+        self.mover = Mover(self.tasks, self.partners)
+        self.meter = Meter(terms.measure, terms.us_per_row)
+        self.agreed: dict[str, tuple[str, ...] | str] = {}
+        """Contracts that each partner has with us, or why that is not known."""
+        self._words: dict[str, asyncio.Queue[Message]] = {}
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._wake_us = 0
+        self._measured_us = 0
+        self._last_us = 0
+        self._out: dict[str, tuple[LogReader, int, int]] = {}
+        for node in host.catalog.nodes_on(host.name):
+            self.tasks[node.name] = OwnTask(host, node)
+            if read_note(host.home_of(node.name)) is not None:
+                host.absent.add(node.name)
+        for folder, note in guests_on(host.root):
+            self.tasks[note.lease_id] = self.guest(folder, note)
+
+    def guest(self, folder: Any, note: GuestNote) -> Guest:
+        if note.owner not in self.partners:
+            raise UsageError(
+                f"{self.terms.file} must still name {note.owner!r} as a partner: a task of its runs here ({folder}); "
+                "put it back until the task has gone home"
+            )
+        return Guest(self.host, folder, note, self.definitions.node(note.definition), self.partners[note.owner])
+
+    # Life -------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Manage until cancelled."""
+        workers = [asyncio.ensure_future(self._speak(name)) for name in self.partners]
+        workers += [asyncio.ensure_future(self._ask_consent(name)) for name in self.partners]
+        for task in list(self.tasks.values()):
+            note = read_note(task.home)
+            if note is not None:
+                self.mover.stand_in(task, note)
+            elif isinstance(task, Guest):
+                self.work(f"start {task.task_id}", task.start())
+        try:
+            await self._measure()
+            self._resume()
+            while True:
+                if monotonic_us() - self._measured_us >= _MEASURE_US:
+                    await self._measure()
+                    self._look_for_the_lost()
+                if now_us() >= self._wake_us:
+                    self.tell(Tick())
+                await asyncio.sleep(_PULSE_S)
+        finally:
+            for worker in [*workers, *self._under_way.values()]:
+                worker.cancel()
+
+    async def close(self) -> None:
+        """Let go of everything; the host's replicas are gone by now."""
+        for held in self.tasks.values():
+            if isinstance(held, Guest):
+                await held.close()
+        for link in self.partners.values():
+            await link.close()
+        self.journal.close()
+
+    def _resume(self) -> None:
+        """Say what the disk says: guests are here; what was to come back is back if no note is left."""
+        for task in list(self.tasks.values()):
+            if isinstance(task, Guest):
+                self.tell(Arrived(task.task_id))
+        for lease in list(self.core.book.leases.values()):
+            held = self.tasks.get(lease.task.task_id)
+            back = lease.role is Role.BUYER and lease.state is LeaseState.RETURNING
+            if back and held is not None and read_note(held.home) is None:
+                self.tell(Returned(lease.lease_id))
+
+    def work(self, name: str, work: Any) -> None:
+        """Do this beside everything else, once at a time for each name."""
+        if name in self._under_way and not self._under_way[name].done():
+            work.close()
+            return
+        task = asyncio.ensure_future(work)
+        self._under_way[name] = task
+        task.add_done_callback(lambda done: self._done(name, done))
+
+    def _done(self, name: str, task: asyncio.Task[None]) -> None:
+        if self._under_way.get(name) is task:
+            del self._under_way[name]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s: %s", name, error, exc_info=None if isinstance(error, HoldfastError) else error)
+
+    # The core ---------------------------------------------------------------------------------------------------
+
+    def tell(self, signal: Signal) -> None:
+        """Rule 1."""
+        self._last_us = max(self._last_us, now_us())
+        effects = self.core.handle(signal, self._last_us)
+        if effects.record:
+            self.journal.append(effects.record)
+            if self.journal.long:
+                self.journal.shorten(self.core.snapshot())
+        self._carry_out(effects)
+        self._wake_us = effects.wake_us
+
+    def _carry_out(self, effects: Effects) -> None:
+        for send in effects.send:
+            words = self._words.setdefault(send.to, asyncio.Queue(_WORDS_MAX))
+            if words.full():
+                words.get_nowait()
+            words.put_nowait(send.message)
+        for move in effects.move:
+            self.work(f"move {move.lease_id}", self._move(move))
+        for fetch in effects.fetch:
+            self.work(f"fetch {fetch.lease_id}", self._fetch(fetch))
+        for drop in effects.drop:
+            self.work(f"drop {drop.lease_id}", self._drop(drop.lease_id))
+
+    async def _speak(self, name: str) -> None:
+        """Say to a partner what is to be said, in order. What does not get through, the core repeats."""
+        words = self._words.setdefault(name, asyncio.Queue(_WORDS_MAX))
+        while True:
+            message = await words.get()
+            try:
+                await self.partners[name].tell(message)
+            except PeerError as error:
+                log.info("%s does not hear: %s", name, error)
+                self.tell(Unreachable(name))
+
+    async def _ask_consent(self, name: str) -> None:
+        """Whether the partner has signed the same contracts."""
+        while True:
+            try:
+                self.agreed[name] = await self.partners[name].consent()
+            except PeerError as error:
+                self.agreed[name] = str(error)
+            ours = {c.contract_id for c in self.terms.plan.contracts if name in (c.buyer, c.seller)}
+            same = not isinstance(self.agreed[name], str) and ours <= set(self.agreed[name])
+            await asyncio.sleep(_CONSENTED_S if same else _CONSENT_S)
+
+    # Movements --------------------------------------------------------------------------------------------------
+
+    async def _move(self, step: Move) -> None:
+        held, begun = self.tasks.get(step.task.task_id), monotonic_us()
+        try:
+            if held is None:
+                raise UsageError(f"there is no task {step.task.task_id} here any more")
+            await self.mover.leave(held, step.lease_id, step.to)
+        except (HoldfastError, OSError) as error:
+            log.warning("%s was not moved to %s: %s", step.task.task_id, step.to, error)
+            if isinstance(error, StorageError | OSError):
+                log.error("moving %s: %s", step.task.task_id, error)
+            self.tell(MoveFailed(step.lease_id))
+            return
+        self.meter.forget(step.task.task_id)
+        lease = self.core.book.leases.get(step.lease_id)
+        self.tell(Moved(step.lease_id))
+        self.history.add(Movement(now_us(), step.task.task_id, self.terms.name, step.to,
+                                  lease.price if lease else 0.0, monotonic_us() - begun))  # fmt: skip
+
+    async def _fetch(self, step: Fetch) -> None:
+        held, begun = self.tasks.get(step.task.task_id), monotonic_us()
+        if held is None:
+            return
+        try:
+            await self.mover.come_back(held, step.lease_id)
+        except (HoldfastError, OSError) as error:
+            log.warning("%s did not come back from %s yet: %s", step.task.task_id, step.from_, error)
+            return
+        self._came_back(step.lease_id, step.task.task_id, step.from_, begun)
+
+    def _came_back(self, lease_id: str, task_id: str, source: str, begun_us: int) -> None:
+        lease = self.core.book.leases.get(lease_id)
+        self.tell(Returned(lease_id))
+        self.history.add(Movement(now_us(), task_id, source, self.terms.name, lease.price if lease else 0.0,
+                                  monotonic_us() - begun_us, back=True))  # fmt: skip
+
+    async def _drop(self, lease_id: str) -> None:
+        guest = self.tasks.get(lease_id)
+        if not isinstance(guest, Guest):
+            return
+        reached("dropping")
+        starting = self._under_way.get(f"start {lease_id}")
+        if starting is not None:
+            starting.cancel()
+            await asyncio.wait({starting})
+        await self.host.take_down(guest.replica)
+        del self.tasks[lease_id]
+        await guest.close()
+        self.meter.forget(lease_id)
+        remove_guest(guest.folder)
+        log.info("%s: its owner has it again", guest.replica)
+        reached("dropped")
+
+    def _look_for_the_lost(self) -> None:
+        """Rule 4."""
+        for task_id, held in list(self.tasks.items()):
+            away = self.mover.away(held)
+            if away is not None and monotonic_us() - away.heard_us > self.terms.patience_us:
+                self.work(f"fetch {away.note.lease_id}", self._reclaim(task_id, held, away.note.lease_id))
+
+    async def _reclaim(self, task_id: str, held: HeldTask, lease_id: str) -> None:
+        begun, lease = monotonic_us(), self.core.book.leases.get(lease_id)
+        log.warning("%s has been silent for too long; %s goes on here", lease.partner if lease else "?", task_id)
+        self.tell(Place(task_id))
+        await self.mover.reclaim(held)
+        self._came_back(lease_id, task_id, lease.partner if lease else "", begun)
+
+    def place(self, node: str, where: str) -> str:
+        """By hand: run a node of ours at this partner, or at home. Returns what is going to happen, in a sentence."""
+        held = self.tasks.get(node)
+        if not isinstance(held, OwnTask):
+            known = ", ".join(name for name, task in self.tasks.items() if isinstance(task, OwnTask)) or "none"
+            raise UsageError(f"no node {node!r} of {self.terms.name!r} on host {self.host.name!r}; there are: {known}")
+        away, home = self.mover.away(held), where in ("", self.terms.name, self.host.name)
+        if home:
+            self.tell(Place(node))
+            return f"{node} comes back from {away.note.partner}" if away else f"{node} runs at home already"
+        self.terms.partner(where)
+        contract = next((c for c in self.terms.plan.contracts if (c.buyer, c.seller) == (self.terms.name, where)), None)
+        if contract is None:
+            raise UsageError(f"{self.terms.name!r} has no contract to move load to {where!r}; {self.terms.file} has "
+                             "none with `to: " + where + "`; both owners must sign one")  # fmt: skip
+        if contract.permits is not None and held.definition not in contract.permits:
+            raise UsageError(f"the contract with {where!r} permits {', '.join(contract.permits)}; not {node}")
+        if away is not None and away.note.partner == where:
+            return f"{node} runs at {where} already"
+        consent = self.agreed.get(where, "it has not been asked yet")
+        if isinstance(consent, str):
+            raise PeerError(f"partner {where!r} cannot be reached, so {node} stays: {consent}")
+        if contract.contract_id not in consent:
+            raise UsageError(f"{where!r} has not signed the same contract; compare its clauses with {self.terms.file}")
+        self.tell(Place(node, where))
+        return f"{node} is offered to {where} at {contract.price_low:g} to {contract.price_high:g}"
+
+    # What runs here ---------------------------------------------------------------------------------------------
+
+    async def _measure(self) -> None:
+        loop = asyncio.get_running_loop()
+        for task_id, held in list(self.tasks.items()):
+            controller = held.controller
+            query = None if controller is None else controller.query
+            if query is None:
+                continue
+            reading = await loop.run_in_executor(None, _quietly, lambda q=query: read_progress(q))
+            if reading is not None and task_id in self.tasks:
+                self.meter.take(task_id, reading, self._out_bytes(task_id, held), monotonic_us())
+        self._measured_us = monotonic_us()
+        tasks = self.running()
+        movable = tuple(task.task_id for task in tasks
+                        if (c := self.tasks[task.task_id].controller) is not None and c.movable)  # fmt: skip
+        self.tell(Measured(tasks, movable=movable))
+        self.history.add(Sample(now_us(), self.terms.name, self.load.cpu, self.terms.capacity.cpu,
+                                {t.task_id: round(t.usage.cpu, 4) for t in tasks}))  # fmt: skip
+
+    def _out_bytes(self, task_id: str, held: HeldTask) -> int:
+        """What the output has grown by since we look at it."""
+        if task_id not in self._out:
+            reader = held.output.reader()
+            self._out[task_id] = (reader, reader.closed_until_us, 0)
+        reader, since_us, total = self._out[task_id]
+        reader.refresh()
+        upto_us = reader.closed_until_us
+        if upto_us > since_us:
+            total += int(reader.entries(since_us, upto_us)["length"].sum())
+            self._out[task_id] = (reader, upto_us, total)
+        return total
+
+    def running(self) -> tuple[Task, ...]:
+        """Rule 3, with what each uses."""
+        found = []
+        for task_id, held in self.tasks.items():
+            if read_note(held.home) is None:
+                found.append(Task(task_id, self.usage(task_id), held.definition, self.terms.migration))
+        return tuple(found)
+
+    def usage(self, task_id: str) -> Usage:
+        """Measured; until then what the bargain was about."""
+        measured = self.meter.usage(task_id, monotonic_us())
+        if measured is not None:
+            return measured
+        lease = self.lease_of(task_id)
+        return NOTHING if lease is None else lease.task.usage
+
+    def lease_of(self, task_id: str) -> Lease | None:
+        """The lease under which a guest is here, or an own task away."""
+        return self.core.book.leases.get(task_id) or self.core.book.onward(task_id)
+
+    @property
+    def load(self) -> Usage:
+        """All that runs here."""
+        total = NOTHING
+        for task in self.running():
+            total = total.plus(task.usage)
+        return total
+
+
+def _quietly(ask: Callable[[], Reading | None]) -> Reading | None:
+    """A query that is just being stopped has no progress."""
+    try:
+        return ask()
+    except Exception as error:
+        log.debug("no progress: %s", error)
+        return None

@@ -1,0 +1,200 @@
+"""Moves tasks between this host and partners' (003 §7.2.3), in steps that may be cut short anywhere (B7).
+
+A task leaves like this; it runs here until the last step but one, and there from the second:
+    1. copied     where its query stands, as a parcel, while the query runs on
+    2. sent       the partner has it, durably, and starts it; both compute now, and compute the same
+    3. level      the partner's output has come as far as ours
+    4. noted      one file here says that the partner's output counts from now on; ours is stopped
+    5. following  the partner's output is appended to the stream that was ours all the time
+
+And comes back:
+    1. fetched    where the partner's query stands, while it runs on
+    2. level      our stream has all that the partner had filed by then; we stop following
+    3. filed      results that wait for their bucket are handed to our stream
+    4. taken up   the checkpoint is the task's again; the file is gone, and the task runs here
+    5.            the partner is told, and drops it
+
+Rules:
+1. Who writes the output is decided by the file alone. Before and after it, a crash on either side leaves one writer.
+2. Two may compute the same for a while: results are a function of inputs (D9), and only one's are read.
+3. Every step may be done again. What was half done is done anew from the beginning.
+4. The parcel is kept while the task is away. If the partner is gone for good, the task goes on from there: what the
+   stream holds already is computed once more and left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from holdfast.clock import monotonic_us, now_us
+from holdfast.load.away import Away, AwayNote, read_note, remove_note, write_note
+from holdfast.load.parcel import Unpacking, pack
+from holdfast.load.partner import PartnerLink, write_parcel
+from holdfast.load.steps import reached
+from holdfast.load.tasks import HeldTask, guest_name
+from holdfast.model.errors import PeerError, UsageError
+from holdfast.model.time import BEGINNING_US
+from holdfast.spark.beginning import load_beginning, take_up
+from holdfast.stream.waiting import Waiting
+
+log = logging.getLogger(__name__)
+
+#: A Spark session that has to be started first takes a few seconds, on a busy machine many.
+LEVEL_S = 120.0
+_LOOK_S = 0.1
+_CHUNK = 1 << 20
+
+T = TypeVar("T")
+
+
+class Mover:
+    """Carries out what the core has agreed. `tasks` are those that this host answers for, by their ids."""
+
+    def __init__(self, tasks: Mapping[str, HeldTask], partners: Mapping[str, PartnerLink]) -> None:
+        self._tasks, self._partners = tasks, partners
+
+    def away(self, task: HeldTask) -> Away | None:
+        """Who stands for the task, if it is elsewhere."""
+        stand = task.host.controllers.get(task.replica)
+        return stand if isinstance(stand, Away) else None
+
+    def stand_in(self, task: HeldTask, note: AwayNote) -> None:
+        """Follow what the partner produces."""
+        away = Away(task.replica, task.output, note, guest_name(note.lease_id), self._partners[note.partner], task.say)
+        task.host.add(task.replica, away)
+
+    # There ------------------------------------------------------------------------------------------------------
+
+    async def leave(self, task: HeldTask, lease_id: str, to: str) -> None:
+        """Move the task to the partner; `PeerError` or `UsageError` if it stays here."""
+        note = read_note(task.home)
+        if note is not None and note.lease_id == lease_id:
+            return
+        controller, partner, guest = task.controller, self._partners[to], guest_name(lease_id)
+        if controller is None or not controller.movable:
+            raise UsageError(f"{task.task_id} must be STABLE to be moved; it is not now; it stays here")
+        parcel = await _aside(partial(self._pack, task, lease_id))
+        reached("copied")
+        await partner.send_parcel(guest, parcel)
+        reached("sent")
+        await self._level(task, partner, guest)
+        reached("level")
+        write_note(task.home, AwayNote(lease_id, to))
+        reached("noted")
+        await task.host.take_down(task.replica)
+        reached("stopped")
+        self.stand_in(task, AwayNote(lease_id, to))
+        log.info("%s: runs at %s now, under lease %s", task.replica, to, lease_id)
+        reached("following")
+
+    def _pack(self, task: HeldTask, lease_id: str) -> Path:
+        """Step 1, as a file (rule 4)."""
+        staging, parcel = task.home / "leaving", task.home / "parcel"
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+        controller = task.controller
+        assert controller is not None
+        try:
+            waiting = controller.copy_to(staging / "checkpoint")
+            write_parcel(parcel, pack(lease_id, task.definition, task.output.definition, waiting,
+                                      staging / "checkpoint"))  # fmt: skip
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+        return parcel
+
+    async def _level(self, task: HeldTask, partner: PartnerLink, guest: str) -> None:
+        """Step 3. Its output may trail ours by the last bucket: it will have it before anybody misses it."""
+        controller, size = task.controller, task.output.definition.bucket_us
+        assert controller is not None
+        end_us = monotonic_us() + round(LEVEL_S * 1e6)
+        while True:
+            report = await partner.guest(guest)
+            if report.boundary_us >= controller.boundary_us - size and report.state in ("STABLE", "UP_FAILURE"):
+                return
+            if monotonic_us() > end_us or report.state == "FAILED":
+                raise PeerError(
+                    f"{partner.partner} has not caught up with {task.task_id} in {LEVEL_S:.0f} s (it is "
+                    f"{report.state}); it stays here"
+                )
+            await asyncio.sleep(_LOOK_S)
+
+    # And back ---------------------------------------------------------------------------------------------------
+
+    async def come_back(self, task: HeldTask, lease_id: str) -> None:
+        """Take the task back from the partner that runs it; `PeerError` if it stays there for now."""
+        note = read_note(task.home)
+        if note is None:
+            return
+        staging = task.home / "coming"
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+        unpacking = Unpacking(staging)
+        try:
+            await self._partners[note.partner].take_parcel(guest_name(lease_id), unpacking)
+            head, _, waiting = await _aside(unpacking.finish)
+        finally:
+            unpacking.close()
+        if head.definition != task.definition:
+            raise PeerError(f"{note.partner} handed over {head.definition} instead of {task.definition}")
+        reached("fetched")
+        away = self.away(task)
+        if away is not None and not await away.reach(waiting.boundary_us, LEVEL_S):
+            raise PeerError(f"{note.partner} has not sent all of the output of {task.task_id}; it stays there for now")
+        await self._take_up(task, staging, waiting)
+
+    async def reclaim(self, task: HeldTask) -> None:
+        """Rule 4: go on from where it left, without the partner."""
+        staging = task.home / "coming"
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+        waiting = await _aside(partial(_unpacked, task.home / "parcel", staging))
+        await self._take_up(task, staging, waiting)
+
+    async def _take_up(self, task: HeldTask, staging: Path, waiting: Waiting) -> None:
+        away = self.away(task)
+        if away is not None:
+            await away.leave()
+        await task.host.take_down(task.replica)
+        await _aside(partial(_file, task, staging, waiting))
+        remove_note(task.home)
+        reached("unnoted")
+        await task.start()
+        (task.home / "parcel").unlink(missing_ok=True)
+        log.info("%s: runs here again", task.replica)
+        reached("back")
+
+
+def _file(task: HeldTask, staging: Path, waiting: Waiting) -> None:
+    """Steps 3 and 4, in the order in which they may be cut short."""
+    writer = task.output.writer(takeover=True)
+    boundary_us = writer.state.boundary_us
+    writer.commit([], now_us=now_us(), pending=waiting.since(boundary_us))
+    writer.release(now_us())
+    reached("filed")
+    before = load_beginning(task.home).checkpoint(task.home)
+    take_up(task.home, staging / "checkpoint", boundary_us if boundary_us > BEGINNING_US else None)
+    shutil.rmtree(before, ignore_errors=True)
+    shutil.rmtree(staging, ignore_errors=True)
+    reached("taken-up")
+
+
+def _unpacked(parcel: Path, staging: Path) -> Waiting:
+    unpacking = Unpacking(staging)
+    try:
+        with parcel.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                unpacking.feed(chunk)
+        return unpacking.finish()[2]
+    finally:
+        unpacking.close()
+
+
+async def _aside(work: Callable[[], T]) -> T:
+    """Run what waits for the disk or for Spark in a thread."""
+    return await asyncio.get_running_loop().run_in_executor(None, work)

@@ -1,0 +1,174 @@
+"""The way to one partner: words of the load managers, parcels, and the streams of tasks that moved.
+
+Rules:
+1. Everything goes below /v1/partners/OUR-NAME of the partner's host, with the token that the two share.
+2. Whatever goes wrong is a `PeerError` of one sentence; nothing waits for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+
+from holdfast.host.link import CONNECT_S, HttpLink
+from holdfast.host.wire import (
+    DEFINITION_BYTES_MAX,
+    HEAD_BYTES_MAX,
+    PORTION_BYTES_MAX,
+    PORTION_TYPE,
+    Portion,
+    Position,
+    decode_definition,
+    decode_portion,
+)
+from holdfast.load.parcel import PARCEL_TYPE, Unpacking
+from holdfast.load.terms import Partner
+from holdfast.load.wire import encode_message
+from holdfast.model.errors import PeerError
+from holdfast.protocol.dpc.signals import Lane
+from holdfast.protocol.load.messages import Message
+from holdfast.stream.definition import Definition
+
+_ANSWER_BYTES_MAX = 1 << 20
+#: A parcel may hold gigabytes; whoever sends or takes less than a megabyte in this time has gone.
+_CHUNK_S = 30.0
+_CHUNK = 1 << 20
+_STEADILY = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=_CHUNK_S)
+
+T = TypeVar("T")
+
+
+class GuestReport(msgspec.Struct, frozen=True):
+    """What a partner says about a task of ours that it runs."""
+
+    state: str
+    boundary_us: int
+    closed: bool = False
+
+
+class Consent(msgspec.Struct, frozen=True):
+    """The contracts between the two of us, as the partner has them."""
+
+    contracts: tuple[str, ...]
+
+
+_report = msgspec.json.Decoder(GuestReport)
+_consent = msgspec.json.Decoder(Consent)
+
+
+class PartnerLink(HttpLink):
+    """One partner's host. `us` is our name as a participant."""
+
+    def __init__(self, partner: Partner, us: str) -> None:
+        super().__init__(partner.address, partner.token(), ca=partner.ca)
+        self.partner, self._us = partner.name, us
+        self._below = f"/v1/partners/{quote(us, safe='')}"
+
+    async def tell(self, message: Message) -> None:
+        """Say something to the partner's load manager."""
+        content = encode_message(self._us, self.partner, message)
+        await self._ask("POST", f"{self._below}/messages", 0, _ANSWER_BYTES_MAX, content=content)
+
+    async def consent(self) -> tuple[str, ...]:
+        """The ids of the contracts that the partner has with us."""
+        return self._read(_consent, await self._ask("GET", f"{self._below}/contracts", 0, _ANSWER_BYTES_MAX)).contracts
+
+    # Tasks of ours that run there -------------------------------------------------------------------------------
+
+    async def guest(self, guest: str) -> GuestReport:
+        """How a task of ours fares there."""
+        return self._read(_report, await self._ask("GET", f"{self._below}/guests/{guest}", 0, _ANSWER_BYTES_MAX))
+
+    async def output(self, guest: str, stream: str, position: Position, wait_s: float, bytes_max: int) -> Portion:
+        """What it has produced."""
+        return await self._portion(f"guests/{guest}/output/main", stream, Lane.MAIN, position, wait_s, bytes_max)
+
+    async def send_parcel(self, guest: str, parcel: Path) -> None:
+        """Bring a task there; returns when it is durable there."""
+        path = f"{self._below}/guests/{guest}/parcel"
+        headers = {"Content-Type": PARCEL_TYPE}
+        try:
+            async with self._client.post(path, data=_chunks(parcel), headers=headers, timeout=_STEADILY) as answer:
+                why = (await answer.content.read(500)).decode(errors="replace")
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise PeerError(f"{self.address} broke off while it was sent a task: {_why(error)}") from error
+        if answer.status != 200:
+            raise PeerError(f"{self.address} did not take the task ({answer.status}): {why}")
+
+    async def take_parcel(self, guest: str, into: Unpacking) -> None:
+        """Fetch where a task of ours stands there."""
+        path = f"{self._below}/guests/{guest}/parcel"
+        loop = asyncio.get_running_loop()
+        try:
+            async with self._client.get(path, timeout=_STEADILY) as answer:
+                if answer.status != 200:
+                    why = (await answer.content.read(500)).decode(errors="replace")
+                    raise PeerError(f"{self.address} does not hand over the task ({answer.status}): {why}")
+                async for chunk in answer.content.iter_any():
+                    await loop.run_in_executor(None, into.feed, chunk)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise PeerError(f"{self.address} broke off while it handed over a task: {_why(error)}") from error
+
+    # Tasks of theirs that run here ------------------------------------------------------------------------------
+
+    async def input(
+        self, guest: str, stream: str, lane: Lane, position: Position, wait_s: float, bytes_max: int
+    ) -> Portion:
+        """An input of a task of theirs."""
+        path = f"inputs/{guest}/{quote(stream, safe='')}/{lane.name.lower()}"
+        return await self._portion(path, stream, lane, position, wait_s, bytes_max)
+
+    async def input_definition(self, guest: str, stream: str) -> Definition:
+        path = f"{self._below}/inputs/{guest}/{quote(stream, safe='')}/definition"
+        definition = decode_definition(await self._ask("GET", path, 0, DEFINITION_BYTES_MAX))
+        if definition.name != stream:
+            raise PeerError(f"{self.address} defined {definition.name} instead of {stream}")
+        return definition
+
+    async def _portion(
+        self, path: str, stream: str, lane: Lane, position: Position, wait_s: float, bytes_max: int
+    ) -> Portion:
+        where = {"cursor": position} if isinstance(position, str) else {"from_us": str(position)}
+        asked = {**where, "wait_ms": str(round(wait_s * 1000)), "bytes_max": str(bytes_max)}
+        data = await self._ask("GET", f"{self._below}/{path}", wait_s, PORTION_BYTES_MAX + HEAD_BYTES_MAX,
+                               params=asked, kind=PORTION_TYPE)  # fmt: skip
+        portion = decode_portion(data)
+        if (portion.stream, portion.lane) != (stream, lane):
+            raise PeerError(f"{self.address} answered with {portion.stream} instead of {stream}")
+        return portion
+
+    def _read(self, decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+        try:
+            return decoder.decode(body)
+        except msgspec.MsgspecError as error:
+            raise PeerError(f"{self.address} answers, but not as a partner does: {error}") from None
+
+
+async def _chunks(path: Path) -> AsyncIterator[bytes]:
+    loop = asyncio.get_running_loop()
+    with path.open("rb") as file:
+        while chunk := await loop.run_in_executor(None, partial(file.read, _CHUNK)):
+            yield chunk
+
+
+def write_parcel(path: Path, parts: Iterable[bytes]) -> None:
+    """A parcel as a file, durable on return."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("wb") as file:
+        for part in parts:
+            file.write(part)
+        file.flush()
+        os.fdatasync(file.fileno())
+    temporary.replace(path)
+
+
+def _why(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,237 @@
+"""Tasks that this host answers for: its own nodes, and those of partners (guests). Movement treats both alike.
+
+Rules:
+1. A task has a home folder, an output stream and a name as a replica. Whether it runs here or at a partner's is one
+   small file in its home (`away`).
+2. A guest is a definition that we have ourselves, by name; what came with it is state and positions, never code (X3).
+3. A guest's folder appears whole or not at all, and goes in one step; so a host that was killed finds each guest either
+   there, and goes on with it, or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.clock import now_us
+from holdfast.diagram import NodeSpec
+from holdfast.host.catalog import replica_name
+from holdfast.host.controller import Controller
+from holdfast.host.host import Host
+from holdfast.host.intake import Intake
+from holdfast.host.link import Link
+from holdfast.host.remote import MirroredIntake
+from holdfast.host.serving import Serving
+from holdfast.load.partner import PartnerLink
+from holdfast.load.relay import Relay
+from holdfast.model.errors import PeerError, UnknownStream
+from holdfast.protocol.dpc.effects import Send
+from holdfast.protocol.dpc.messages import Message
+from holdfast.protocol.dpc.plan import InputPlan, NodePlan, OutputPlan
+from holdfast.spark.node import NodeQueries
+from holdfast.stream.definition import Definition, Retention
+from holdfast.stream.disk import Disk
+from holdfast.stream.frame import FORMAT_VERSION
+from holdfast.stream.sealed import seal, unseal
+from holdfast.stream.store import Stream, StreamStore
+from holdfast.stream.waiting import Waiting
+
+log = logging.getLogger(__name__)
+
+
+def guest_name(lease_id: str) -> str:
+    """A lease as the name of a folder, of a replica and in addresses.
+
+    >>> guest_name("anna:3#0")
+    'anna.3.0'
+    """
+    return lease_id.replace(":", ".").replace("#", ".")
+
+
+class HeldTask(ABC):
+    """One task that this host answers for."""
+
+    def __init__(self, host: Host, task_id: str, node: NodeSpec, home: Path, store: StreamStore) -> None:
+        self.host, self.task_id, self.node, self.home, self.store = host, task_id, node, home, store
+
+    @property
+    @abstractmethod
+    def definition(self) -> str:
+        """What it is an instance of."""
+
+    @property
+    def replica(self) -> str:
+        return replica_name(self.node.name, self.host.name)
+
+    @property
+    def output(self) -> Stream:
+        return self.store.open(self.node.output)
+
+    @property
+    def controller(self) -> Controller | None:
+        """What runs it here; None while it is away, or not set up yet."""
+        stand = self.host.controllers.get(self.replica)
+        return stand if isinstance(stand, Controller) else None
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Set it up here."""
+
+    @abstractmethod
+    def input_links(self, stream: str) -> list[Link]:
+        """How its inputs are reached, best first: for a partner that runs it."""
+
+    async def input_definition(self, stream: str) -> Definition:
+        """What an input is, as the first who knows says."""
+        trouble: PeerError | None = None
+        for link in self.input_links(stream):
+            try:
+                return await link.definition(stream)
+            except PeerError as error:
+                trouble = error
+        raise trouble or PeerError(f"nobody produces {stream}")
+
+    def say(self, sender: str, send: Send) -> None:
+        self.host.say(sender, send)
+
+
+class OwnTask(HeldTask):
+    """A node of this host's own application."""
+
+    def __init__(self, host: Host, node: NodeSpec) -> None:
+        super().__init__(host, node.name, node, host.home_of(node.name), host.store)
+
+    @property
+    def definition(self) -> str:
+        return self.node.name
+
+    async def start(self) -> None:
+        await self.host.set_up(self.node)
+
+    def input_links(self, stream: str) -> list[Link]:
+        return [self.host.link_to(producer) for producer in self.host.catalog.producers(stream)]
+
+
+class GuestNote(msgspec.Struct, frozen=True):
+    """What a guest is, beside its state."""
+
+    lease_id: str
+    definition: str
+    owner: str
+    format: int = FORMAT_VERSION
+
+
+class Guest(HeldTask):
+    """A partner's task that runs here."""
+
+    def __init__(self, host: Host, folder: Path, note: GuestNote, definition: NodeSpec, partner: PartnerLink) -> None:
+        name = guest_name(note.lease_id)
+        store = StreamStore(folder / "streams")
+        super().__init__(host, note.lease_id, replace(definition, name=name), folder / "node", store)
+        self.folder, self.note = folder, note
+        self.relay = Relay(partner, name, self._heard)
+        self.serving = Serving(store)
+
+    @property
+    def definition(self) -> str:
+        return self.note.definition
+
+    def input_links(self, stream: str) -> list[Link]:
+        return [self.relay]
+
+    def say(self, sender: str, send: Send) -> None:
+        self.relay.hear(send.to, send.message)
+
+    def _heard(self, sender: str, message: Message) -> None:
+        controller = self.controller
+        if controller is not None:
+            controller.deliver(sender, message)
+
+    async def start(self) -> None:
+        """As `Host.set_up`, with its owner as the producer of every input."""
+        node, owner, loop = self.node, self.note.owner, asyncio.get_running_loop()
+        spark = await self.host.spark()
+        definitions = [await self._input(stream) for stream in node.inputs]
+        bucket_us = max(d.bucket_us for d in definitions)
+        intakes: dict[str, Intake] = {
+            d.name: MirroredIntake(self.home / "inputs", d, (replica_name(d.name, owner),), bucket_us,
+                                   lambda _: self.relay)
+            for d in definitions
+        }  # fmt: skip
+        plan = NodePlan(
+            replica=self.replica,
+            inputs=tuple(InputPlan(s, (replica_name(s, owner),), s in node.blocking) for s in node.inputs),
+            output=OutputPlan(node.output, node.inputs), bucket_us=bucket_us, delay_us=node.max_delay_us,
+            keepalive_us=node.keepalive_us, during_failure=node.during_failure,
+            during_stabilisation=node.during_stabilisation, stabilise=node.stabilise, window_us=node.convergent_us,
+        )  # fmt: skip
+
+        def prepare() -> tuple[NodeQueries, Any]:
+            queries = NodeQueries(spark, node, [i.stream for i in intakes.values()], self.store.root, self.home)
+            return queries, queries.create_output(node.bucket_us or bucket_us)
+
+        queries, output = await loop.run_in_executor(None, prepare)
+        self.host.add(self.replica, Controller(plan, queries, intakes, output, self.home, self.say))
+        log.info("%s: a task of %s, set up here", self.replica, owner)
+
+    async def _input(self, stream: str) -> Definition:
+        """Asked until the owner answers: a guest that is here must not be lost because its owner is down just now."""
+        said = False
+        while True:
+            try:
+                return await self.relay.definition(stream)
+            except (PeerError, UnknownStream) as error:
+                if not said:
+                    log.info("%s: waiting for stream %s: %s", self.replica, stream, error)
+                    said = True
+            await asyncio.sleep(0.25)
+
+    async def close(self) -> None:
+        self.serving.close()
+        await self.relay.close()
+
+
+def install_guest(folder: Path, note: GuestNote, output: Definition, waiting: Waiting, staging: Path) -> None:
+    """Rule 3: make the folder of a guest out of what was unpacked in `staging`."""
+    disk = Disk()
+    node, stream = staging / "node", staging / "streams" / output.name
+    disk.make_dir(node)
+    disk.rename(staging / "checkpoint", node / "checkpoint")
+    disk.make_dir(stream / "main")
+    mine = msgspec.structs.replace(output, id=os.urandom(16).hex(), retention=Retention(), bound=None)
+    disk.replace_file(stream / "stream", seal(mine))
+    writer = StreamStore(staging / "streams").open(output.name).writer()
+    writer.commit([], now_us=now_us(), boundary_us=waiting.boundary_us, pending=(waiting.rows, waiting.body))
+    writer.release(now_us())
+    disk.replace_file(staging / "guest", seal(note))
+    disk.sync_dir(node)
+    disk.rename(staging, folder)
+    disk.sync_dir(folder.parent)
+
+
+def guests_on(root: Path) -> list[tuple[Path, GuestNote]]:
+    """The guests of a host, after what crashes have left behind is gone."""
+    folder = root / ".holdfast" / "guests"
+    found = []
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if path.name.startswith("."):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            found.append((path, unseal((path / "guest").read_bytes(), GuestNote, str(path / "guest"))))
+    return found
+
+
+def remove_guest(folder: Path) -> None:
+    """Rule 3: gone in one step, then swept."""
+    disk, doomed = Disk(), folder.parent / f".gone-{os.urandom(8).hex()}"
+    disk.rename(folder, doomed)
+    disk.sync_dir(folder.parent)
+    shutil.rmtree(doomed, ignore_errors=True)

@@ -1,0 +1,204 @@
+"""The paper that an owner has signed: who it is, what its machine can carry, and its contracts. One YAML file a host.
+
+    participant: anna
+    capacity: {cpu: 1.0}                  # what this host carries at most, in the units of the contracts
+    partners:
+      ben: {address: "http://127.0.0.1:7402", token: anna-ben.token}
+    contracts:
+      - {to: ben, price: 0.8 to 1.0, period: 10s, permits: [counts]}    # we may move load there, and pay
+      - {from: ben, price: 0.8 to 1.0, period: 10s}                     # they may move load here, and pay
+
+Rules:
+1. A contract needs the consent of both owners: it stands in both files, with the same clauses. Its id holds a digest of
+   them, so that two who have written down different things have no contract at all.
+2. A token for each pair of partners, in a file that nobody else can read. It opens what the contracts say, nothing
+   else. Addresses beyond this machine need https.
+3. The schema is closed: a word that is not known is refused. Paths are relative to the file.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from holdfast.diagram import check_node_name
+from holdfast.host.plain_yaml import read_yaml
+from holdfast.inputs.network import TOKEN_CHARS_MIN, is_loopback
+from holdfast.model.errors import StorageError, UsageError
+from holdfast.model.time import duration_us
+from holdfast.protocol.load.contract import Contract
+from holdfast.protocol.load.cost import MM1
+from holdfast.protocol.load.plan import ParticipantPlan
+from holdfast.protocol.load.usage import Usage
+from holdfast.stream.frame import crc32c
+
+_TOKEN_BYTES_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Partner:
+    """Another owner, and how to reach its host."""
+
+    name: str
+    address: str
+    token_file: Path
+    ca: Path | None = None
+
+    def token(self) -> str:
+        """The secret that the two share."""
+        try:
+            with self.token_file.open("rb") as file:
+                mode, data = os.fstat(file.fileno()).st_mode, file.read(_TOKEN_BYTES_MAX)
+        except FileNotFoundError:
+            raise UsageError(
+                f"the token {self.token_file} that is shared with {self.name!r} is not there; `holdfast contracts FILE "
+                "--make-tokens` makes it; then hand it to the partner"
+            ) from None
+        except OSError as error:
+            raise StorageError(f"the token {self.token_file} cannot be read: {error.strerror}") from error
+        if mode & 0o077:
+            raise UsageError(f"the token {self.token_file} must be its owner's alone; run `chmod 600` on it")
+        token = data.decode("ascii", "replace").strip()
+        if len(token) < TOKEN_CHARS_MIN or not all("!" <= char <= "~" for char in token):
+            raise UsageError(
+                f"the token in {self.token_file} must be {TOKEN_CHARS_MIN} or more printable characters; make a new one"
+            )
+        return token
+
+    def make_token(self) -> bool:
+        """Make the token unless it is there; True if it was made."""
+        try:
+            fd = os.open(self.token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            return False
+        with os.fdopen(fd, "wb") as file:
+            file.write(secrets.token_urlsafe(32).encode() + b"\n")
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """All that one participant has agreed to and decided for itself."""
+
+    file: Path
+    plan: ParticipantPlan
+    capacity: Usage
+    partners: Mapping[str, Partner]
+    measure: Literal["busy", "rows"] = "busy"
+    """`busy`: the time that batches take. `rows`: rows times `us_per_row`, as the seeds' prototype has it (§7.2.2)."""
+    us_per_row: float = 0.0
+    migration: float = 0.0
+    definitions: str | None = None
+    """An application whose nodes partners may bring; None: our own."""
+    patience_us: int = 60_000_000
+    """A partner that is silent for longer is taken for gone, and its work for us is taken up here again."""
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
+
+    def partner(self, name: str) -> Partner:
+        if name not in self.partners:
+            known = ", ".join(self.partners) or "none"
+            raise UsageError(f"no partner {name!r} of {self.name!r}; {self.file} has: {known}; check the name")
+        return self.partners[name]
+
+
+class _Partner(msgspec.Struct, forbid_unknown_fields=True):
+    address: str
+    token: str
+    ca: str | None = None
+
+
+class _Usage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    cpu: float = 0.0
+    bandwidth: float = 0.0
+    memory: float = 0.0
+
+
+class _Contract(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}):
+    price: str
+    to: str | None = None
+    from_: str | None = None
+    period: str = "10s"
+    permits: list[str] | None = None
+    onward: bool = True
+    unit: _Usage = _Usage(cpu=1.0)
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    participant: str
+    capacity: _Usage
+    partners: dict[str, _Partner] = {}
+    contracts: list[_Contract] = []
+    interval: str = "2s"
+    answer: str = "1s"
+    margin: float = 0.05
+    measure: Literal["busy", "rows"] = "busy"
+    us_per_row: float = 0.0
+    migration: float = 0.0
+    definitions: str | None = None
+    patience: str = "60s"
+
+
+def load_terms(path: str | os.PathLike[str]) -> Terms:
+    """Read and check a participant's file."""
+    file = Path(path).absolute()
+    try:
+        said = msgspec.convert(read_yaml(file), _File, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{file}: {error}; docs/load-sharing.md shows every word") from None
+    check_node_name(said.participant, f"the name of the participant in {file}", "rename it")
+    partners = {name: _partner(file, name, partner) for name, partner in said.partners.items()}
+    capacity = Usage(said.capacity.cpu, said.capacity.bandwidth, said.capacity.memory)
+    contracts = tuple(_contract(file, said.participant, one, partners) for one in said.contracts)
+    if said.measure == "rows" and said.us_per_row <= 0:
+        raise UsageError(f"{file}: measure: rows needs us_per_row, what a row costs in microseconds of a core")
+    plan = ParticipantPlan(said.participant, MM1(capacity), contracts, interval_us=duration_us(said.interval),
+                           answer_us=duration_us(said.answer), margin=said.margin)  # fmt: skip
+    definitions = None if said.definitions is None else said.definitions
+    return Terms(file, plan, capacity, partners, said.measure, said.us_per_row, said.migration, definitions,
+                 duration_us(said.patience))  # fmt: skip
+
+
+def _partner(file: Path, name: str, said: _Partner) -> Partner:
+    check_node_name(name, f"the name of a partner in {file}", "rename it under partners")
+    parts = urlsplit(said.address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"the address of partner {name!r} in {file} must look like https://name:port; got "
+                         f"{said.address!r}")  # fmt: skip
+    if parts.scheme == "http" and not is_loopback(parts.hostname):
+        raise UsageError(f"the address of partner {name!r} in {file} must be https, or of this machine; got "
+                         f"{said.address!r}")  # fmt: skip
+    return Partner(name, said.address, file.parent / said.token, None if said.ca is None else file.parent / said.ca)
+
+
+def _contract(file: Path, us: str, said: _Contract, partners: Mapping[str, Partner]) -> Contract:
+    """Rule 1."""
+    if (said.to is None) == (said.from_ is None):
+        raise UsageError(f"a contract in {file} must have a direction: either `to` a partner, or `from` one")
+    other = said.to or said.from_ or ""
+    if other not in partners:
+        raise UsageError(f"a contract in {file} is with {other!r}, who is not among the partners; add an address there")
+    buyer, seller = (us, other) if said.to is not None else (other, us)
+    low, high = _range(file, said.price)
+    period_us, unit = duration_us(said.period), Usage(said.unit.cpu, said.unit.bandwidth, said.unit.memory)
+    permits = None if said.permits is None else tuple(sorted(said.permits))
+    clauses = f"{low!r} {high!r} {period_us} {permits} {said.onward} {tuple(unit)}"
+    contract_id = f"{buyer}.{seller}.{crc32c(clauses.encode()):08x}"
+    return Contract(contract_id, buyer, seller, low, high, period_us, permits, said.onward, unit)
+
+
+def _range(file: Path, text: str) -> tuple[float, float]:
+    low, _, high = text.partition(" to ")
+    try:
+        return float(low), float(high or low)
+    except ValueError:
+        raise UsageError(f"a price in {file} must be a number or a range such as 0.8 to 1.0; got {text!r}") from None

@@ -1,0 +1,277 @@
+"""Participants as real processes that share no folder: each with its own deployment, contracts and streams.
+
+Rules:
+1. Hosts are started as users start them (`holdfast host`), on free ports of loopback, and killed through the processes
+   that we started.
+2. Data sources write to the folder of their host from here, so that they outlive every host.
+3. What is expected comes from the inputs by plain Python: windows of a second, counted by hand.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+import holdfast
+from holdfast.cli.hosts import HostClient
+from holdfast.clock import now_us, pause
+from holdfast.host.deployment import load_deployment
+from holdfast.load.terms import load_terms
+from holdfast.model.errors import PeerError
+from holdfast.stream.reader import LogReader
+from tests.spark.processes import REPOSITORY, environment, kill_tree
+
+COLUMNS = "source string, bytes bigint"
+SECOND = 1_000_000
+
+COUNTS = """
+import holdfast
+from pyspark.sql import functions as F
+
+app = holdfast.App("{name}")
+
+def counting(stream, output):
+    @app.node(inputs=[stream], name=output, max_delay="20s", keepalive="500ms")
+    def counts(c):
+        window = F.window("stime", "1 second")
+        return c.groupBy(window, "source").agg(F.count("*").alias("n"), F.sum("bytes").alias("bytes"))
+
+for stream in {streams!r}:
+    counting(stream, "counts-" + stream)
+"""
+_SPARK = """
+spark:
+  spark.driver.extraJavaOptions: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss512k"
+  spark.sql.shuffle.partitions: "1"
+  spark.sql.streaming.pollingDelay: 50ms
+  spark.driver.memory: 512m
+  spark.ui.enabled: "false"
+"""
+
+
+@dataclass
+class Owner:
+    """One participant: what it runs, and what it has agreed to."""
+
+    name: str
+    streams: Sequence[str] = ()
+    """Its sources; each has a node `counts-STREAM`."""
+    contracts: Sequence[str] = ()
+    """Lines of YAML under contracts."""
+    settings: str = ""
+    """More lines of its file."""
+    port: int = 0
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+class Federation:
+    """Owners on this machine. Every owner knows the definitions of all, and nothing else of them."""
+
+    def __init__(self, folder: Path, owners: Sequence[Owner], bucket: str = "1s") -> None:
+        self.folder, self.owners, self.bucket = folder, {o.name: o for o in owners}, bucket
+        everything = [stream for owner in owners for stream in owner.streams]
+        (folder / "definitions.py").write_text(COUNTS.format(name="definitions", streams=everything))
+        for owner, port in zip(owners, _free_ports(len(owners)), strict=True):
+            owner.port = port
+        for owner in owners:
+            self._write(owner)
+        for owner in owners:
+            for partner in load_terms(self.folder / owner.name / "terms.yaml").partners.values():
+                partner.make_token()
+            load_deployment(self.file(owner.name)).make_token()
+        self._processes: dict[str, subprocess.Popen[str]] = {}
+        self.sources = {
+            s: Source(self.store(o.name).create(s, COLUMNS, bucket=bucket)) for o in owners for s in o.streams
+        }
+
+    def _write(self, owner: Owner) -> None:
+        home = self.folder / owner.name
+        home.mkdir()
+        (home / "app.py").write_text(COUNTS.format(name=owner.name, streams=list(owner.streams)))
+        lines = ["app: app.py", "hosts:",
+                 f'  {owner.name}: {{address: "127.0.0.1:{owner.port}", root: data/, load: terms.yaml}}']  # fmt: skip
+        lines += ["sources:", *(f"  {s}: {owner.name}" for s in owner.streams)] if owner.streams else []
+        self.file(owner.name).write_text("\n".join(lines) + _SPARK)
+        partners = [o for o in self.owners.values() if o is not owner]
+        lines = [f"participant: {owner.name}", "definitions: ../definitions.py", "partners:"]
+        for other in partners:
+            token = "-".join(sorted((owner.name, other.name)))
+            lines.append(f'  {other.name}: {{address: "http://127.0.0.1:{other.port}", token: ../{token}.token}}')
+        lines += ["contracts:", *(f"  - {{{line}}}" for line in owner.contracts)] if owner.contracts else []
+        if "capacity" not in owner.settings:
+            lines.append("capacity: {cpu: 1.0}")
+        if "measure" not in owner.settings:
+            lines.append("measure: rows\nus_per_row: 1000")  # So that a busy machine decides nothing.
+        (home / "terms.yaml").write_text("\n".join([*lines, owner.settings, ""]))
+
+    def file(self, name: str) -> Path:
+        return self.folder / name / "net.yaml"
+
+    def store(self, name: str) -> holdfast.StreamStore:
+        return holdfast.open(self.folder / name / "data")
+
+    def log(self, name: str) -> str:
+        path = self.folder / f"{name}.log"
+        return path.read_text() if path.exists() else ""
+
+    # Processes --------------------------------------------------------------------------------------------------
+
+    def start(self, *names: str) -> None:
+        for name in names or self.owners:
+            command = [sys.executable, "-m", "holdfast.cli.main", "host", str(self.file(name)), name]
+            extra = {"PYTHONUNBUFFERED": "1", **self.owners[name].environment}
+            with (self.folder / f"{name}.log").open("a") as out:
+                self._processes[name] = subprocess.Popen(
+                    command, cwd=REPOSITORY, env={**environment(), **extra}, stdout=out, stderr=out, text=True,
+                    start_new_session=True,
+                )  # fmt: skip
+
+    def kill(self, *names: str) -> None:
+        """SIGKILL for the process, its JVM and its workers."""
+        for name in names or list(self._processes):
+            kill_tree(self._processes.pop(name))
+
+    def dead(self, name: str) -> bool:
+        return self._processes[name].poll() is not None
+
+    def end(self) -> None:
+        for name in list(self._processes):
+            self.kill(name)
+        for source in self.sources.values():
+            source.close()
+
+    # What they say ----------------------------------------------------------------------------------------------
+
+    def client(self, name: str) -> HostClient:
+        deployment = load_deployment(self.file(name))
+        return HostClient(deployment.host(name), deployment.token())
+
+    def ask(self, name: str, path: str = "/v1/load") -> dict[str, Any] | None:
+        """None while it does not answer."""
+        try:
+            answer: dict[str, Any] = msgspec.json.decode(self.client(name).call("GET", path))
+            return answer
+        except PeerError:
+            return None
+
+    def place(self, name: str, node: str, to: str) -> str:
+        said = self.client(name).call("POST", "/v1/move", {"node": node, "to": to})
+        return str(msgspec.json.decode(said)["said"])
+
+    def runs_at(self, owner: str, node: str) -> str | None:
+        """Who runs a node, by its owner's word; None while it is on its way or its host is down."""
+        said = self.ask(owner)
+        task = next((t for t in said["tasks"] if t["task"] == node), None) if said else None
+        if task is None or (task["at"] == owner and not task["movable"]):
+            return None
+        return str(task["at"])
+
+    def wait(self, condition: Any, what: str, seconds: float = 240, feed: bool = True) -> None:
+        """Wait for a condition; meanwhile data goes on coming."""
+        begun = now_us()
+        while not condition():
+            logs = "\n".join(f"--- {name}\n{self.log(name)[-1500:]}" for name in self.owners)
+            assert now_us() - begun < seconds * SECOND, f"waited {seconds} s in vain for {what}\n{logs}"
+            if feed:
+                self.feed()
+            pause(100_000)
+
+    def feed(self) -> None:
+        for source in self.sources.values():
+            source.send()
+
+    # What came out ----------------------------------------------------------------------------------------------
+
+    def finish(self, owner: str, node: str) -> None:
+        """No more data; wait until the node has said so as well."""
+        for source in self.sources.values():
+            source.finish()
+        self.wait(lambda: self.reader(owner, node).closed, f"the end of {node}", feed=False)
+
+    def reader(self, owner: str, node: str) -> LogReader:
+        return self.store(owner).open(node).reader()
+
+    def results(self, owner: str, node: str) -> list[tuple[Any, ...]]:
+        """Every tuple of a node's output: (id, stime, columns…), in the order of the log."""
+        reader, found = self.reader(owner, node), []
+        for extent in reader.extents(-(2**62), 2**62, strict=False):
+            batch, first = reader.read(extent), extent.fields.first_tuple_id
+            stimes = batch.column(0).cast(pa.int64()).to_pylist()
+            rows = [list(row.values())[1:] for row in batch.to_pylist()]
+            found += [(first + i, stimes[i], *rows[i]) for i in range(batch.num_rows)]
+        reader.close()
+        return found
+
+
+class Source:
+    """A data source in the hands of the test. Remembers all that it has sent."""
+
+    def __init__(self, stream: holdfast.Stream) -> None:
+        # The slack keeps the promises in our hands: none follows from the data.
+        self._producer = stream.producer(id="source", stime="stime", slack="1h")
+        self.sent: list[tuple[int, str, int]] = []
+        self.rows = 20
+        self._last_us = 0
+        self._open = True
+
+    def send(self, every_us: int = 200_000) -> None:
+        """A few tuples, at most five times a second."""
+        now = now_us()
+        if not self._open or now - self._last_us < every_us:
+            return
+        self._last_us = now
+        new = [(now, f"s{(len(self.sent) + k) % 7}", len(self.sent) + k) for k in range(self.rows)]
+        self._producer.send_many(
+            [{"stime": datetime.fromtimestamp(t / 1e6, UTC), "source": s, "bytes": b} for t, s, b in new]
+        )
+        self.sent += new
+        self._producer.advance(now)
+
+    def finish(self) -> None:
+        if self._open:
+            self._open = False
+            self._producer.close(end=True)
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._producer.close(end=False)
+
+    def expected(self) -> list[tuple[Any, ...]]:
+        """Rule 3, in the order in which a stream holds them: by time, then by the columns."""
+        counts: dict[tuple[int, str], list[int]] = {}
+        for at, source, size in self.sent:
+            both = counts.setdefault((at // SECOND * SECOND, source), [0, 0])
+            both[0] += 1
+            both[1] += size
+        rows = sorted((start + SECOND, source, n, total) for (start, source), (n, total) in counts.items())
+        return [(i + 1, *row) for i, row in enumerate(rows)]
+
+
+def plainly(results: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Results of `counts` as `Source.expected` has them: the window is told by its end."""
+    return [(id, stime, *columns[1:]) for id, stime, *columns in results]
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for probe in sockets:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in sockets]
+    finally:
+        for probe in sockets:
+            probe.close()
+
+
+MOVES = int(os.environ.get("HOLDFAST_MOVES", "0"))

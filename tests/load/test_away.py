@@ -1,0 +1,97 @@
+"""A stream whose buckets come from a partner: nothing lost or twice, the same ids, wherever it is cut (B7)."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.host.serving import Serving
+from holdfast.load.away import AwayNote, Tributary, read_note, remove_note, write_note
+from holdfast.model.errors import PeerError
+from holdfast.protocol.dpc.signals import Lane
+from tests.host.conftest import Origin, boundary_of, tuples_of
+
+S = 1_000_000
+
+
+def copy_of(origin: Origin, root: Path, upto: int) -> holdfast.Stream:
+    """The stream at home, with the first buckets written there."""
+    store = holdfast.open(root)
+    stream = store.create("s", "n bigint", bucket="1s")
+    home = Origin.__new__(Origin)
+    home.store, home.stream, home.writer, home.definition = store, stream, stream.writer(), stream.definition
+    home.fill(1, upto)
+    home.writer.release(1)
+    return stream
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_following_again_after_any_cut_gives_the_stream_of_one_that_stayed(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    origin = Origin(tmp_path / "there")
+    origin.fill(1, 60)
+    stream = copy_of(origin, tmp_path / "here", 20)
+    serving = Serving(origin.store)
+    upto = 60
+    while boundary_of(stream.folder / "main", stream.definition) < 80 * S:
+        log = Tributary(stream, "test")
+        position: int | str = log.begin()
+        for _ in range(chance.randint(1, 8)):
+            portion = serving.pull("s", Lane.MAIN, position, bytes_max=chance.choice((1, 500, 5000)))
+            log.take(portion)
+            position = portion.cursor
+        if chance.random() < 0.5:
+            log.close()  # Otherwise it is forgotten, as by a process that was killed.
+        if upto < 80:
+            origin.fill(upto, upto + 4)
+            upto += 4
+    assert tuples_of(stream.folder / "main", stream.definition) == origin.tuples()
+    serving.close()
+
+
+def test_a_bucket_that_is_not_complete_is_not_stored(tmp_path: Path) -> None:
+    origin = Origin(tmp_path / "there")
+    origin.fill(1, 5)
+    origin.add((5.1, 1), (5.2, 2))
+    stream = copy_of(origin, tmp_path / "here", 3)
+    log, serving = Tributary(stream, "test"), Serving(origin.store)
+    log.take(serving.pull("s", Lane.MAIN, log.begin()))
+    assert log.boundary_us == 5 * S
+    assert max(t[0] for t in tuples_of(stream.folder / "main", stream.definition)) == 4
+    log.close()
+    serving.close()
+
+
+def test_the_end_of_a_stream_comes_through(tmp_path: Path) -> None:
+    origin = Origin(tmp_path / "there")
+    origin.fill(1, 5)
+    origin.writer.commit([], now_us=1, closed=True)
+    stream = copy_of(origin, tmp_path / "here", 3)
+    log, serving = Tributary(stream, "test"), Serving(origin.store)
+    log.take(serving.pull("s", Lane.MAIN, log.begin()))
+    assert log.closed
+    log.close()
+    assert tuples_of(stream.folder / "main", stream.definition) == origin.tuples()
+    serving.close()
+
+
+def test_what_is_of_another_shape_or_has_a_gap_is_refused(tmp_path: Path) -> None:
+    origin = Origin(tmp_path / "there")
+    origin.fill(1, 5)
+    other = holdfast.open(tmp_path / "other").create("s", "n bigint, m bigint", bucket="1s")
+    log, serving = Tributary(other, "test"), Serving(origin.store)
+    with pytest.raises(PeerError, match="the same columns and buckets"):
+        log.take(serving.pull("s", Lane.MAIN, 0))
+    log.close()
+    serving.close()
+
+
+def test_who_writes_is_one_file(tmp_path: Path) -> None:
+    assert read_note(tmp_path) is None
+    write_note(tmp_path, AwayNote("anna:1#0", "ben"))
+    assert read_note(tmp_path) == AwayNote("anna:1#0", "ben")
+    remove_note(tmp_path)
+    assert read_note(tmp_path) is None

@@ -1,0 +1,175 @@
+"""What a host that shares load answers, and to whom: tokens, strangers, leases that are not, partners that are dead."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+import holdfast
+from holdfast.host.catalog import Catalog
+from holdfast.host.deployment import load_deployment
+from holdfast.host.host import Host
+from holdfast.host.service import Service
+from holdfast.inputs.network import Access
+from holdfast.load.door import doors_of
+from holdfast.load.manager import LoadManager
+from holdfast.load.partner import PartnerLink
+from holdfast.load.terms import Partner, load_terms
+from holdfast.load.wire import encode_message
+from holdfast.model.errors import PeerError, UsageError
+from holdfast.protocol.load.messages import Offer, Reject
+from holdfast.protocol.load.usage import Task, Usage
+
+OPERATOR = "operator-operator-operator"
+
+
+def never() -> None:
+    raise AssertionError("nobody needs Spark here")
+
+
+class Side:
+    """One participant in this process: a host without nodes, its manager and its service."""
+
+    def __init__(self, folder: Path, name: str, other: str, port: int, contracts: str) -> None:
+        home = folder / name
+        home.mkdir()
+        (home / "terms.yaml").write_text(
+            f"participant: {name}\ncapacity: {{cpu: 1}}\npartners:\n"
+            f'  {other}: {{address: "http://127.0.0.1:{port}", token: ../pair.token}}\ncontracts:\n{contracts}'
+        )
+        (home / "net.yaml").write_text(f'app: app.py\nhosts: {{{name}: {{address: "127.0.0.1:1", root: data/}}}}\n')
+        self.terms = load_terms(home / "terms.yaml")
+        self.terms.partner(other).make_token()
+        app = holdfast.App(name)
+        catalog = Catalog(app.diagram(), load_deployment(home / "net.yaml"))
+        self.host = Host(name, catalog, home / "data", never)  # type: ignore[arg-type]
+        self.manager = LoadManager(self.host, self.terms, app.diagram())
+        self.service = Service(
+            self.host.serving, Access(token=OPERATOR, port=0), deliver=self.host.deliver, status=self.host.status,
+            fault=self.host.fault, stop=self.host.stop, answers=self.host.answers, doors=doors_of(self.manager),
+        )  # fmt: skip
+
+
+@contextlib.asynccontextmanager
+async def seller(folder: Path, contracts: str = "  - {from: anna, price: 1}") -> AsyncIterator[Side]:
+    """ben, who serves; anna is only a token."""
+    side = Side(folder, "ben", "anna", 9, contracts)
+    await side.service.start()
+    running = asyncio.ensure_future(side.manager.run())
+    try:
+        yield side
+    finally:
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        await side.service.close()
+        await side.manager.close()
+        side.host.serving.close()
+
+
+def token_of(side: Side) -> str:
+    return side.terms.partner("anna").token()
+
+
+async def ask(side: Side, method: str, path: str, token: str, content: bytes = b"") -> tuple[int, str]:
+    async with httpx.AsyncClient(base_url=side.service.address, trust_env=False) as client:
+        answer = await client.request(method, path, content=content, headers={"Authorization": f"Bearer {token}"})
+        return answer.status_code, answer.text
+
+
+def test_a_partner_is_let_in_by_its_own_token_and_by_no_other(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with seller(tmp_path) as ben:
+            good = token_of(ben)
+            assert (await ask(ben, "GET", "/v1/partners/anna/contracts", good))[0] == 200
+            for who, token in (("anna", "x" * 40), ("anna", "a"), ("anna", OPERATOR), ("carl", good)):
+                status, text = await ask(ben, "GET", f"/v1/partners/{who}/contracts", token)
+                assert (status, "must carry the token of one who may ask this" in text) == (401, True)
+
+    asyncio.run(run())
+
+
+def test_a_partner_gets_at_nothing_but_its_leases(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with seller(tmp_path) as ben:
+            good = token_of(ben)
+            for path in ("/v1/load", "/v1/contracts", "/v1/status", "/v1/load/history"):
+                assert (await ask(ben, "GET", path, good))[0] == 401, path
+            for path in ("guests/anna.1.0", "guests/anna.1.0/parcel", "guests/anna.1.0/output/main",
+                         "inputs/ben.1.0/m1/main", "inputs/ben.1.0/m1/definition"):  # fmt: skip
+                status, text = await ask(ben, "GET", f"/v1/partners/anna/{path}", good)
+                assert (status, "there is no lease" in text) == (404, True), path
+            status, text = await ask(ben, "POST", "/v1/partners/anna/guests/anna.1.0/parcel", good, b"x" * 1000)
+            assert (status, "there is no lease" in text) == (404, True)
+
+    asyncio.run(run())
+
+
+def test_words_must_be_the_partners_own_and_about_a_contract_that_both_have(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with seller(tmp_path) as ben:
+            good, path = token_of(ben), "/v1/partners/anna/messages"
+            assert (await ask(ben, "POST", path, good, encode_message("anna", "ben", Reject("a:1"))))[0] == 200
+            status, text = await ask(ben, "POST", path, good, encode_message("carl", "ben", Reject("a:1")))
+            assert (status, "must be from anna to ben" in text) == (403, True)
+            offer = Offer("anna:1", "anna.ben.00000000", 1.0, (Task("t", Usage(0.1)),), 1000)
+            status, text = await ask(ben, "POST", path, good, encode_message("anna", "ben", offer))
+            assert (status, "both must sign the same clauses" in text) == (403, True)
+            status, text = await ask(ben, "POST", path, good, b"import os")
+            assert (status, "must follow version 1" in text) == (400, True)
+            assert (await ask(ben, "POST", path, good, b" " * (300 << 10)))[0] == 413
+
+    asyncio.run(run())
+
+
+def test_the_operator_may_look_and_is_told_in_a_sentence_what_cannot_be_moved(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with seller(tmp_path) as ben:
+            assert (await ask(ben, "GET", "/v1/load", OPERATOR))[0] == 200
+            status, text = await ask(ben, "POST", "/v1/move", OPERATOR, b'{"node": "nowhere", "to": "anna"}')
+            assert (status, "no node 'nowhere' of 'ben'" in text) == (404, True)
+            assert (await ask(ben, "POST", "/v1/move", OPERATOR, b'{"node": 3}'))[0] == 400
+
+    asyncio.run(run())
+
+
+def test_partners_find_out_whether_they_have_signed_the_same(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with seller(tmp_path, "  - {from: anna, price: 1}\n  - {to: anna, price: 2}") as ben:
+            link = PartnerLink(_towards(tmp_path, ben), "anna")
+            assert set(await link.consent()) == {c.contract_id for c in ben.terms.plan.contracts}
+            await link.close()
+
+    asyncio.run(run())
+
+
+def test_a_partner_that_is_dead_is_one_sentence(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with seller(tmp_path) as ben:
+            partner = _towards(tmp_path, ben)
+        link = PartnerLink(partner, "anna")
+        with pytest.raises(PeerError, match="could not be reached"):
+            await link.consent()
+        await link.close()
+
+    asyncio.run(run())
+
+
+def _towards(folder: Path, ben: Side) -> Partner:
+    """How anna would reach ben."""
+    file = folder / "anna.yaml"
+    file.write_text(
+        "participant: anna\ncapacity: {cpu: 1}\npartners:\n"
+        f'  ben: {{address: "{ben.service.address}", token: pair.token}}\n'
+    )
+    return load_terms(file).partner("ben")
+
+
+def test_a_partner_without_a_contract_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no partner 'carl' of 'ben'"):
+        Side(tmp_path, "ben", "anna", 9, "  - {from: anna, price: 1}").terms.partner("carl")

@@ -1,0 +1,89 @@
+"""Parcels: what is packed comes out, in any portions; what is cut, flipped or crafted is refused (X2, X3, L4)."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import holdfast
+from holdfast.load import parcel
+from holdfast.load.parcel import File, Head, Unpacking, pack
+from holdfast.model.errors import PeerError
+from holdfast.stream.frame import crc32c
+from holdfast.stream.waiting import Waiting
+
+WAITING = Waiting({}, 3, b"three rows", 5_000_000)
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> bytes:
+    checkpoint = tmp_path / "checkpoint"
+    files = {"offsets/7": b"v1", "state/0/1/8.delta": b"x" * 300_000, "metadata": b"", "commits/7": b"c"}
+    for name, body in files.items():
+        (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkpoint / name).write_bytes(body)
+    stream = holdfast.open(tmp_path / "streams").create("counts", "n bigint", bucket="1s")
+    return b"".join(pack("anna:1#0", "counts", stream.definition, WAITING, checkpoint))
+
+
+@pytest.mark.parametrize("portion", [1 << 22, 70_001, 999])
+def test_a_parcel_comes_out_as_it_was_packed_in_any_portions(tmp_path: Path, packed: bytes, portion: int) -> None:
+    unpacking = Unpacking(tmp_path / "out")
+    for at in range(0, len(packed), portion):
+        unpacking.feed(packed[at : at + portion])
+    head, output, waiting = unpacking.finish()
+    assert (head.lease_id, head.definition, output.name) == ("anna:1#0", "counts", "counts")
+    assert waiting == WAITING
+    sent, came = tmp_path / "checkpoint", tmp_path / "out" / "checkpoint"
+    for path in (p for p in sent.rglob("*") if p.is_file()):
+        assert (came / path.relative_to(sent)).read_bytes() == path.read_bytes()
+
+
+def test_a_parcel_that_ends_early_is_refused(tmp_path: Path, packed: bytes) -> None:
+    for n, length in enumerate([0, 5, 19, 20, 100, 400, len(packed) // 2, len(packed) - 1]):
+        unpacking = Unpacking(tmp_path / str(n))
+        unpacking.feed(packed[:length])
+        with pytest.raises(PeerError, match="did not come whole"):
+            unpacking.finish()
+
+
+def test_a_parcel_with_more_behind_it_is_refused(tmp_path: Path, packed: bytes) -> None:
+    with pytest.raises(PeerError, match="more came"):
+        Unpacking(tmp_path / "out").feed(packed + b"!")
+
+
+def test_a_flipped_bit_anywhere_is_found(tmp_path: Path, packed: bytes) -> None:
+    chance = random.Random(1)
+    for n, at in enumerate([*range(20), *(chance.randrange(len(packed)) for _ in range(30))]):
+        broken = bytearray(packed)
+        broken[at] ^= 1 << chance.randrange(8)
+        unpacking = Unpacking(tmp_path / str(n))
+        with pytest.raises(PeerError):
+            _whole(unpacking, bytes(broken))
+        unpacking.close()
+
+
+def _whole(unpacking: Unpacking, data: bytes) -> None:
+    unpacking.feed(data)
+    unpacking.finish()
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/../../b", "a//b", ".", "a/.", "a\0b", "a b", "x" * 300])
+def test_a_file_that_would_lie_elsewhere_is_refused_before_anything_is_written(
+    tmp_path: Path, packed: bytes, path: str
+) -> None:
+    length = int.from_bytes(packed[12:16], "little")
+    head = msgspec.msgpack.decode(packed[20 : 20 + length], type=Head)
+    crafted = msgspec.msgpack.encode(msgspec.structs.replace(head, files=(File(path, 1, crc32c(b"x")),)))
+    data = parcel._PREFIX.pack(b"HOLDPARC", 1, 0, len(crafted), crc32c(crafted)) + crafted + WAITING.body + b"x"
+    with pytest.raises(PeerError, match="must name files below its checkpoint"):
+        Unpacking(tmp_path / "out").feed(data)
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_version_is_refused_instead_of_guessed(tmp_path: Path, packed: bytes) -> None:
+    with pytest.raises(PeerError, match="version 1; got 9"):
+        Unpacking(tmp_path / "out").feed(packed[:8] + b"\x09\x00" + packed[10:])

@@ -1,0 +1,86 @@
+"""The file of a participant: what it must say, and the one sentence that follows when it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.load.terms import load_terms
+from holdfast.model.errors import UsageError
+
+ANNA = """
+participant: anna
+capacity: {cpu: 2}
+partners:
+  ben: {address: "http://127.0.0.1:7402", token: pair.token}
+contracts:
+  - {to: ben, price: 0.8 to 1.0, period: 10s, permits: [b, a]}
+  - {from: ben, price: 2, period: 20s, onward: false}
+"""
+BEN = """
+participant: ben
+capacity: {cpu: 1}
+partners:
+  anna: {address: "http://127.0.0.1:7401", token: pair.token}
+contracts:
+  - {from: anna, price: 0.8 to 1.0, period: 10000ms, permits: [a, b]}
+  - {to: anna, price: 2, period: 20s, onward: true}
+"""
+
+
+def written(tmp_path: Path, name: str, text: str) -> Path:
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_clauses_of_a_contract_are_read_as_written(tmp_path: Path) -> None:
+    terms = load_terms(written(tmp_path, "anna", ANNA))
+    there, back = terms.plan.contracts
+    assert (there.buyer, there.seller, there.price_low, there.price_high) == ("anna", "ben", 0.8, 1.0)
+    assert (there.period_us, there.permits, there.onward) == (10_000_000, ("a", "b"), True)
+    assert (back.buyer, back.fixed, back.onward) == ("ben", True, False)
+    assert terms.partner("ben").token_file == tmp_path / "pair.token"
+
+
+def test_two_files_with_the_same_clauses_make_a_contract_and_with_others_none(tmp_path: Path) -> None:
+    anna, ben = load_terms(written(tmp_path, "anna", ANNA)), load_terms(written(tmp_path, "ben", BEN))
+    assert anna.plan.contracts[0].contract_id == ben.plan.contracts[0].contract_id
+    assert anna.plan.contracts[1].contract_id != ben.plan.contracts[1].contract_id, "onward differs"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (("cpu: 2", "cpu: -2"), "capacities must be positive"),
+        (("0.8 to 1.0", "cheap"), "must be a number or a range such as"),
+        (("0.8 to 1.0", "1.0 to 0.8"), "lowest price <= highest price"),
+        (("to: ben", "to: carl"), "is with 'carl', who is not among the partners"),
+        (("to: ben, ", ""), "must have a direction"),
+        (("http://127", "http://10"), "must be https, or of this machine"),
+        (("http://127.0.0.1:7402", "ben"), "must look like https://name:port"),
+        (("capacity", "capacities"), "docs/load-sharing.md shows every word"),
+        (("period: 10s", "period: 1s"), "at least twice the time allowed for an answer"),
+        (("participant: anna", "participant: A/na"), "must be 1 to 128 of a-z"),
+    ],
+)
+def test_a_mistake_is_told_in_one_sentence(tmp_path: Path, change: tuple[str, str], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence.replace("(", r"\(")):
+        load_terms(written(tmp_path, "anna", ANNA.replace(*change, 1)))
+
+
+def test_a_token_must_be_there_be_private_and_be_long(tmp_path: Path) -> None:
+    partner = load_terms(written(tmp_path, "anna", ANNA)).partner("ben")
+    with pytest.raises(UsageError, match="--make-tokens"):
+        partner.token()
+    assert partner.make_token()
+    assert not partner.make_token()
+    assert len(partner.token()) > 30
+    partner.token_file.chmod(0o644)
+    with pytest.raises(UsageError, match="its owner's alone"):
+        partner.token()
+    partner.token_file.chmod(0o600)
+    partner.token_file.write_text("short")
+    with pytest.raises(UsageError, match="or more printable characters"):
+        partner.token()
