@@ -13,7 +13,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -77,7 +78,14 @@ class Owner:
 class Federation:
     """Owners on this machine. Every owner knows the definitions of all, and nothing else of them."""
 
-    def __init__(self, folder: Path, owners: Sequence[Owner], bucket: str = "1s") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        owners: Sequence[Owner],
+        bucket: str = "1s",
+        meet: Callable[[str, str], bool] = lambda a, b: True,
+    ) -> None:
+        self._meet = meet
         self.folder, self.owners, self.bucket = folder, {o.name: o for o in owners}, bucket
         everything = [stream for owner in owners for stream in owner.streams]
         (folder / "definitions.py").write_text(COUNTS.format(name="definitions", streams=everything))
@@ -90,6 +98,8 @@ class Federation:
                 partner.make_token()
             load_deployment(self.file(owner.name)).make_token()
         self._processes: dict[str, subprocess.Popen[str]] = {}
+        self._fed = threading.Event()
+        self._feeder = threading.Thread(target=self._feed, name="sources", daemon=True)
         self.sources = {
             s: Source(self.store(o.name).create(s, COLUMNS, bucket=bucket)) for o in owners for s in o.streams
         }
@@ -102,7 +112,7 @@ class Federation:
                  f'  {owner.name}: {{address: "127.0.0.1:{owner.port}", root: data/, load: terms.yaml}}']  # fmt: skip
         lines += ["sources:", *(f"  {s}: {owner.name}" for s in owner.streams)] if owner.streams else []
         self.file(owner.name).write_text("\n".join(lines) + _SPARK)
-        partners = [o for o in self.owners.values() if o is not owner]
+        partners = [o for o in self.owners.values() if o is not owner and self._meet(owner.name, o.name)]
         lines = [f"participant: {owner.name}", "definitions: ../definitions.py", "partners:"]
         for other in partners:
             token = "-".join(sorted((owner.name, other.name)))
@@ -127,6 +137,9 @@ class Federation:
     # Processes --------------------------------------------------------------------------------------------------
 
     def start(self, *names: str) -> None:
+        """Start these owners' hosts, or all; data comes from the first start on."""
+        if not self._feeder.is_alive():
+            self._feeder.start()
         for name in names or self.owners:
             command = [sys.executable, "-m", "holdfast.cli.main", "host", str(self.file(name)), name]
             extra = {"PYTHONUNBUFFERED": "1", **self.owners[name].environment}
@@ -147,6 +160,7 @@ class Federation:
     def end(self) -> None:
         for name in list(self._processes):
             self.kill(name)
+        self._stop_feeding()
         for source in self.sources.values():
             source.close()
 
@@ -176,27 +190,39 @@ class Federation:
             return None
         return str(task["at"])
 
-    def wait(self, condition: Any, what: str, seconds: float = 240, feed: bool = True) -> None:
-        """Wait for a condition; meanwhile data goes on coming."""
+    def wait(self, condition: Any, what: str, seconds: float = 240) -> None:
+        """Wait for a condition."""
         begun = now_us()
         while not condition():
-            logs = "\n".join(f"--- {name}\n{self.log(name)[-1500:]}" for name in self.owners)
-            assert now_us() - begun < seconds * SECOND, f"waited {seconds} s in vain for {what}\n{logs}"
-            if feed:
-                self.feed()
+            if now_us() - begun > seconds * SECOND:
+                logs = "\n".join(f"--- {name}\n{self.log(name)[-1500:]}" for name in self.owners)
+                raise AssertionError(f"waited {seconds} s in vain for {what}\n{logs}")
             pause(100_000)
 
-    def feed(self) -> None:
-        for source in self.sources.values():
-            source.send()
+    def _feed(self) -> None:
+        while not self._fed.is_set():
+            for source in self.sources.values():
+                source.send()
+            pause(50_000)
+
+    def _stop_feeding(self) -> None:
+        self._fed.set()
+        if self._feeder.is_alive():
+            self._feeder.join()
 
     # What came out ----------------------------------------------------------------------------------------------
 
     def finish(self, owner: str, node: str) -> None:
         """No more data; wait until the node has said so as well."""
+        self._stop_feeding()
         for source in self.sources.values():
             source.finish()
-        self.wait(lambda: self.reader(owner, node).closed, f"the end of {node}", feed=False)
+        self.wait(lambda: self._ended(owner, node), f"the end of {node}")
+
+    def _ended(self, owner: str, node: str) -> bool:
+        reader = self.reader(owner, node)
+        reader.close()
+        return reader.closed
 
     def reader(self, owner: str, node: str) -> LogReader:
         return self.store(owner).open(node).reader()
@@ -220,8 +246,9 @@ class Source:
         # The slack keeps the promises in our hands: none follows from the data.
         self._producer = stream.producer(id="source", stime="stime", slack="1h")
         self.sent: list[tuple[int, str, int]] = []
-        self.rows = 20
-        self._last_us = 0
+        self.rate = 100.0
+        """Rows a second."""
+        self._last_us = now_us()
         self._open = True
 
     def send(self, every_us: int = 200_000) -> None:
@@ -229,8 +256,9 @@ class Source:
         now = now_us()
         if not self._open or now - self._last_us < every_us:
             return
+        rows = round(self.rate * min(now - self._last_us, SECOND) / SECOND)
         self._last_us = now
-        new = [(now, f"s{(len(self.sent) + k) % 7}", len(self.sent) + k) for k in range(self.rows)]
+        new = [(now, f"s{(len(self.sent) + k) % 7}", len(self.sent) + k) for k in range(rows)]
         self._producer.send_many(
             [{"stime": datetime.fromtimestamp(t / 1e6, UTC), "source": s, "bytes": b} for t, s, b in new]
         )

@@ -1,0 +1,85 @@
+"""A movement is killed (-9) on either side at every one of its steps: one owner, nothing lost or twice, equal ledgers.
+
+HOLDFAST_MOVES=20 kills twenty times at each of the eighteen steps; without it, once at three of them. One federation
+serves a whole test, because starting JVMs takes longer than a movement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.load.away import read_note
+from holdfast.load.steps import GUEST_COMING, GUEST_GOING, OWNER_COMING_BACK, OWNER_LEAVING
+from tests.load.federation import MOVES, Federation, Owner, plainly
+
+NODE = "counts-m1"
+CLAUSES = "price: 0.1 to 5.0, period: 3s"
+#: (who is killed, at which step, whether the node is on its way back)
+EVERY = [
+    *(("anna", step, False) for step in OWNER_LEAVING),
+    *(("ben", step, False) for step in GUEST_COMING),
+    *(("anna", step, True) for step in OWNER_COMING_BACK),
+    *(("ben", step, True) for step in GUEST_GOING),
+]
+FEW = [("anna", "noted", False), ("ben", "installed", False), ("anna", "taken-up", True)]
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Federation]:
+    owners = [Owner("anna", ["m1"], [f"to: ben, {CLAUSES}"]), Owner("ben", [], [f"from: anna, {CLAUSES}"])]
+    for owner in owners:
+        owner.environment["HOLDFAST_KILL_AT"] = str(tmp_path / f"kill-{owner.name}")
+    federation = Federation(tmp_path, owners)
+    try:
+        yield federation
+    finally:
+        federation.end()
+
+
+def settle(two: Federation, where: str) -> None:
+    """The node runs there, and the two agree on it."""
+    two.wait(lambda: two.runs_at("anna", NODE) == where, f"{NODE} to run at {where}'s")
+    home = two.folder / "anna" / "data" / ".holdfast" / "nodes" / NODE
+    assert (read_note(home) is not None) == (where == "ben"), "B7: the file says who writes, and it says the same"
+    if where == "anna":
+        two.wait(lambda: (said := two.ask("ben")) and not said["tasks"], "ben to have let go of it")
+
+
+def kill_at(two: Federation, victim: str, step: str, back: bool) -> None:
+    """Let the victim die at that step, start it again, and let both come to rest where they were going."""
+    target = "anna" if back else "ben"
+    (two.folder / f"kill-{victim}").write_text(step)
+    two.place("anna", NODE, target)
+    two.wait(lambda: two.dead(victim), f"{victim} to die at {step!r}")
+    two.kill(victim)  # The JVM and the workers that it has left behind.
+    two.start(victim)
+    settle(two, target)
+    print(f"{victim} killed at {step!r}: the node runs at {target}'s", flush=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60 * 60 * 24 if MOVES else 900)
+def test_a_movement_that_is_killed_at_any_step_on_either_side_ends_as_if_nothing_had_been(two: Federation) -> None:
+    two.start()
+    settle(two, "anna")
+    agreed = lambda: (said := two.ask("anna", "/v1/contracts")) and said["contracts"][0]["agreed"]  # noqa: E731
+    for victim, step, back in EVERY * MOVES if MOVES else FEW:
+        two.wait(agreed, "ben's consent")
+        where = two.runs_at("anna", NODE)
+        if (where == "ben") != back:
+            two.place("anna", NODE, "ben" if back else "anna")
+            settle(two, "ben" if back else "anna")
+        kill_at(two, victim, step, back)
+    two.place("anna", NODE, "anna")
+    settle(two, "anna")
+    two.finish("anna", NODE)
+    assert plainly(two.results("anna", NODE)) == two.sources["m1"].expected(), "nothing lost, nothing twice"
+    two.wait(lambda: all(not c["leases"] for name in ("anna", "ben")
+                         for c in two.ask(name, "/v1/contracts")["contracts"]), "all leases to end")  # type: ignore[index]  # fmt: skip
+    anna, ben = two.ask("anna"), two.ask("ben")
+    assert anna is not None
+    assert ben is not None
+    assert anna["balances"]["ben"] == -ben["balances"]["anna"], "B8: both ledgers say the same"
