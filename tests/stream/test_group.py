@@ -194,3 +194,21 @@ def test_a_waiting_caller_is_served_when_its_leader_was_interrupted_at_any_line(
         for caller in group.callers:
             caller.join(WAIT)
             assert caller.answer == 2, f"interrupted in front of line {at}"
+
+
+def test_those_who_were_served_together_are_awaited_and_one_who_stays_away_only_once() -> None:
+    gate = Gate()
+    group: GroupCommit[int, int] = GroupCommit(gate)
+    first = Caller(group, 1)
+    assert gate.entered.acquire(timeout=WAIT)
+    others = [Caller(group, i) for i in (2, 3, 4)]
+    _queued(group, 3)
+    gate.go.release(2)
+    for caller in (first, *others):
+        caller.join(WAIT)
+    assert group._expected == 3
+    gate.go.release(2)
+    assert group.submit(5) == 50  # The others do not come: it goes alone, and the next one expects nobody.
+    assert group._expected == 1
+    assert group.submit(6) == 60
+    assert gate.groups[2:] == [[5], [6]]

@@ -3,12 +3,16 @@
 There is no thread of its own. The first caller leads: it takes everybody who is waiting, commits for all, wakes them,
 and passes the lead to the first who came meanwhile. A single caller therefore pays nothing for the machinery, and
 sixty-four pay one fdatasync together.
+
+Callers who were served together come back together, one after another. The first of them would lead alone, and the
+others would wait for a second sync; so a leader waits for as many as shared the last commit, while they keep coming.
 """
 
 from __future__ import annotations
 
 import _thread
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
@@ -19,6 +23,11 @@ R = TypeVar("R")
 
 #: Callers served by one commit at most, so that a flood of them cannot delay the first one without bound.
 GROUP_MAX = 4096
+#: How long a leader waits for the next one of those it expects: about one sync of a quick disk, so that waiting for
+#: somebody who does not come never costs more than the sync that it would have saved.
+GAP_S = 0.0002
+#: And for all of them: a trickle of callers must not hold up the first one.
+GATHER_S_MAX = 0.02
 
 
 class _Ticket(Generic[I, R]):
@@ -42,6 +51,12 @@ class GroupCommit(Generic[I, R]):
         self._leader: _Ticket[I, R] | None = None
         self._group: list[_Ticket[I, R]] = []
         """Those for whom the leader commits now."""
+        self._expected = 1
+        """How many the last commit served."""
+        self._wanted = 0
+        """While a leader waits for company: the length of the queue at which the bell rings."""
+        self._bell = _thread.allocate_lock()
+        self._bell.acquire()
 
     def submit(self, item: I) -> R:
         """Return the item's result once its group is committed."""
@@ -54,6 +69,9 @@ class GroupCommit(Generic[I, R]):
                 else:
                     ticket.wake = _thread.allocate_lock()
                     ticket.wake.acquire()
+                    if len(self._queue) == self._wanted:
+                        self._wanted = 0
+                        self._bell.release()
             if ticket.wake is not None:
                 ticket.wake.acquire()  # Held until our group is committed or the lead is ours.
             if not ticket.done:
@@ -65,10 +83,32 @@ class GroupCommit(Generic[I, R]):
             raise ticket.error
         return ticket.result  # type: ignore[return-value]
 
+    def _gather(self) -> None:
+        """Wait for those who are expected, as long as they keep coming."""
+        with self._mutex:
+            came = len(self._queue)
+            if came >= self._expected:
+                return
+            self._wanted = self._expected
+        until = time.monotonic() + GATHER_S_MAX
+        while not self._bell.acquire(timeout=GAP_S):
+            before, came = came, len(self._queue)
+            if came == before or time.monotonic() > until:
+                break
+        self._stop_gathering()
+
+    def _stop_gathering(self) -> None:
+        with self._mutex:
+            self._wanted = 0
+            self._bell.acquire(blocking=False)  # It may have rung, heard or not; from now on it is silent.
+
     def _lead(self, leader: _Ticket[I, R]) -> None:
+        if len(self._queue) < self._expected:
+            self._gather()
         with self._mutex:
             self._group, self._queue = self._queue[:GROUP_MAX], self._queue[GROUP_MAX:]
         group = self._group
+        self._expected = len(group)
         try:
             results = self._commit([t.item for t in group])
             for ticket, result in zip(group, results, strict=True):
@@ -88,6 +128,8 @@ class GroupCommit(Generic[I, R]):
             if ticket in self._queue:
                 self._queue.remove(ticket)
             if self._leader is ticket:
+                self._wanted = 0
+                self._bell.acquire(blocking=False)
                 for other in self._group:
                     if other.result is None and other.error is None:
                         other.error = _unknown()
