@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import time
 from pathlib import Path
 
 import httpx
@@ -78,6 +79,21 @@ class TestLogInTheBackground(OnDisk):
 class TestRocks(OnDisk):
     def open(self) -> CheckpointStore:
         return RocksStore(self.folder)
+
+    def still(self, store: CheckpointStore) -> contextlib.AbstractContextManager[object]:
+        """RocksDB compacts in threads of its own; it is still when nothing has changed for a while."""
+        seen: dict[str, int] = {}
+        while (now := self._sizes()) != seen:
+            seen = now
+            time.sleep(0.05)
+        return contextlib.nullcontext()
+
+    def _sizes(self) -> dict[str, int]:
+        found = {}
+        for path in self.folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                found[path.name] = path.stat().st_size
+        return found
 
 
 class TestRedis(StoreConformance):
