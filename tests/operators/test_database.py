@@ -12,7 +12,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from holdfast.model.errors import PeerError, UsageError
+from holdfast.model.errors import PeerError, StorageError, UsageError
 from holdfast.operators.database import Database, UpdateKernel, read_rows
 
 SQL = "update stock set left_over = left_over - :n where item = :item"
@@ -95,6 +95,19 @@ def test_a_batch_that_is_executed_again_changes_nothing_and_says_the_same(databa
     assert left(database) == {"ale": 5, "bread": 5}
     kernel.step({}, rows(("bread", 1)), 100, 200)
     assert left(database) == {"ale": 5, "bread": 4}
+
+
+def test_a_batch_that_was_passed_already_is_refused_and_not_applied_again(database: Database) -> None:
+    """A task that slept through a batch, or a checkpoint that went back: both would take the same stock twice."""
+    kernel = UpdateKernel(database, SQL, "op", {"item": "_v0", "n": "_v1"}, ("_v0", "_v1"))
+    kernel.step({}, rows(("ale", 3)), 0, 100)
+    kernel.step({}, rows(("ale", 2)), 100, 200)
+    for since, until in ((0, 100), (0, 300), (100, 300)):
+        with pytest.raises(StorageError, match="were applied before"):
+            kernel.step({}, rows(("ale", 1)), since, until)
+    assert left(database) == {"ale": 5, "bread": 5}
+    kernel.step({}, rows(("ale", 1)), 200, 300)
+    assert left(database) == {"ale": 4, "bread": 5}
 
 
 def test_a_statement_that_fails_leaves_nothing_behind(database: Database) -> None:

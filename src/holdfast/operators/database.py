@@ -6,6 +6,8 @@ Rules:
    differ, so a flow that must be repeatable reads what no longer changes.
 3. Updates of a batch are one transaction, together with a note of the batch and its outcome in the table
    `holdfast_applied`. A batch that is executed again finds its note, changes nothing and gives the same results (S2).
+   One that begins before the noted position, a task that slept through a batch or a query whose checkpoint went back,
+   would do again what was done: it is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from holdfast.model.errors import PeerError, UsageError
+from holdfast.model.errors import PeerError, StorageError, UsageError
+from holdfast.model.time import instant_text
 from holdfast.operators.state import Blocks, Step
 
 _NAME = re.compile(r"(?<![:\w]):([A-Za-z_]\w*)")
@@ -111,7 +114,7 @@ class UpdateKernel:
         raise AssertionError("an update has no windows")
 
     def step(self, blocks: Blocks, rows: pl.DataFrame, since_us: int, until_us: int) -> Step:
-        counts = self._applied(rows, until_us)
+        counts = self._applied(rows, since_us, until_us)
         if not len(rows):
             return Step({}, None, [])
         made = rows.select(pl.col("_t").alias("stime"), *self.columns).with_columns(
@@ -119,7 +122,7 @@ class UpdateKernel:
         )
         return Step({}, made, [])
 
-    def _applied(self, rows: pl.DataFrame, until_us: int) -> list[int]:
+    def _applied(self, rows: pl.DataFrame, since_us: int, until_us: int) -> list[int]:
         """Rule 3."""
         db = self.database
         given = [{p: row[c] for p, c in self.names.items()} for row in rows.iter_rows(named=True)]
@@ -131,6 +134,12 @@ class UpdateKernel:
             note = cursor.fetchone()
             if note is not None and note[0] == until_us:
                 return list(msgspec.msgpack.decode(bytes(note[1]), type=list[int]))
+            if note is not None and since_us < note[0]:
+                raise StorageError(
+                    f"{self.operator}: the tuples of this batch begin at {instant_text(since_us)}, those up to "
+                    f"{instant_text(note[0])} were applied before; nothing was changed; restore the query's newest "
+                    f"checkpoint, or, to apply everything again, delete the operator's rows from holdfast_applied"
+                )
             counts = []
             statement = db.prepared(self.sql)
             for values in given:

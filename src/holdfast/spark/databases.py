@@ -13,13 +13,14 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from holdfast.model.errors import UsageError
+from holdfast.model.errors import UnknownStream, UsageError
 from holdfast.model.tuples import HEADER, STREAM_COLUMN, TupleType
 from holdfast.operators.database import Database, UpdateKernel, parameters, read_rows
 from holdfast.protocol.cec.policy import Continuous
 from holdfast.spark.stage import Output, StagePlan
 from holdfast.spark.stages import Inputs, StatefulStage, grouped
 from holdfast.spark.versions import Scratch
+from holdfast.stream.store import StreamStore
 
 
 def _known(sql: str, frame: DataFrame) -> list[str]:
@@ -68,6 +69,15 @@ class ReadStep:
         return frame.mapInArrow(read, schema)
 
 
+def _identity(output: Output) -> str:
+    """What tells this update's notes from those of others in the same database, whose streams may have the same name.
+    While the stream is not there, only the columns of the stage are asked for."""
+    try:
+        return StreamStore(output.root).open(output.stream).definition.id
+    except UnknownStream:
+        return output.stream
+
+
 class UpdateStage(StatefulStage):
     name = "update"
 
@@ -84,7 +94,7 @@ class UpdateStage(StatefulStage):
         columns, _, _ = grouped(frame, self.by, 0)
         columns += [F.col(f.name).alias(f"_v{i}") for i, f in enumerate(kept)]
         of = {f.name: f"_v{i}" for i, f in enumerate(kept)}
-        kernel = UpdateKernel(self.database, self.sql, f"{output.stream}/{self.name}", {n: of[n] for n in names},
+        kernel = UpdateKernel(self.database, self.sql, f"{_identity(output)}/{self.name}", {n: of[n] for n in names},
                               tuple(of.values()))  # fmt: skip
         schema = T.StructType([T.StructField("stime", T.TimestampType()), *kept, T.StructField("rows", T.LongType())])
         plan = StagePlan(scratch.operator, kernel, False, to_arrow_schema(schema, timezone="UTC"),
