@@ -14,6 +14,7 @@ from holdfast.host import reader_acks
 from holdfast.host.catalog import Catalog
 from holdfast.host.deployment import load_deployment
 from holdfast.host.host import Host
+from holdfast.model.errors import UsageError
 from holdfast.model.time import BEGINNING_US
 from holdfast.protocol.dpc.messages import Ack, KeepaliveRequest
 from holdfast.stream.definition import Retention
@@ -117,6 +118,12 @@ def test_a_reader_that_never_spoke_holds_back_whatever_others_acknowledge(tmp_pa
             assert source.tuples() == before
 
     asyncio.run(play())
+
+
+def test_nobody_else_may_speak_for_the_replicas(tmp_path: Path) -> None:
+    source = origin(tmp_path)
+    with pytest.raises(UsageError, match="must not be called 'replicas'"):
+        source.stream.subscribe(name="replicas")
 
 
 def test_a_restarted_host_forgets_no_note_and_waits_for_everybody_again(tmp_path: Path) -> None:

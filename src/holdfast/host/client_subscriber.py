@@ -10,6 +10,7 @@ Rules:
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -231,6 +232,8 @@ class ClientSubscriber:
         self._let_go()
         if self._reader is not None:
             self._reader.close()
+        while self._files:
+            os.close(self._files.popitem()[1])
 
     def __enter__(self) -> ClientSubscriber:
         return self

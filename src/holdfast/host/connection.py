@@ -15,6 +15,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import tempfile
@@ -30,6 +31,7 @@ from holdfast.host.link import HttpLink, Refused
 from holdfast.model.errors import PeerError, UnknownStream, UsageError
 from holdfast.model.names import check_name
 from holdfast.model.time import BEGINNING_US, duration_us, instant_us
+from holdfast.stream.acks import check_subscriber
 from holdfast.stream.definition import Definition
 from holdfast.stream.subscriber import Start
 
@@ -46,6 +48,9 @@ class Connection:
     def __init__(self, addresses: Mapping[str, tuple[str, Path | None]], token: str) -> None:
         if not addresses:
             raise UsageError("a connection needs at least one host; got none; name their addresses")
+        requests = logging.getLogger("httpx")
+        if requests.level == logging.NOTSET:
+            requests.setLevel(logging.WARNING)  # It would tell of every question, ten times a second.
         self._subscribers: list[ClientSubscriber] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-client", daemon=True)
@@ -77,7 +82,7 @@ class Connection:
         if gaps not in ("refuse", "pass"):
             raise UsageError(f"gaps must be 'refuse' or 'pass'; got {gaps!r}")
         if name is not None:
-            check_name(name)
+            check_subscriber(name)
         definition = self._do(self._define(check_name(stream), duration_us(timeout)))
         wish = Wish(_start_us(start, bucket, definition), tentative, name, gaps == "pass")
         end_us = None if end is None else instant_us(end)

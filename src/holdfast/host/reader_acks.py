@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from holdfast.clock import monotonic_us, now_us
 from holdfast.model.time import BEGINNING_US, SECOND_US
-from holdfast.stream.acks import acknowledge
+from holdfast.stream.acks import REPLICAS, acknowledge
 from holdfast.stream.disk import Disk
 from holdfast.stream.store import Stream
 
-#: The name under which all of them stand among the subscribers of the stream.
-READERS = "replicas"
 #: A note is durable and so costs a sync; what it frees are whole segments, for which a second is soon enough.
 _EVERY_US = SECOND_US
 
@@ -28,7 +26,7 @@ class ReaderAcks:
         self._stream = stream
         self._upto_us = self._noted_us = BEGINNING_US
         self._due_us = 0
-        acknowledge(stream.folder, READERS, BEGINNING_US, now_us(), Disk())
+        acknowledge(stream.folder, REPLICAS, BEGINNING_US, now_us(), Disk())
 
     def note(self, upto_us: int | None = None) -> None:
         """All readers have acknowledged everything before `upto_us`, if that is news; durable within a second or so."""
@@ -37,6 +35,6 @@ class ReaderAcks:
         now = monotonic_us()
         if self._upto_us > self._noted_us and now >= self._due_us:
             self._due_us, self._noted_us = now + _EVERY_US, self._upto_us
-            acknowledge(self._stream.folder, READERS, self._upto_us, now_us(), Disk())
+            acknowledge(self._stream.folder, REPLICAS, self._upto_us, now_us(), Disk())
             if self._stream.definition.retention.acknowledged:
                 self._stream.retain()

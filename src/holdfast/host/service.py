@@ -47,7 +47,7 @@ from holdfast.inputs.network import TOKEN_CHARS_MIN, Access, is_loopback
 from holdfast.model.errors import HoldfastError, PeerError, StorageError, UnknownStream, UsageError
 from holdfast.protocol.dpc.messages import StreamReport
 from holdfast.protocol.dpc.signals import Lane
-from holdfast.stream.acks import acknowledge
+from holdfast.stream.acks import acknowledge, check_subscriber
 from holdfast.stream.disk import Disk
 
 CONNECTIONS_MAX = 256
@@ -246,7 +246,7 @@ class Service:
             said = msgspec.json.decode(await body_of(request), type=AckOrder)
         except msgspec.MsgspecError as error:
             raise Refused(400, f"an acknowledgement must name reader and until_us; {error}") from None
-        acknowledge(stream.folder, said.reader, said.until_us, now_us(), Disk())
+        acknowledge(stream.folder, check_subscriber(said.reader), said.until_us, now_us(), Disk())
         if stream.definition.retention.acknowledged:
             stream.retain()
         return JSONResponse({})

@@ -10,10 +10,21 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.model.errors import UsageError
 from holdfast.model.names import check_name
 from holdfast.stream.disk import Disk
 from holdfast.stream.frame import FORMAT_VERSION
 from holdfast.stream.sealed import seal, unseal
+
+#: Under this name a host notes what all replicas that read the stream have acknowledged.
+REPLICAS = "replicas"
+
+
+def check_subscriber(name: str) -> str:
+    """Return `name` if a subscriber may have it."""
+    if name == REPLICAS:
+        raise UsageError(f"a subscriber must not be called {REPLICAS!r}: the nodes that read the stream stand under it")
+    return check_name(name)
 
 
 class Acknowledged(msgspec.Struct, frozen=True):

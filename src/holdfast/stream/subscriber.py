@@ -21,7 +21,7 @@ from holdfast.model.errors import CorruptLog, HoldfastError, Removed, UsageError
 from holdfast.model.schema import STIME_TYPE, reader_schema
 from holdfast.model.time import BEGINNING_US, duration_us, instant_text, instant_us
 from holdfast.model.tuples import TupleType
-from holdfast.stream.acks import acknowledge
+from holdfast.stream.acks import acknowledge, check_subscriber
 from holdfast.stream.branch import BranchReader
 from holdfast.stream.definition import Definition
 from holdfast.stream.disk import Disk
@@ -85,7 +85,7 @@ class Subscriber:
         self._main.check_present(self._core.stable_until_us)
         if name is not None:
             # Known from now on: retention waits for what it has not acknowledged yet.
-            acknowledge(folder, name, self._core.stable_until_us, now_us(), Disk())
+            acknowledge(folder, check_subscriber(name), self._core.stable_until_us, now_us(), Disk())
         #: Ranges that were passed and never written.
         self.holes: list[Hole] = []
         self._last_stable_id = 0
