@@ -28,12 +28,16 @@ class Feed:
         self._fresh = True
 
     def first_us(self) -> int | None:
-        """Where the stream begins; None while it says nothing."""
+        """Where the stream begins; None while it says nothing.
+
+        With slack, tuples may still come that are older than all that came; none older than the boundary.
+        """
         self._reader.refresh()
         first = self._reader.stime_min_us
-        if first is not None:
-            return first
-        return self._reader.closed_until_us if self._reader.boundary_us > BEGINNING_US else None
+        known = [] if first is None else [first]
+        if self._reader.boundary_us > BEGINNING_US:
+            known.append(self._reader.closed_until_us)
+        return min(known, default=None)
 
     def begin(self, from_us: int) -> None:
         """Tell from here on; what was told before is told again."""
