@@ -285,3 +285,19 @@ def test_a_reader_that_was_asleep_through_rolls_and_retention_finds_its_way(tmp_
     assert [row for _, row in rows_of(reader)] == flat([5])
     writer.release(1)
     reader.close()
+
+
+def test_a_reader_that_follows_for_long_keeps_the_indexes_of_the_last_segments_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.stream.reader._INDEX_BYTES_MAX", 1024)
+    writer, reader = open_log(tmp_path, disk=QuietDisk(), segment_bytes=512), reader_of(tmp_path)
+    for k in range(1, 41):
+        send(writer, k)
+        reader.refresh()
+        reader.extents(max(0, k - 3) * BUCKET_US, END)
+    assert len(reader.segments) > 20
+    assert sum(entries.nbytes for entries in reader._sealed.values()) <= 1024
+    assert rows_of(reader) == numbered(range(1, 41)), "what was let go of is loaded again"
+    assert sum(entries.nbytes for entries in reader._sealed.values()) <= 1024
+    reader.close()

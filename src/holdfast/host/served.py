@@ -162,7 +162,7 @@ class Served:
         start = self._start(known)
         try:
             cut = self._cut(log, start, known, END_OF_TIME_US, bytes_max)
-            worth = {bucket: said.worth for bucket, said in self._worth.read(root.id).items()}
+            worth = self._worth.read(root.id)
         except (Removed, CorruptLog, FileNotFoundError):
             if self._branch.current():
                 raise
@@ -170,10 +170,12 @@ class Served:
         if not self._branch.current():
             raise _Again
         size = self.definition.bucket_us
-        told = {e.bucket: worth.get(e.bucket, 1.0) for e in cut.events}
+        told = {e.bucket: worth[e.bucket].worth if e.bucket in worth else 1.0 for e in cut.events}
         if cut.boundary_us < END_OF_TIME_US:
-            first = max(start, root.root_us) // size
-            told |= {b: w for b, w in worth.items() if first <= b < cut.boundary_us // size}
+            # Not through all that are known: after a day of failure they are a million; a reader lacks the last few.
+            last = cut.boundary_us // size
+            first = max(max(start, root.root_us) // size, last - WORTHS_MAX)
+            told |= {b: worth[b].worth for b in range(first, last) if b in worth}
         newest = sorted(told.items())[-WORTHS_MAX:]
         cursor = Cursor(root.id, known.from_us, cut.next_id, cut.boundary_us)
         return Portion(self.definition.name, Lane.BRANCH, self.definition.id, self._shape, cursor.text,

@@ -62,6 +62,9 @@ class ForkReader(DataSourceStreamReader):
         since, until = until_of(start), until_of(end)
         return [ForkTask(self._plan.pieces(since, until), boundary_row(self._boundaries, since, until))]
 
+    def commit(self, end: dict[str, int]) -> None:
+        self._plan.forget(until_of(end))
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ForkTask)
         reader = PlannedReader(self._sources, stream_column=self._stream_column)

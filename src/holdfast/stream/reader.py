@@ -33,6 +33,9 @@ from holdfast.stream.tail import TailReader, writer_lives
 
 #: Segments held open at a time: a long history must not use up the process's file numbers.
 _FILES_MAX = 64
+#: Index entries of sealed segments held in memory, at most: those of some gigabytes of tuples. Whoever follows a stream
+#: for months passes over them all and needs the last few.
+_INDEX_BYTES_MAX = 64 << 20
 
 
 class Extent(NamedTuple):
@@ -293,13 +296,18 @@ class LogReader:
             return None
         if segment.stime_max_us < start_us or segment.stime_min_us >= end_us:
             return None
-        if segment.name not in self._sealed:
+        entries = self._sealed.pop(segment.name, None)
+        if entries is None:
             assert segment.length is not None
             try:
-                self._sealed[segment.name] = load_entries(self.folder / segment.name, segment.length)
+                entries = load_entries(self.folder / segment.name, segment.length)
             except FileNotFoundError:
                 raise gone(self.folder / segment.name) from None
-        return self._sealed[segment.name]
+            held = sum(e.nbytes for e in self._sealed.values()) + entries.nbytes
+            while self._sealed and held > _INDEX_BYTES_MAX:
+                held -= self._sealed.pop(next(iter(self._sealed))).nbytes  # The one that was used longest ago.
+        self._sealed[segment.name] = entries
+        return entries
 
     # -- tuples ------------------------------------------------------------------------------------------------------
 

@@ -70,6 +70,7 @@ class PlanReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
+        self._until_us: int | None = None
         self._buckets: list[PlannedBucket] = []
 
     def refresh(self) -> None:
@@ -84,11 +85,16 @@ class PlanReader:
         if whole:
             self._offset += len(whole) + 1
             self._buckets += [_decoder.decode(line) for line in whole.split(b"\n")]
+            self._until_us = self._buckets[-1].end_us
 
     @property
     def until_us(self) -> int | None:
         """The end of the last bucket; None before the first."""
-        return self._buckets[-1].end_us if self._buckets else None
+        return self._until_us
+
+    def forget(self, until_us: int) -> None:
+        """What ends here or before was read and committed: a failure may last for days."""
+        self._buckets = [bucket for bucket in self._buckets if bucket.end_us > until_us]
 
     def pieces(self, start_us: int, end_us: int) -> list[PlannedPiece]:
         """The pieces of the buckets that end within (start, end]."""
