@@ -17,6 +17,7 @@ from holdfast.host.forking import Forking
 from holdfast.host.intake import DirectIntake
 from holdfast.host.link import Cuts
 from holdfast.model.errors import CorruptLog, StorageError
+from holdfast.model.time import BEGINNING_US
 from holdfast.protocol.dpc.effects import ExtendFork, Part, Send, TentativeBucket
 from holdfast.protocol.dpc.messages import Ack
 from holdfast.protocol.dpc.plan import InputPlan, NodePlan, OutputPlan
@@ -25,6 +26,7 @@ from holdfast.spark.beginning import Beginning, begin_anew, load_beginning
 from holdfast.spark.forked import ready_mark
 from holdfast.spark.node import NodeQueries, Progress, RunningFork, progress_after
 from holdfast.stream.disk import Disk
+from holdfast.stream.holes import read_holes
 from holdfast.stream.waiting import Waiting
 
 SECOND = 1_000_000
@@ -118,6 +120,39 @@ def test_a_beginning_that_could_not_be_made_is_tried_again_and_the_query_never_g
     controller.tell(InputGap("s", 9 * SECOND))
     until(controller, lambda: "anew" in queries.log and queries.log[-1] == "start")
     assert queries.log == ["start", "stop", "refused", "stop", "anew", "start"]
+    (hole,) = read_holes(controller.output.folder)
+    assert (hole.first_us, hole.upto_us) == (BEGINNING_US, 11 * SECOND)
+    controller.stop_queries()
+    controller.close()
+
+
+def test_results_that_are_filed_until_the_query_has_stopped_do_not_lie_in_the_hole(tmp_path: Path) -> None:
+    """They are stable and there; a reader that is told of a gap would pass them over (D1)."""
+    controller, queries = replica(tmp_path)
+
+    class Filing(Query):
+        def stop(self) -> None:
+            super().stop()
+            controller.output.writer().commit([], now_us=1, boundary_us=7 * SECOND)
+
+    queries.start_stable = lambda: Filing(queries.log)  # type: ignore[method-assign]
+    until(controller, lambda: controller.core)
+    controller.tell(InputGap("s", 9 * SECOND))
+    until(controller, lambda: "anew" in queries.log)
+    (hole,) = read_holes(controller.output.folder)
+    assert (hole.first_us, hole.upto_us) == (7 * SECOND, 11 * SECOND)
+    controller.stop_queries()
+    controller.close()
+
+
+@pytest.mark.parametrize("record", ["", "v1\n", 'v1\n{}\n{"format": 1, "unt', "v1\n[]\n{}\n"])
+def test_a_record_of_spark_that_a_power_cut_has_torn_is_said_and_ends_no_host(tmp_path: Path, record: str) -> None:
+    controller, queries = replica(tmp_path)
+    (queries.checkpoint / "offsets" / "0").write_text(record)
+    until(controller, lambda: controller.trouble)
+    status = controller.status()
+    assert status["state"] == "FAILED"
+    assert "offsets/0: Spark's record of the batch cannot be read" in status["why"]
     controller.stop_queries()
     controller.close()
 

@@ -333,10 +333,8 @@ class Controller:
     def _skip(self, order: SkipStable) -> None:
         """The query begins anew behind the gap; what it cannot say is a hole of its output (§4.9.4)."""
         start_us, right_from_us = order.to * self._size, order.stable_from * self._size
-        self._main.refresh()
         log.warning("%s: input before %s is gone; going on there, results follow from %s", self.plan.replica,
                     instant_text(start_us), instant_text(right_from_us))  # fmt: skip
-        note_hole(self.output.folder, self._main.boundary_us, right_from_us, Disk())
         self._anew = _Anew(start_us, right_from_us, self._stable, self._starting)
         self._stable, self._batch, self._first = None, -1, order.to
         self._decision.decide(start_us)
@@ -349,6 +347,10 @@ class Controller:
             query = anew.starting.result()
         if query is not None:
             stop(query)
+        # Not before: until it has stopped, the query may still file results of complete buckets before the gap.
+        written_us = boundary_of(self.output)
+        if written_us < anew.right_from_us:
+            note_hole(self.output.folder, written_us, anew.right_from_us, Disk())
         self._queries.begin_anew(anew.start_us, anew.right_from_us)
         if self._anew is anew:
             self._anew = None
@@ -399,3 +401,12 @@ class Controller:
         if all(intake.first_us() is None for intake in self._intakes.values()):
             return silent_inputs([spec.stream for spec in self.plan.inputs])
         return FIRST_BATCH
+
+
+def boundary_of(stream: Stream) -> int:
+    """What main promises now, seen from any thread."""
+    reader = stream.reader()
+    try:
+        return reader.boundary_us
+    finally:
+        reader.close()

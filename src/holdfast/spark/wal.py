@@ -68,17 +68,27 @@ def read_wal(folder: Path, batch_id: int) -> tuple[int, list[int] | None]:
     """Watermark of a batch in milliseconds, and the ends of its inputs if all of them are Holdfast's."""
     path = folder / "offsets" / str(batch_id)
     try:
-        version, *lines = path.read_text().splitlines()
+        text = path.read_text()
     except OSError as error:
         raise StorageError(
             f"the sink reads the output boundary from {path}: {error.strerror}; "
             f"the checkpoint must lie on a filesystem that the driver mounts"
         ) from error
-    if version not in _FORMATS:
-        raise StorageError(f"{path}: Spark's log has format {version}; this Holdfast reads {', '.join(_FORMATS)}")
-    watermark = int(json.loads(lines[0]).get("batchWatermarkMs", 0))
+    try:
+        return _parsed(text.splitlines(), path)
+    except (ValueError, IndexError, AttributeError) as error:
+        raise StorageError(
+            f"{path}: Spark's record of the batch cannot be read ({error}), as after a power cut; restore the "
+            f"checkpoint, or start with a new one"
+        ) from error
+
+
+def _parsed(lines: list[str], path: Path) -> tuple[int, list[int] | None]:
+    if lines[0] not in _FORMATS:
+        raise StorageError(f"{path}: Spark's log has format {lines[0]}; this Holdfast reads {', '.join(_FORMATS)}")
+    watermark = int(json.loads(lines[1]).get("batchWatermarkMs", 0))
     ends: list[int] = []
-    for line in lines[1:]:
+    for line in lines[2:]:
         offset = json.loads(line) if line.startswith("{") else None
         if not isinstance(offset, dict) or "until_us" not in offset:
             return watermark, None
