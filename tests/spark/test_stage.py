@@ -174,6 +174,20 @@ def test_a_fork_takes_its_parents_version_or_restores_it_from_the_parents_log(
         assert own
 
 
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_input_that_an_open_window_relies_on_is_not_acknowledged(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path, shuffled: bool
+) -> None:
+    """L8: retention would remove it, and what is lost could not be restored."""
+    fill(store, "in", rows(500, 7, 21), end=False, until=5.0)
+    frame = flow(spark, "in", root=store.root, partitions=2, maxRowsPerBatch=200, subscriber="windows")
+    frame = frame.filter("value >= 0") if shuffled else frame
+    never_full = frame.aggregate(count(), window=count_window(10_000), by="key", checkpoint=continuous(period="1h"))
+    never_full.write("out", checkpoint_location=tmp_path / "c", trigger=NOW, scratch=tmp_path / "s").awaitTermination()
+    acknowledged = store.open("in").acks()["windows"].until_us
+    assert acknowledged <= (T0 + 2) * 1_000_000, "the windows opened in the first batch and were not saved since"
+
+
 def test_a_second_operator_with_state_is_refused(spark: SparkSession, store: holdfast.StreamStore) -> None:
     fill(store, "in", rows(10, 2, 1))
     with pytest.raises(holdfast.UsageError, match="one operator with state"):

@@ -235,12 +235,15 @@ class Flow:
             return None
         return self.stage.direct(frame.schema, inputs)
 
+    def _restoring(self, spec: Spec) -> Any:
+        """The reader of an operator with state: what its windows rely on is read again, and not acknowledged (L8)."""
+        reader = self._reader()
+        return reader if self.checkpoint is None else reader.option("restore", msgspec.json.encode(spec).decode())
+
     def _source(self, spec: Spec) -> DataFrame:
         reader = self._reader()
         if self.stage is not None:
-            reader = reader.option("marks", str(self.partitions))
-            if self.checkpoint is not None:
-                reader = reader.option("restore", msgspec.json.encode(spec).decode())
+            reader = self._restoring(spec).option("marks", str(self.partitions))
         frame = reader.load(",".join(self.streams))
         if len(self.streams) > 1:
             source = F.lit(0)
@@ -261,7 +264,7 @@ class Flow:
             if direct is not None:
                 keys, values = direct
                 stage = DirectStage(plan, self.root, self.streams, self.partitions, keys, values, self.stage.salt)
-                reader = self._reader().option("stage", encode_stage(stage))
+                reader = self._restoring(spec).option("stage", encode_stage(stage))
                 frame = reader.load(",".join(self.streams))
             else:
                 frame = staged(frame, columns, inputs, plan, schema)
