@@ -13,7 +13,9 @@ import holdfast
 from holdfast.host.catalog import Catalog
 from holdfast.host.deployment import load_deployment
 from holdfast.host.host import Host
+from holdfast.host.network import SourceVoice
 from holdfast.model.errors import UsageError
+from holdfast.protocol.dpc.messages import KeepaliveRequest
 from tests.host.conftest import until
 
 APP = """
@@ -87,5 +89,17 @@ def test_a_fault_that_cannot_be_understood_changes_nothing(tmp_path: Path) -> No
                 running.fault(order)
         assert running.fault({"cut": ["fast>a"]}) == {"cuts": ["fast>a"]}
         assert running.fault({"heal": ["fast>a"]}) == {"cuts": []}
+
+    asyncio.run(play())
+
+
+def test_an_answer_to_somebody_whom_nobody_knows_is_dropped(tmp_path: Path) -> None:
+    """A keepalive from another deployment must not become the trouble of the replica that answers it."""
+
+    async def play() -> None:
+        running = host(tmp_path, APP + OTHER, "fast: a, slow: a, late: a")
+        running._network.add_source("fast@a", SourceVoice(running.store, "fast"))
+        running.deliver("stranger@elsewhere", "fast@a", KeepaliveRequest())
+        assert running._under_way == {}
 
     asyncio.run(play())

@@ -55,14 +55,6 @@ class Feed:
             self._told_us = max(since, boundary // self._size * self._size)
         return boundary, arrivals
 
-    @property
-    def boundary_us(self) -> int:
-        """As of the last look."""
-        return self._reader.boundary_us
-
-    def refresh(self) -> None:
-        self._reader.refresh()
-
     def pieces(self, source: int, start_us: int, end_us: int, tuples: int, closed: bool) -> list[PlannedPiece]:
         """Rule 3."""
         return pieces_of(self._reader, source, start_us, end_us, None if closed else tuples)

@@ -280,7 +280,12 @@ class Host:
         self._network.say(sender, send)
 
     def _say_abroad(self, sender: str, to: str, message: Message) -> None:
-        host = self.catalog.host_of(to)
+        try:
+            host = self.catalog.host_of(to)
+        except UsageError as error:
+            # Somebody of another deployment has asked; that is no trouble of whoever was about to answer.
+            log.debug("%s has nobody to answer: %s", sender, error)
+            return
         under_way = self._under_way.setdefault(host, set())
         if len(under_way) < _UNDER_WAY_MAX:
             task = asyncio.ensure_future(self._say(sender, to, message))
