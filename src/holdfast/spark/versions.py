@@ -34,6 +34,8 @@ KEPT = 4
 #: Mark, format, length and checksum of the notes and of the table. The notes follow; then the table, aligned.
 _PREFIX = struct.Struct("<8sIIIIQ")
 _MAGIC, _FORMAT, _ALIGNMENT = b"HOLDVERS", 1, 64
+#: Versions that a worker holds in memory: more than it has partitions of living queries.
+_MEMORY_MAX = 64
 _memory: dict[tuple[str, str, int], tuple[int, Blocks, Measured]] = {}
 
 
@@ -74,7 +76,11 @@ class Scratch:
         temporary = folder / f".{position_us}.{os.getpid()}"
         _write(temporary, _joined(blocks), measured)
         os.rename(temporary, self._path(self.lineage, partition, position_us))
-        _memory[self._key(self.lineage), self.operator, partition] = (position_us, blocks, measured)
+        key = (self._key(self.lineage), self.operator, partition)
+        _memory.pop(key, None)
+        _memory[key] = (position_us, blocks, measured)
+        while len(_memory) > _MEMORY_MAX:
+            del _memory[next(iter(_memory))]  # Of a query that has ended, or of a partition that runs elsewhere now.
         self._forget(folder, position_us)
 
     def _key(self, lineage: str) -> str:
