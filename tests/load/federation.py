@@ -84,8 +84,10 @@ class Federation:
         owners: Sequence[Owner],
         bucket: str = "1s",
         meet: Callable[[str, str], bool] = lambda a, b: True,
+        plain: bool = False,
     ) -> None:
-        self._meet = meet
+        """`plain`: without Spark (`plain_engine`), where hosts are killed too often to wait for JVMs."""
+        self._meet, self.plain = meet, plain
         self.folder, self.owners, self.bucket = folder, {o.name: o for o in owners}, bucket
         everything = [stream for owner in owners for stream in owner.streams]
         (folder / "definitions.py").write_text(COUNTS.format(name="definitions", streams=everything))
@@ -141,7 +143,8 @@ class Federation:
         if not self._feeder.is_alive():
             self._feeder.start()
         for name in names or self.owners:
-            command = [sys.executable, "-m", "holdfast.cli.main", "host", str(self.file(name)), name]
+            run = ["tests.load.plain_engine"] if self.plain else ["holdfast.cli.main", "host"]
+            command = [sys.executable, "-m", *run, str(self.file(name)), name]
             extra = {"PYTHONUNBUFFERED": "1", **self.owners[name].environment}
             with (self.folder / f"{name}.log").open("a") as out:
                 self._processes[name] = subprocess.Popen(
@@ -179,8 +182,18 @@ class Federation:
             return None
 
     def place(self, name: str, node: str, to: str) -> str:
-        said = self.client(name).call("POST", "/v1/move", {"node": node, "to": to})
-        return str(msgspec.json.decode(said)["said"])
+        """Order a movement; a host that is too busy to answer is told again."""
+        said: list[bytes] = []
+
+        def told() -> bool:
+            try:
+                said.append(self.client(name).call("POST", "/v1/move", {"node": node, "to": to}))
+            except PeerError as error:
+                assert "refused" not in str(error) or "503" in str(error), str(error)
+            return bool(said)
+
+        self.wait(told, f"{name} to be told")
+        return str(msgspec.json.decode(said[0])["said"])
 
     def runs_at(self, owner: str, node: str) -> str | None:
         """Who runs a node, by its owner's word; None while it is on its way or its host is down."""

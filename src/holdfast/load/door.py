@@ -176,7 +176,7 @@ class _Doors:
         guest = manager.guest(folder, note)
         manager.tasks[lease.lease_id] = guest
         manager.tell(Arrived(lease.lease_id))
-        manager.work(f"start {lease.lease_id}", guest.start())
+        manager.start(guest)
         reached("started")
 
     async def hand_over(self, request: Request) -> Response:

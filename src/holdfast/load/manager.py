@@ -55,6 +55,11 @@ _PULSE_S = 0.05
 _MEASURE_US = SECOND_US
 #: How often partners are asked whether they have the same contracts, until they have, and afterwards.
 _CONSENT_S, _CONSENTED_S = 3.0, 30.0
+#: How long to wait before a guest that could not be set up is tried again.
+_AGAIN_S = 5.0
+#: Own nodes that start are waited for before their load is told: a host that seems idle would take in too much. One
+#: that has no data at all is not waited for any longer.
+_FIRST_US = 45 * SECOND_US
 #: Words that wait for one partner; beyond it the oldest are left out, and the core says them again.
 _WORDS_MAX = 256
 
@@ -85,6 +90,8 @@ class LoadManager:
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._wake_us = 0
         self._measured_us = 0
+        self._begun_us = monotonic_us()
+        self._known: dict[str, Usage] = {}
         self._last_us = 0
         self._out: dict[str, tuple[LogReader, int, int]] = {}
         for node in host.catalog.nodes_on(host.name):
@@ -113,9 +120,8 @@ class LoadManager:
             if note is not None:
                 self.mover.stand_in(task, note)
             elif isinstance(task, Guest):
-                self.work(f"start {task.task_id}", task.start())
+                self.start(task)
         try:
-            await self._measure()
             self._resume()
             while True:
                 if monotonic_us() - self._measured_us >= _MEASURE_US:
@@ -136,6 +142,20 @@ class LoadManager:
         for link in self.partners.values():
             await link.close()
         self.journal.close()
+
+    def start(self, guest: Guest) -> None:
+        """Set a guest up, however often it takes: it is here, and its owner relies on it."""
+
+        async def until_it_runs() -> None:
+            while True:
+                try:
+                    await guest.start()
+                    return
+                except Exception as error:
+                    log.error("%s could not be set up and is tried again: %s", guest.replica, error)
+                await asyncio.sleep(_AGAIN_S)
+
+        self.work(f"start {guest.task_id}", until_it_runs())
 
     def _resume(self) -> None:
         """Say what the disk says: guests are here; what was to come back is back if no note is left."""
@@ -318,8 +338,11 @@ class LoadManager:
             reading = await loop.run_in_executor(None, _quietly, lambda q=query: read_progress(q))
             if reading is not None and task_id in self.tasks:
                 self.meter.take(task_id, reading, self._out_bytes(task_id, held), monotonic_us())
-        self._measured_us = monotonic_us()
+        self._measured_us = now = monotonic_us()
         tasks = self.running()
+        unknown = [t for t in tasks if isinstance(self.tasks[t.task_id], OwnTask) and t.task_id not in self._known]
+        if unknown and now - self._begun_us < _FIRST_US:
+            return
         movable = tuple(task.task_id for task in tasks
                         if (c := self.tasks[task.task_id].controller) is not None and c.movable)  # fmt: skip
         self.tell(Measured(tasks, movable=movable))
@@ -348,12 +371,13 @@ class LoadManager:
         return tuple(found)
 
     def usage(self, task_id: str) -> Usage:
-        """Measured; until then what the bargain was about."""
+        """Measured; until then what the bargain was about, or what it was when it last ran here."""
         measured = self.meter.usage(task_id, monotonic_us())
         if measured is not None:
+            self._known[task_id] = measured
             return measured
         lease = self.lease_of(task_id)
-        return NOTHING if lease is None else lease.task.usage
+        return self._known.get(task_id, NOTHING) if lease is None else lease.task.usage
 
     def lease_of(self, task_id: str) -> Lease | None:
         """The lease under which a guest is here, or an own task away."""

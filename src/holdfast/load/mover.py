@@ -84,6 +84,8 @@ class Mover:
         await partner.send_parcel(guest, parcel)
         reached("sent")
         await self._level(task, partner, guest)
+        if not controller.movable:
+            raise UsageError(f"{task.task_id} is no longer STABLE; it stays here")
         reached("level")
         write_note(task.home, AwayNote(lease_id, to))
         reached("noted")
