@@ -1,0 +1,87 @@
+"""`holdfast contracts`, `load` and `move` against real hosts (which run their query in plain Python)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import InsideCli
+from tests.load.federation import Federation, Owner
+
+CLAUSES = "price: 0.1 to 5.0, period: 3s, permits: [counts-m1]"
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    owners = [
+        Owner("anna", ["m1", "m2"], [f"to: ben, {CLAUSES}", "from: carl, price: 1"]),
+        Owner("ben", [], [f"from: anna, {CLAUSES}", "to: carl, price: 3"]),
+        Owner("carl", [], ["to: anna, price: 2"]),
+    ]
+    federation = Federation(tmp_path_factory.mktemp("two"), owners, plain=True)
+    try:
+        federation.start("anna", "ben")
+        for node in ("counts-m1", "counts-m2"):
+            federation.wait(lambda n=node: federation.runs_at("anna", n) == "anna", f"{node} to run")
+        federation.wait(lambda: federation.ask("anna", "/v1/contracts")["contracts"][0]["agreed"], "consent")  # type: ignore[index]
+        yield federation
+    finally:
+        federation.end()
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> InsideCli:
+    return InsideCli(tmp_path / "streams")
+
+
+def file(two: Federation) -> str:
+    return str(two.file("anna"))
+
+
+@pytest.mark.slow
+def test_a_node_is_moved_and_taken_back_by_hand_and_the_tables_say_so(
+    two: Federation, cli: InsideCli, tmp_path: Path
+) -> None:
+    said = cli.ok("move", file(two), "counts-m1", "ben")
+    assert "offered to ben at 0.1 to 5" in said
+    assert "runs at ben after" in said
+    shown = cli.ok("contracts", file(two))
+    assert "counts-m1" in shown
+    assert " yes" in shown
+    (load,) = cli.objects("load", file(two))
+    assert {task["task"]: task["at"] for task in load["tasks"]} == {"counts-m1": "ben", "counts-m2": "anna"}
+    assert "counts-m1" in cli.ok("load", file(two))
+    assert "runs at anna after" in cli.ok("move", file(two), "counts-m1", "anna")
+    cli.ok("load", file(two), "--picture", str(tmp_path / "load.html"))
+    assert "counts-m1" in (tmp_path / "load.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("node", "to", "sentence"),
+    [
+        ("nothing", "ben", "no node 'nothing' in application"),
+        ("counts-m1", "dora", "no partner 'dora' of 'anna'"),
+        ("counts-m1", "carl", "has no contract to move load to 'carl'"),
+        ("counts-m2", "ben", "permits counts-m1; not counts-m2"),
+    ],
+)
+def test_what_cannot_be_moved_is_said_in_one_sentence(
+    two: Federation, cli: InsideCli, node: str, to: str, sentence: str
+) -> None:
+    assert sentence in cli.fails("move", file(two), node, to)
+
+
+@pytest.mark.slow
+def test_a_partner_that_is_down_or_has_signed_something_else_is_shown(two: Federation, cli: InsideCli) -> None:
+    shown = cli.ok("contracts", file(two))
+    assert "could not be reached" in shown, "carl is down"
+    shown = cli.ok("contracts", str(two.file("ben")))
+    assert "ben.carl" in shown
+
+
+@pytest.mark.slow
+def test_tokens_are_made_once(two: Federation, cli: InsideCli) -> None:
+    assert "is there; shared with ben" in cli.ok("contracts", file(two), "--make-tokens")
