@@ -1,130 +1,56 @@
 """Checkpoint stores under the seeds' load (002 §4.1): 10,000 operations on 1,000 keys of 1 KiB, 1 to 64 callers.
 
-Everybody makes every checkpoint durable before its caller goes on. Holdfast's stores run through their own interface,
-versions and checksums included; LMDB and SQLite, which are no stores of ours, write the same bytes under the same keys.
-HBase is left out: its gateway cannot promise a synced write on a local disk. Contenders take turns, and of each cell
-the median over the rounds counts.
+Everybody makes every checkpoint durable before its caller goes on; `benches.store_contenders` says how. In each round
+all contenders run one after another, in the opposite order in every second one, each after a warm-up in a folder of its
+own. A ratio is taken within a round, and the median over the rounds counts; the smallest and the greatest are printed
+beside it. HBase comes last and for itself: its gateway cannot promise a synced write on a local disk.
 
-    python -m benches.stores            throughput and latency (figures 4.1, 4.5, 4.6, 5.1), keys (4.7), rebuild (4.2)
-    python -m benches.stores --quick    a shorter look
+    python -m benches.stores                       everything
+    python -m benches.stores --part load           throughput and latency (figures 4.1, 4.5, 4.6, 5.1)
+    python -m benches.stores --part keys,rebuild   write rate by keys (4.7), time to rebuild the index (4.2)
+    python -m benches.stores --part hbase          HBase beside the log (4.6)
+    python -m benches.stores --quick               a shorter look
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import random
 import shutil
-import sqlite3
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.checkpoint.servers import RedisServer
-
 from benches.report import console, finish, table
-from holdfast.checkpoint.store import CheckpointStore, Entry
-from holdfast.checkpoint.stores.files import FilesStore
+from benches.store_contenders import CONTENDERS, VALUE, Contender, hbase, present
+from holdfast.checkpoint.store import Entry
 from holdfast.checkpoint.stores.log import LogStore
-from holdfast.checkpoint.stores.redis import RedisStore
-from holdfast.checkpoint.stores.rocksdb import RocksStore
 from holdfast.stream.disk import VolatileDisk
 
-VALUE = os.urandom(1024)
 KEYS = 1000
 CALLERS = (1, 4, 16, 64)
-
-Put = Callable[[bytes, int], object]
-Get = Callable[[bytes], object]
-
-
-@contextlib.contextmanager
-def ours(store: CheckpointStore) -> Iterator[tuple[Put, Get]]:
-    with store:
-        yield (lambda key, version: store.put(key, version, VALUE)), store.get
+SIZES = (1_000, 10_000, 100_000, 1_000_000)
+#: Before a cell is measured: threads, caches and the first blocks of a file are there.
+WARM_S = 0.15
 
 
-@contextlib.contextmanager
-def redis(folder: Path) -> Iterator[tuple[Put, Get]]:
-    server = RedisServer(folder)
-    try:
-        with ours(RedisStore(server.address)) as both:
-            yield both
-    finally:
-        server.stop()
-
-
-@contextlib.contextmanager
-def lmdb(folder: Path) -> Iterator[tuple[Put, Get]]:
-    import lmdb as library
-
-    env = library.open(str(folder), map_size=4 << 30, sync=True, metasync=True)
-
-    def put(key: bytes, version: int) -> None:
-        with env.begin(write=True) as transaction:
-            transaction.put(key, VALUE)
-
-    def get(key: bytes) -> None:
-        with env.begin() as transaction:
-            transaction.get(key)
-
-    yield put, get
-    env.close()
-
-
-@contextlib.contextmanager
-def sqlite(folder: Path) -> Iterator[tuple[Put, Get]]:
-    path = folder / "db"
-    with sqlite3.connect(path) as db:
-        db.execute("pragma journal_mode=wal")
-        db.execute("create table kept (key blob primary key, value blob)")
-    mine, turn = threading.local(), threading.Lock()  # One writer; its busy handler would be slower still.
-
-    def connection() -> sqlite3.Connection:
-        if not hasattr(mine, "db"):
-            mine.db = sqlite3.connect(path, isolation_level=None)
-            mine.db.execute("pragma synchronous=full")
-        return mine.db  # type: ignore[no-any-return]
-
-    def put(key: bytes, version: int) -> None:
-        with turn:
-            connection().execute("insert or replace into kept values (?, ?)", (key, VALUE))
-
-    yield put, lambda key: connection().execute("select value from kept where key = ?", (key,)).fetchone()
-
-
-CONTENDERS: dict[str, Callable[[Path], contextlib.AbstractContextManager[tuple[Put, Get]]]] = {
-    "log": lambda folder: ours(LogStore(folder)),
-    "files": lambda folder: ours(FilesStore(folder)),
-    "rocksdb": lambda folder: ours(RocksStore(folder)),
-    "redis": redis,
-    "LMDB": lmdb,
-    "SQLite": sqlite,
-}
-
-
-def load(both: tuple[Put, Get], callers: int, writes: float, seconds: float) -> tuple[float, float]:
-    """Operations per second and mean milliseconds of each, until 10,000 are done or the time is up."""
-    put, get = both
+def drive(act: Callable[[int, int, random.Random], object], callers: int, seconds: float, most: int) -> list[float]:
+    """Let callers act until the time is up or each did its part; operations per second and mean milliseconds."""
     done, spent = [0] * callers, [0.0] * callers
     begin, until = threading.Barrier(callers + 1), [0.0]
 
     def work(i: int) -> None:
         chance = random.Random(i)
         begin.wait()
-        for n in range(10_000 // callers):
-            key = b"user%04d" % chance.randrange(KEYS)
+        for n in range(most // callers):
             before = time.perf_counter()
             if before > until[0]:
                 return
-            if chance.random() < writes:
-                put(key, n * 64 + i)
-            else:
-                get(key)
+            act(i, n, chance)
             spent[i] += time.perf_counter() - before
             done[i] += 1
 
@@ -137,7 +63,26 @@ def load(both: tuple[Put, Get], callers: int, writes: float, seconds: float) -> 
     for thread in threads:
         thread.join()
     took = time.perf_counter() - started
-    return sum(done) / took, 1000 * sum(spent) / max(1, sum(done))
+    return [sum(done) / took, 1000 * sum(spent) / max(1, sum(done))]
+
+
+def load(contender: Contender, callers: int, writes: float, seconds: float, first: int = 0) -> list[float]:
+    """The seeds' load. Versions begin at `first`, so that a store sees every write as newer."""
+
+    def act(i: int, n: int, chance: random.Random) -> object:
+        key = b"user%04d" % chance.randrange(KEYS)
+        return contender.put(key, first + n * 64 + i) if chance.random() < writes else contender.get(key)
+
+    return drive(act, callers, seconds, 10_000)
+
+
+def batches(contender: Contender, seconds: float) -> list[float]:
+    """One caller with 64 checkpoints at a time: what is left of the differences when everybody may share a sync."""
+    rate, ms = drive(
+        lambda i, n, chance: contender.put_many([b"user%04d" % k for k in chance.sample(range(KEYS), 64)], n + 1),
+        1, seconds, 10_000,
+    )  # fmt: skip
+    return [64 * rate, ms]
 
 
 def fresh(folder: Path) -> Path:
@@ -146,31 +91,55 @@ def fresh(folder: Path) -> Path:
     return folder
 
 
-def rate_by_keys(folder: Path, keys: int, seconds: float) -> float:
-    """Durable writes per second at 64 callers into a log that holds so many keys."""
-    with LogStore(fresh(folder)) as store:
-        for at in range(0, keys, 5000):
-            store.put_many(Entry(b"user%07d" % k, 0, b"x" * 50) for k in range(at, min(keys, at + 5000)))
-        store.maintain()
-        done = [0] * 64
-        until = time.perf_counter() + seconds
-
-        def work(i: int) -> None:
-            chance = random.Random(i)
-            while time.perf_counter() < until:
-                done[i] += 1
-                store.put(b"user%07d" % chance.randrange(keys), done[i] * 64 + i, VALUE)
-
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(64)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return sum(done) / seconds
+Cells = dict[tuple[str, int, float], list[list[float]]]
 
 
-def rebuild(folder: Path, keys: int, tail: int) -> tuple[float, float]:
-    """Milliseconds to open a log of so many keys of 70 bytes: from flush and tail, and from the log alone."""
+def all_loads(folder: Path, names: Sequence[str], rounds: int, seconds: float) -> Cells:
+    """Cells by contender, callers and share of writes; 0 callers stands for batches."""
+    found: Cells = {}
+    plan = [(callers, 1.0) for callers in (*CALLERS, 0)] * rounds + [(c, 0.9) for c in CALLERS] * max(1, rounds // 2)
+    for turn, (callers, writes) in enumerate(plan):
+        forth = turn // len(CALLERS) % 2 == 0
+        for name in names if forth else reversed(names):
+            with CONTENDERS[name](fresh(folder)) as contender:
+                contender.put(b"user0000", 0)
+                load(contender, callers or 1, writes, WARM_S)
+                got = load(contender, callers, writes, seconds, 1 << 20) if callers else batches(contender, seconds)
+                found.setdefault((name, callers, writes), []).append(got)
+    return found
+
+
+def rates_by_keys(folder: Path, rounds: int, seconds: float) -> dict[int, list[float]]:
+    """Durable writes per second at 64 callers into logs that hold so many keys, in turns."""
+    found: dict[int, list[float]] = {keys: [] for keys in SIZES}
+    with contextlib.ExitStack() as held:
+        stores = {}
+        for keys in SIZES:
+            store = stores[keys] = held.enter_context(LogStore(fresh(folder / str(keys))))
+            for at in range(0, keys, 5000):
+                store.put_many(Entry(b"user%07d" % k, 0, b"x" * 50) for k in range(at, min(keys, at + 5000)))
+            store.maintain()
+        for turn in range(rounds + 1):
+            for keys in SIZES if turn % 2 else reversed(SIZES):
+                rate = _rate(stores[keys], keys, seconds, turn << 32)
+                if turn:  # The first one warms up.
+                    found[keys].append(rate)
+    return found
+
+
+def _rate(store: LogStore, keys: int, seconds: float, first: int) -> float:
+    return drive(
+        lambda i, n, chance: store.put(b"user%07d" % chance.randrange(keys), first + n * 64 + i, VALUE),
+        64, seconds, 1 << 30,
+    )[0]  # fmt: skip
+
+
+def rebuild(folder: Path, keys: int, tail: int) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Milliseconds to open a log of so many keys of 70 bytes: from flush and tail, and from the log alone.
+
+    Each by the clock on the wall and by processor time: one thread reads what is in memory, so on a machine that does
+    other things the second says what the first would be without them.
+    """
     # Unsynced: how it was written does not matter to who reads it.
     store = LogStore(fresh(folder), flush_records=1 << 30, disk=VolatileDisk())
     for at in range(0, keys, 64):
@@ -183,71 +152,110 @@ def rebuild(folder: Path, keys: int, tail: int) -> tuple[float, float]:
     store._segments.close()
     store._owner.release()
 
-    def opened() -> float:
-        begun = time.perf_counter()
+    def opened() -> tuple[float, float]:
+        begun, busy = time.perf_counter(), time.process_time()
         again = LogStore(folder, background=False)
-        took = 1000 * (time.perf_counter() - begun)
+        took = 1000 * (time.perf_counter() - begun), 1000 * (time.process_time() - busy)
         assert len(again._index.base) == keys
         again._segments.close()
         again._owner.release()
         return took
 
-    with_flush = statistics.median(opened() for _ in range(5))
+    def median(times: int) -> tuple[float, float]:
+        walls, busy = zip(*(opened() for _ in range(times)), strict=True)
+        return statistics.median(walls), statistics.median(busy)
+
+    with_flush = median(9)
     (folder / "index").unlink()
-    return with_flush, statistics.median(opened() for _ in range(3))
+    return with_flush, median(3)
+
+
+def show_loads(found: Cells, names: Sequence[str]) -> dict[str, object]:
+    rate = {cell: statistics.median(r for r, _ in values) for cell, values in found.items()}
+    for writes in (1.0, 0.9):
+        columns = [c for c in (*CALLERS, 0) if (names[0], c, writes) in found]
+        rows: list[list[object]] = [
+            [name, *(
+                f"{rate[name, c, writes]:,.0f} ({statistics.median(ms for _, ms in found[name, c, writes]):.2f} ms)"
+                for c in columns
+            )]
+            for name in names
+        ]  # fmt: skip
+        heads = ["", *(f"{c} callers" if c else "64 in a call" for c in columns)]
+        table(f"{writes:.0%} writes: operations per second (mean latency)", heads, rows)
+
+    def ratios(other: str, callers: int) -> list[float]:
+        pairs = zip(found["log", callers, 1.0], found[other, callers, 1.0], strict=True)
+        return sorted(mine[0] / theirs[0] for mine, theirs in pairs)
+
+    others = [n for n in names if n not in ("log", "files")]
+    over_files = ratios("files", 64)
+    ahead = {c: {n: round(statistics.median(ratios(n, c)), 2) for n in others} for c in (*CALLERS, 0)}
+    return {
+        "log_over_files": round(statistics.median(over_files), 1),
+        "log_over_files_range": [round(over_files[0], 1), round(over_files[-1], 1)],
+        "log_ahead_of_all": all(ratio > 1 for ratio in ahead[64].values()),
+        "log_over": {"64 in a call" if c == 0 else str(c): ratios for c, ratios in ahead.items()},
+        "log_writes_per_s": {c: round(rate["log", c, 1.0]) for c in CALLERS},
+        "files_writes_per_s": {c: round(rate["files", c, 1.0]) for c in CALLERS},
+    }
+
+
+def show_keys(found: dict[int, list[float]]) -> dict[str, object]:
+    rows = [[f"{k:,}", round(statistics.median(r)), round(min(r)), round(max(r))] for k, r in found.items()]
+    table("log, 64 callers, by keys", ["keys", "writes/s", "least", "most"], rows)
+    flat = sorted(many / few for few, many in zip(found[SIZES[0]], found[SIZES[-1]], strict=True))
+    return {
+        "rate_1m_over_1k_keys": round(statistics.median(flat), 2),
+        "rate_1m_over_1k_range": [round(flat[0], 2), round(flat[-1], 2)],
+    }
+
+
+def show_hbase(folder: Path, seconds: float) -> dict[str, object]:
+    with hbase(folder / "hbase") as got:
+        if isinstance(got, str):
+            console.print(f"HBase left out: {got}")
+            return {"hbase": got}
+        rates: dict[str, dict[int, int]] = {"hbase": {}, "log": {}}
+        for callers in (1, 16, 64):
+            for name, opened in (("hbase", got), ("log", lambda: CONTENDERS["log"](fresh(folder / "log")))):
+                with opened() as contender:
+                    load(contender, callers, 1.0, 2 * WARM_S)
+                    rates[name][callers] = round(load(contender, callers, 1.0, 2 * seconds, 1 << 20)[0])
+    rows = [[name, *by.values()] for name, by in rates.items()]
+    table("HBase, not synced, beside the log, synced: writes per second", ["", "1", "16", "64 callers"], rows)
+    return {"hbase_unsynced_writes_per_s": rates["hbase"]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benches.stores", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help="one short round")
+    parser.add_argument("--quick", action="store_true", help="two short rounds")
+    parser.add_argument("--part", default="load,keys,rebuild,hbase", help="some of load, keys, rebuild, hbase")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.8, help="length of a cell")
     parser.add_argument("--folder", type=Path, default=Path(), help="where to write (a real disk; default: here)")
     given = parser.parse_args()
-    rounds, seconds = (1, 0.8) if given.quick else (3, 1.5)
-    names = [n for n in CONTENDERS if n != "redis" or shutil.which("redis-server")]
+    rounds, seconds = (2, 0.4) if given.quick else (given.rounds, given.seconds)
+    figures: dict[str, object] = {}
     with tempfile.TemporaryDirectory(dir=given.folder, prefix=".bench-") as scratch:
-        folder = Path(scratch) / "run"
-        found: dict[tuple[str, int, float], list[tuple[float, float]]] = {}
-        for _ in range(rounds):
-            for writes in (1.0, 0.9):
-                for callers in CALLERS:
-                    for name in names:
-                        with CONTENDERS[name](fresh(folder)) as both:
-                            both[0](b"user0000", 0)
-                            found.setdefault((name, callers, writes), []).append(load(both, callers, writes, seconds))
-        by_keys = {keys: rate_by_keys(folder, keys, seconds) for keys in (1_000, 10_000, 100_000, 1_000_000)}
-        flush_ms, log_ms = rebuild(folder, 1_000_000, 65_536)
-    rate = {cell: statistics.median(r for r, _ in values) for cell, values in found.items()}
-    for writes in (1.0, 0.9):
-        rows: list[list[object]] = []
-        for name in names:
-            cells = [
-                f"{rate[name, c, writes]:,.0f} ({statistics.median(ms for _, ms in found[name, c, writes]):.2f} ms)"
-                for c in CALLERS
-            ]
-            rows.append([name, *cells])
-        table(
-            f"{writes:.0%} writes: operations per second (mean latency)", ["", *(f"{c} callers" for c in CALLERS)], rows
-        )
-    table("log, 64 callers, by keys", ["keys", "writes/s"], [[f"{k:,}", round(r)] for k, r in by_keys.items()])
-    console.print(
-        f"index of 1,000,000 keys: {flush_ms:.0f} ms from flush + 65,536 records, {log_ms:.0f} ms from the log"
-    )
-    others = [n for n in names if n not in ("log", "files")]
-    over_files = statistics.median(
-        a[0] / b[0] for a, b in zip(found["log", 64, 1.0], found["files", 64, 1.0], strict=True)
-    )
-    finish(
-        "stores",
-        log_over_files=round(over_files, 1),
-        log_ahead_of_all=all(rate["log", 64, 1.0] > rate[n, 64, 1.0] for n in others),
-        ahead_at={c: {n: round(rate["log", c, 1.0] / rate[n, c, 1.0], 2) for n in others} for c in CALLERS},
-        index_rebuild_1m_ms=round(flush_ms),
-        index_from_log_alone_1m_ms=round(log_ms),
-        rate_1m_over_1k_keys=round(by_keys[1_000_000] / by_keys[1_000], 2),
-        log_writes_per_s={c: round(rate["log", c, 1.0]) for c in CALLERS},
-        files_writes_per_s={c: round(rate["files", c, 1.0]) for c in CALLERS},
-    )
+        folder = Path(scratch).resolve() / "run"
+        parts = given.part.split(",")
+        if "load" in parts:
+            names = present()
+            figures |= show_loads(all_loads(folder, names, rounds, seconds), names)
+        if "keys" in parts:
+            figures |= show_keys(rates_by_keys(folder, rounds, seconds))
+            shutil.rmtree(folder)
+        if "rebuild" in parts:
+            flush, log = rebuild(folder, 1_000_000, 65_536)
+            rows = [["flush and 65,536 records", *map(round, flush)], ["the log alone", *map(round, log)]]
+            table("index of 1,000,000 keys", ["from", "ms", "ms of processor time"], rows)
+            figures |= {"index_rebuild_1m_ms": round(flush[0]), "index_rebuild_1m_processor_ms": round(flush[1]),
+                        "index_from_log_alone_1m_ms": round(log[0])}  # fmt: skip
+        if "hbase" in parts:
+            figures |= show_hbase(folder, seconds)
+    finish("stores", **figures)
 
 
 if __name__ == "__main__":
