@@ -131,8 +131,7 @@ class WindowGroups:
         """The bytes of a group."""
         rate = self._counted[dirty.window].rate
         head = _encode(Head(dirty.group, dirty.first, rows.num_rows, self.size, now_us, rate, position))
-        body: bytes = rows.serialize().to_pybytes()
-        return len(head).to_bytes(2, "little") + head + body
+        return b"".join((len(head).to_bytes(2, "little"), head, rows.serialize()))
 
     def key(self, window: bytes, group: int) -> bytes:
         return b"%b/%b/%06d" % (self.name, window.hex().encode(), group % self.slots)

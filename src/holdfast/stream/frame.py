@@ -12,8 +12,9 @@ multiple of 64. Rules:
 
 from __future__ import annotations
 
+import functools
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -37,6 +38,8 @@ assert HEADER_SIZE == FILE_HEADER_SIZE == ALIGNMENT
 _ZEROS = bytes(ALIGNMENT)
 
 crc32c: Callable[[bytes], int] = google_crc32c.value
+#: The checksum of what `crc` is that of, followed by more bytes.
+crc32c_on: Callable[[int, bytes], int] = google_crc32c.extend
 
 
 class Kind(IntEnum):
@@ -89,22 +92,29 @@ def padded(length: int) -> int:
 def checksum(body: bytes) -> int:
     """What `body_crc` says: that of the body with its padding."""
     padding = _ZEROS[: -len(body) % ALIGNMENT]
-    return crc32c(body) if not padding else int(google_crc32c.extend(crc32c(body), padding))
+    return crc32c(body) if not padding else crc32c_on(crc32c(body), padding)
 
 
 def encode_frame(header: Header, body: bytes) -> list[bytes]:
     """The parts to write for one frame; `length` and `body_crc` of the given header are filled in here."""
-    length = len(body)
+    return encode_frame_of(header, (body,))
+
+
+def encode_frame_of(header: Header, pieces: Sequence[bytes]) -> list[bytes]:
+    """Like `encode_frame`, of a body in pieces, which are not copied: for large ones that is most of the work."""
+    length = sum(map(len, pieces))
     if length > BODY_MAX:
         raise CorruptLog(f"a frame may hold {BODY_MAX} bytes at most; got {length}; send smaller batches")
     padding = _ZEROS[: -length % ALIGNMENT]
-    body_crc = checksum(body)
+    body_crc = functools.reduce(crc32c_on, pieces, 0)
+    if padding:
+        body_crc = crc32c_on(body_crc, padding)
     _, _, partition, rows, bucket, first_id, low, high, _, epoch, seq = header
     version = CONTROL_VERSION if header[0] == Kind.CONTROL else FORMAT_VERSION
     raw = _HEADER.pack(length, 0, version, header[0], partition, rows, bucket, first_id, low, high, body_crc,
                        epoch, seq)  # fmt: skip
     head = raw[:4] + crc32c(raw).to_bytes(4, "little") + raw[8:]
-    return [head, body, padding] if padding else [head, body]
+    return [head, *pieces, padding] if padding else [head, *pieces]
 
 
 def decode_header(data: bytes, offset: int, where: str) -> Header | None:

@@ -121,9 +121,12 @@ class LogStore(CheckpointStore):
 
     def _commit(self, groups: Sequence[Sequence[Write]]) -> list[list[bool] | BaseException]:
         with self._turn:
-            answers = iter(self._append([write for group in groups for write in group]))
+            taken = self._append([write for group in groups for write in group])
         if not self._due.is_set() and self._is_due():
             self._due.set()
+        if len(taken) == len(groups):  # The usual case: each brought one.
+            return [[takes] for takes in taken]
+        answers = iter(taken)
         return [[next(answers) for _ in group] for group in groups]
 
     def _append(self, writes: list[Write]) -> list[bool]:
@@ -133,9 +136,9 @@ class LogStore(CheckpointStore):
         before: list[Place | None] = []
         size = 0
         fresh: dict[bytes, int] = {}
-        for write, place in zip(writes, self._index.find_many([write.digest for write in writes]), strict=True):
+        for write, place in zip(writes, self._index.find_many([write[0] for write in writes]), strict=True):
             digest, key, version, value, source = write
-            newest = fresh.get(digest, -1 if place is None else place.version)
+            newest = fresh.get(digest, -1 if place is None else place[0])
             takes = version >= newest if source is None else digest not in fresh and place == source
             taken.append(takes)
             if takes:
@@ -163,18 +166,22 @@ class LogStore(CheckpointStore):
         """References and current bytes per segment: those of the old record go, those of the new one come."""
         seen: dict[bytes, Place] = {}
         references, live = self._references, self._live_bytes
-        number = places[0].segment
-        references.setdefault(number, 0)
-        live.setdefault(number, 0)
+        number, gained = places[0].segment, 0
+        references[number] = references.get(number, 0) + len(places)
         for write, place, known in zip(writes, places, before, strict=True):
-            key_len = len(write.key)
-            old = seen.get(write.digest, known)
+            digest, size = write[0], ROW_SIZE + len(write[1])
+            old = seen.get(digest, known)
             if old is not None:
-                references[old.segment] -= 1
-                live[old.segment] -= _size(key_len, old)
-            references[number] += 1
-            live[number] += _size(key_len, place)
-            seen[write.digest] = place
+                _, segment, _, length, _ = old
+                references[segment] -= 1
+                if segment == number:
+                    gained -= size if length == GONE else size + length
+                else:
+                    live[segment] -= size if length == GONE else size + length
+            length = place[3]
+            gained += size if length == GONE else size + length
+            seen[digest] = place
+        live[number] = live.get(number, 0) + gained
 
     # Reading
 
@@ -294,7 +301,3 @@ class LogStore(CheckpointStore):
         finally:
             self._segments.close()
             self._owner.release()
-
-
-def _size(key_len: int, place: Place) -> int:
-    return ROW_SIZE + key_len + (0 if place.value_len == GONE else place.value_len)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.checkpoint.stores.log_unit import GONE, ROW, ROW_SIZE, Place
+from holdfast.checkpoint.stores.log_unit import GONE, ROW, ROW_SIZE, Place, place_of
 
 #: The base's columns in the order of the flushed file.
 COLUMNS = (("h1", "<u8"), ("h2", "<u8"), ("version", "<i8"), ("segment", "<u4"), ("at", "<u8"), ("key_len", "<u2"),
@@ -53,10 +53,10 @@ class Base:
         wanted = np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
         rows, found = self._rows(wanted[:, 0], wanted[:, 1])
         c = self.columns
-        fields = (c[name][rows].tolist() for name in ("version", "segment", "at", "value_len", "crc"))
-        return [
-            Place(*place) if hit else None for hit, place in zip(found.tolist(), zip(*fields, strict=True), strict=True)
-        ]
+        places = list(map(place_of, zip(*[c[n][rows].tolist() for n in Place._fields], strict=True)))
+        for i in np.flatnonzero(~found).tolist():
+            places[i] = None
+        return places
 
     def _rows(self, h1: Column, h2: Column) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """The row of each digest, and whether there is one."""
@@ -97,11 +97,13 @@ class Base:
 
     def live(self) -> dict[int, tuple[int, int]]:
         """Per segment: how many records are current, and their bytes."""
-        c = self.columns
-        lengths = np.where(c["value_len"] == GONE, 0, c["value_len"]).astype(np.int64)
-        counts = np.bincount(c["segment"])  # type: ignore[call-overload]
-        sizes = np.bincount(c["segment"], weights=lengths + c["key_len"].astype(np.int64) + ROW_SIZE)  # type: ignore[call-overload]
-        return {s: (int(counts[s]), int(sizes[s])) for s in self.segments()}
+        segment = self.columns["segment"].astype(np.intp)  # Once: `bincount` would do so each time.
+        lengths = self.columns["value_len"].astype(np.float64)
+        lengths[self.columns["value_len"] == GONE] = 0
+        lengths += self.columns["key_len"]
+        counts = np.bincount(segment)
+        sizes = np.bincount(segment, weights=lengths) + counts * ROW_SIZE
+        return {s: (int(counts[s]), int(sizes[s])) for s in np.flatnonzero(counts).tolist()}
 
 
 def newest(h1: Column, h2: Column) -> npt.NDArray[np.int64]:
@@ -123,7 +125,8 @@ def newest(h1: Column, h2: Column) -> npt.NDArray[np.int64]:
 
 
 def _columns(chunks: Sequence[Chunk]) -> dict[str, Column]:
-    rows = np.concatenate([chunk.rows for chunk in chunks])
+    # As bytes: numpy copies structured rows field by field.
+    rows = np.concatenate([chunk.rows.view(np.uint8) for chunk in chunks]).view(ROW)
     counts = np.fromiter((len(chunk.rows) for chunk in chunks), np.int64, len(chunks))
     body_at = np.repeat(np.fromiter((chunk.body_at for chunk in chunks), np.uint64, len(chunks)), counts)
     found: dict[str, Column] = {name: np.ascontiguousarray(rows[name]) for name, _ in COLUMNS if name in ROW.names}  # type: ignore[operator]
@@ -166,9 +169,10 @@ class Index:
 
     def find_many(self, digests: Sequence[bytes]) -> list[Place | None]:
         view = self._view
-        found = [view.overlay.get(d) or view.frozen.get(d) for d in digests]
-        missing = [i for i, place in enumerate(found) if place is None]
-        if missing and len(view.base):
+        found = list(map(view.overlay.get, digests))
+        if view.frozen:
+            found = [place or view.frozen.get(d) for d, place in zip(digests, found, strict=True)]
+        if len(view.base) and (missing := [i for i, place in enumerate(found) if place is None]):
             for i, place in zip(missing, view.base.find_many([digests[i] for i in missing]), strict=True):
                 found[i] = place
         return found

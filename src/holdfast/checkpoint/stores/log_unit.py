@@ -14,10 +14,11 @@ records, each a key and its value. Rules:
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import mmap
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +26,17 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.model.errors import CorruptLog
-from holdfast.stream.frame import ALIGNMENT, HEADER_SIZE, Header, crc32c, decode_header, encode_frame, padded
+from holdfast.stream.frame import (
+    ALIGNMENT,
+    HEADER_SIZE,
+    Header,
+    crc32c,
+    crc32c_on,
+    decode_header,
+    encode_frame,
+    encode_frame_of,
+    padded,
+)  # fmt: skip
 
 #: Frame kinds of checkpoint logs. Streams count from 1; these begin far above, so that neither is taken for the other.
 KIND_UNIT = 33
@@ -39,6 +50,10 @@ ROW = np.dtype([("h1", "<u8"), ("h2", "<u8"), ("version", "<i8"), ("at", "<u4"),
 ROW_SIZE = _ROW.size
 #: Where the kind stands in a frame header: what may be one is found without decoding everything.
 _KIND_BYTE = 9
+#: Small units are joined before they are written, large ones are written piece by piece: from here on the copy costs
+#: more than the pieces. More pieces than these would be joined for the system call anyhow.
+_JOIN_BYTES = 256 << 10
+_PIECES_MAX = 1000
 assert ROW.itemsize == ROW_SIZE
 
 
@@ -51,6 +66,10 @@ class Place(NamedTuple):
     """First byte of the key in the segment's file; the value follows it."""
     value_len: int
     crc: int
+
+
+#: A `Place` of a tuple of its fields, a third of the time that calling the class takes: it is made for every record.
+place_of: Callable[[tuple[int, int, int, int, int]], Place] = functools.partial(tuple.__new__, Place)
 
 
 class Write(NamedTuple):
@@ -85,20 +104,23 @@ def digest_of(key: bytes) -> bytes:
 
 def encode_unit(writes: list[Write], seq: int, segment: int, offset: int) -> tuple[list[bytes], bytes, list[Place]]:
     """The parts to write at `offset`, the table, and where each record will stand."""
-    rows, records, places = [], [], []
+    rows, pieces, places, pack = [], [], [], _ROW.pack
     at = len(writes) * ROW_SIZE
     body_at = offset + HEADER_SIZE
     for digest, key, version, value, _ in writes:
-        length = GONE if value is None else len(value)
-        record = key if value is None else key + value
-        crc = crc32c(record)
-        rows.append(_ROW.pack(digest, version, at, len(key), 0, length, crc))
-        records.append(record)
-        places.append(Place(version, segment, body_at + at, length, crc))
-        at += len(record)
+        crc, length = crc32c(key), GONE
+        pieces.append(key)
+        if value is not None:
+            crc, length = crc32c_on(crc, value), len(value)
+            pieces.append(value)
+        rows.append(pack(digest, version, at, len(key), 0, length, crc))
+        places.append(place_of((version, segment, body_at + at, length, crc)))
+        at += len(key) + (0 if value is None else length)
     table = b"".join(rows)
     header = Header(KIND_UNIT, 0, rows=len(writes), first_tuple_id=crc32c(table), commit_seq=seq)
-    return encode_frame(header, b"".join((table, *records))), table, places
+    if at < _JOIN_BYTES or len(pieces) > _PIECES_MAX:
+        return encode_frame(header, b"".join((table, *pieces))), table, places
+    return encode_frame_of(header, (table, *pieces)), table, places
 
 
 def rows_of(table: bytes) -> npt.NDArray[np.void]:
