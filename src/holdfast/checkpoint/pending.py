@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Generic, Literal, Protocol, TypeVar
 
 
@@ -37,24 +38,33 @@ class Pending(Generic[T]):
 
     def put(self, item: T) -> tuple[T | None, T | None]:
         """What this item superseded or was superseded by, and what was dropped for want of room."""
+        return self.put_all((item,))[0]
+
+    def put_all(self, items: Iterable[T]) -> list[tuple[T | None, T | None]]:
+        """Like `put` for each, but whoever takes is woken once: threads that wake cost more than what they do here."""
         with self._changed:
-            waiting = self._items.get(item.key)
-            if waiting is not None:
-                if waiting.version > item.version:
-                    return item, None
-                self._items[item.key] = item
-                return waiting, None
-            dropped = None
-            if len(self._items) >= self._capacity:
-                if self._when_full == "drop_oldest":
-                    dropped = self._items.popitem(last=False)[1]
-                else:
-                    self._changed.wait_for(lambda: len(self._items) < self._capacity or self._closed)
-            if self._closed:
-                return None, item
-            self._items[item.key] = item
+            ends = [self._put(item) for item in items]
             self._changed.notify_all()
-            return None, dropped
+            return ends
+
+    def _put(self, item: T) -> tuple[T | None, T | None]:
+        waiting = self._items.get(item.key)
+        if waiting is not None:
+            if waiting.version > item.version:
+                return item, None
+            self._items[item.key] = item
+            return waiting, None
+        dropped = None
+        if len(self._items) >= self._capacity:
+            if self._when_full == "drop_oldest":
+                dropped = self._items.popitem(last=False)[1]
+            else:
+                self._changed.notify_all()  # Of what was put before this one: room comes from those who take.
+                self._changed.wait_for(lambda: len(self._items) < self._capacity or self._closed)
+        if self._closed:
+            return None, item
+        self._items[item.key] = item
+        return None, dropped
 
     def take(self, at_most: int) -> list[T]:
         """The oldest ones, waiting for the first; nothing once the queue is closed and empty."""

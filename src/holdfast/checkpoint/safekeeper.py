@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -28,6 +28,10 @@ from holdfast.model.errors import HoldfastError, PeerError, StorageError, UsageE
 
 #: Checkpoints handed to the store with one wait.
 _BATCH = 256
+#: Checkpoints that the serialiser takes at a time, and the bytes after which it hands over what it has: enough that the
+#: storer is woken and the disk synced seldom, little enough that the store has something to do meanwhile.
+_SERIALISED_MAX = 64
+_SERIALISED_BYTES = 4 << 20
 _PAUSE_S_FIRST, _PAUSE_S_MAX = 0.02, 1.0
 
 
@@ -106,10 +110,19 @@ class SafeKeeper:
 
     def save(self, key: bytes, version: int, state: bytes | Callable[[], bytes]) -> None:
         """Keep a state. Returns at once, or, where the policy is to wait, when there is room."""
+        self.save_many(((key, version, state),))
+
+    def save_many(self, states: Iterable[tuple[bytes, int, bytes | Callable[[], bytes]]]) -> None:
+        """`save` for each of several states by key and version: the threads behind the queues are woken once."""
+        now = monotonic_us()
+        tasks = [_Task(key, version, state, now) for key, version, state in states]
         with self._ended:
-            self._saved += 1
-        task = _Task(key, version, state, monotonic_us())
-        self._queue(self._to_store if isinstance(state, bytes) else self._to_serialise, task)
+            self._saved += len(tasks)
+        ready = [task for task in tasks if isinstance(task.state, bytes)]
+        if ready:
+            self._queue(self._to_store, ready)
+        if len(ready) < len(tasks):
+            self._queue(self._to_serialise, [task for task in tasks if not isinstance(task.state, bytes)])
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until everything saved so far has its result; False if the time was over before."""
@@ -136,27 +149,39 @@ class SafeKeeper:
             storer.join()
         self._store.close()
 
-    def _queue(self, queue: Pending[_Task], task: _Task) -> None:
-        superseded, dropped = queue.put(task)
-        if superseded is not None:
-            self._end(superseded, Outcome.SUPERSEDED)
-        if dropped is not None:
-            self._end(dropped, Outcome.DROPPED)
+    def _queue(self, queue: Pending[_Task], tasks: Sequence[_Task]) -> None:
+        for superseded, dropped in queue.put_all(tasks):
+            if superseded is not None:
+                self._end((superseded,), Outcome.SUPERSEDED)
+            if dropped is not None:
+                self._end((dropped,), Outcome.DROPPED)
 
     def _serialise(self) -> None:
-        while tasks := self._to_serialise.take(1):
-            task = tasks[0]
-            begun = monotonic_us()
-            try:
-                assert not isinstance(task.state, bytes)
-                raw = task.state()
-                if not isinstance(raw, bytes):
-                    raise UsageError(f"a checkpoint must be bytes; got {type(raw).__name__} for {task.key!r:.80}")
-            except Exception as error:  # The operator's own code: its fault must not end the keeper.
-                self._end(task, Outcome.FAILED, error)
-                continue
-            self._serialising.add(monotonic_us() - begun)
-            self._queue(self._to_store, task._replace(state=raw))
+        while tasks := self._to_serialise.take(_SERIALISED_MAX):
+            ready: list[_Task] = []
+            size = 0
+            for task in tasks:
+                raw = self._bytes_of(task)
+                if raw is not None:
+                    ready.append(_Task(task.key, task.version, raw, task.since_us))
+                    size += len(raw)
+                if size >= _SERIALISED_BYTES:
+                    self._queue(self._to_store, ready)
+                    ready, size = [], 0
+            self._queue(self._to_store, ready)
+
+    def _bytes_of(self, task: _Task) -> bytes | None:
+        begun = monotonic_us()
+        try:
+            assert not isinstance(task.state, bytes)
+            raw = task.state()
+            if not isinstance(raw, bytes):
+                raise UsageError(f"a checkpoint must be bytes; got {type(raw).__name__} for {task.key!r:.80}")
+        except Exception as error:  # The operator's own code: its fault must not end the keeper.
+            self._end((task,), Outcome.FAILED, error)
+            return None
+        self._serialising.add(monotonic_us() - begun)
+        return raw
 
     def _keep(self) -> None:
         while tasks := self._to_store.take(_BATCH):
@@ -171,21 +196,20 @@ class SafeKeeper:
                     self._problem = str(error)
                     self._retries += 1
                     if self._giving_up.wait(pause):
-                        for task in tasks:
-                            self._end(task, Outcome.DROPPED, error)
+                        self._end(tasks, Outcome.DROPPED, error)
                         return
                     pause = min(2 * pause, _PAUSE_S_MAX)
                     self._mend(error)
                 except HoldfastError as error:
                     taken = None
-                    for task in tasks:
-                        self._end(task, Outcome.FAILED, error)
+                    self._end(tasks, Outcome.FAILED, error)
                     break
             if taken is not None:
                 self._problem = None
                 self._storing.add(monotonic_us() - begun)
-                for task, durable in zip(tasks, taken, strict=True):
-                    self._end(task, Outcome.DURABLE if durable else Outcome.SUPERSEDED)
+                pairs = list(zip(tasks, taken, strict=True))
+                self._end([task for task, durable in pairs if durable], Outcome.DURABLE)
+                self._end([task for task, durable in pairs if not durable], Outcome.SUPERSEDED)
 
     def _mend(self, error: Exception) -> None:
         """A store that gave up on its files does not come back by itself (L9); a server does."""
@@ -197,13 +221,16 @@ class SafeKeeper:
             with contextlib.suppress(HoldfastError):
                 self._store = self._reopen()
 
-    def _end(self, task: _Task, outcome: Outcome, error: Exception | None = None) -> None:
-        latency = monotonic_us() - task.since_us
-        if outcome is Outcome.DURABLE:
-            self._total.add(latency)
-        if self._on_result is not None:
-            with contextlib.suppress(Exception):  # A callback that fails is not the keeper's to mend.
-                self._on_result(Result(task.key, task.version, outcome, latency, error))
-        with self._ended:
-            self._counts[outcome] += 1
-            self._ended.notify_all()
+    def _end(self, tasks: Sequence[_Task], outcome: Outcome, error: Exception | None = None) -> None:
+        now = monotonic_us()
+        for task in tasks:
+            latency = now - task.since_us
+            if outcome is Outcome.DURABLE:
+                self._total.add(latency)
+            if self._on_result is not None:
+                with contextlib.suppress(Exception):  # A callback that fails is not the keeper's to mend.
+                    self._on_result(Result(task.key, task.version, outcome, latency, error))
+        if tasks:
+            with self._ended:
+                self._counts[outcome] += len(tasks)
+                self._ended.notify_all()

@@ -276,17 +276,17 @@ class WindowJoin:
 
     def checkpoint(self, keeper: SafeKeeper, now_us: int) -> int:
         """Hand the dirty groups to the keeper; how many they were. Nothing is fed meanwhile."""
-        count = 0
+        states = []
         for side, groups in zip(self._sides, self._groups, strict=True):
             if groups is None:
                 continue
             dirty = groups.dirty(now_us)
-            count += len(dirty)
             for d, rows in zip(dirty, side.rows_of(dirty), strict=True):
                 # Slices never change, so the bytes are made beside the stream, in the keeper's thread.
                 value = functools.partial(groups.value, d, rows, now_us, self.position)
-                keeper.save(groups.key(d.window, d.group), d.end, value)
-        return count
+                states.append((groups.key(d.window, d.group), d.end, value))
+        keeper.save_many(states)
+        return len(states)
 
     def unsaved(self, result: Result) -> None:
         """For a keeper's callback: what was dropped must be saved again."""
