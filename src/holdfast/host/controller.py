@@ -41,7 +41,7 @@ from holdfast.host.standing import (
 from holdfast.model.errors import HoldfastError
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, SECOND_US, instant_text
 from holdfast.protocol.dpc.effects import Effects, ExtendFork, Send, SkipStable, Truncate
-from holdfast.protocol.dpc.messages import KeepaliveRequest, Message, StreamReport
+from holdfast.protocol.dpc.messages import Ack, KeepaliveRequest, Message, StreamReport
 from holdfast.protocol.dpc.node import NodeCore
 from holdfast.protocol.dpc.plan import NodePlan, Resume
 from holdfast.protocol.dpc.signals import ForkPrepared, InputGap, Received, Signal, StableCompleted, Tick
@@ -328,7 +328,14 @@ class Controller:
         if effects.truncate is not None:
             self._truncate(effects.truncate)
         for send in effects.send:
-            self._say(self.plan.replica, send)
+            self._say(self.plan.replica, Send(send.to, self._held_back(send.message)))
+
+    def _held_back(self, message: Message) -> Message:
+        """A fork may be on an older checkpoint than the stable query; where there is no mirror, it reads the origin."""
+        if not isinstance(message, Ack) or not self._intakes[message.stream].in_place:
+            return message
+        assert self.core is not None
+        return Ack(message.stream, min(message.upto_us, self.core.needed_from * self._size))
 
     def _skip(self, order: SkipStable) -> None:
         """The query begins anew behind the gap; what it cannot say is a hole of its output (§4.9.4)."""

@@ -25,6 +25,9 @@ InputSignal = InputAdvanced | InputGap | Disconnected
 class Intake(ABC):
     """One input of one replica."""
 
+    #: Whether it is read where its producer wrote it: then what a fork still reads must not go there either.
+    in_place = False
+
     @property
     @abstractmethod
     def stream(self) -> Stream:
@@ -65,6 +68,8 @@ class Intake(ABC):
 
 class DirectIntake(Intake):
     """An input that lies on this host and has one producer."""
+
+    in_place = True
 
     def __init__(self, stream: Stream, producer: str, bucket_us: int, cuts: Cuts) -> None:
         self._stream, self._producer, self._cuts = stream, producer, cuts

@@ -438,17 +438,6 @@ def test_an_acknowledgement_is_said_again_though_nothing_is_new():
     assert {(to, message.upto_us) for to, message in again} == {("p", 10 * BUCKET), ("q", 10 * BUCKET)}
 
 
-def test_what_a_fork_still_reads_is_not_acknowledged():
-    scene = one_stream()
-    scene.until(scene.now + SECOND)
-    assert scene.core.fork.state == ForkState.PREPARING
-    root = scene.core.fork.root
-    run_to(scene, root + 9)
-    acked = sent(scene.until(scene.now + SECOND), Ack)
-    assert acked
-    assert {message.upto_us for _, message in acked} == {root * BUCKET}
-
-
 def test_output_goes_when_its_readers_have_it():
     scene = one_stream()
     effects = scene.hear("reader", Ack("out", 7 * BUCKET))

@@ -3,7 +3,7 @@
 Rules:
 1. One keepalive round asks every replica of every input once, however many inputs it produces.
 2. A replica that fails, or whose connection breaks, takes its subscriptions with it.
-3. What is no longer needed is acknowledged to *all* replicas that produce the input: any of them may be read from later
+3. What is committed is acknowledged to *all* replicas that produce the input: any of them may be read from later
    (003 §4.9.3). It is said again when nothing is new: the last word may be lost, or its receiver may have started anew,
    and a producer without room would wait for it for ever.
 """
@@ -57,16 +57,16 @@ class Inputs:
         for upstream in self.upstreams.values():
             upstream.lost(replica)
 
-    def ask(self, needed: int) -> list[Send]:
-        """One keepalive round (figure 4-10), and acknowledgements, up to the bucket `needed`, when they are due."""
+    def ask(self, stable: int) -> list[Send]:
+        """One keepalive round (figure 4-10), and acknowledgements when they are due."""
         for replica in self.monitor.ask():
             self.lost(replica)
         send = [Send(replica, _REQUEST) for replica in self.monitor.replicas]
         self._rounds += 1
-        unacked = ACK_BUCKETS if self._acked is None else needed - self._acked
+        unacked = ACK_BUCKETS if self._acked is None else stable - self._acked
         if unacked >= ACK_BUCKETS or self._rounds % ACK_KEEPALIVES == 0:
-            self._acked = needed if self._acked is None else max(needed, self._acked)
-            upto_us = self._acked * self._plan.bucket_us
+            self._acked = stable
+            upto_us = stable * self._plan.bucket_us
             for spec in self._plan.inputs:
                 send += [Send(replica, Ack(spec.stream, upto_us)) for replica in spec.producers]
         return send

@@ -63,7 +63,7 @@ class AuthorisationDone:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """I need nothing of this stream before the boundary any more: it is committed, and no fork reads it (§4.9.3)."""
+    """I have committed everything of this stream up to the boundary and shall never ask for it again (§4.9.3)."""
 
     stream: str
     upto_us: int

@@ -115,7 +115,7 @@ class NodeCore:
         else:
             self._fork_signal(signal)
         if now_us >= self._keepalive_us:
-            self._send += self.inputs.ask(self.needed_from)
+            self._send += self.inputs.ask(self.stable)
             self._keepalive_us = now_us + self.plan.keepalive_us
             self._review = True
         return self._decide(now_us)
@@ -127,8 +127,8 @@ class NodeCore:
 
     @property
     def needed_from(self) -> int:
-        """The first bucket of the inputs that is still needed, here and at their producers: by the stable query, or by
-        a fork on an older checkpoint."""
+        """The first bucket of the inputs that the host must still hold: for the stable query, or for a fork on an older
+        checkpoint."""
         return self.stable if self.fork.state == ForkState.NONE else min(self.stable, self.fork.done)
 
     def report(self) -> StreamReport:
