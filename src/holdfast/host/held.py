@@ -4,7 +4,7 @@ Rules:
 1. What a portion brings and the log holds already is left out; what contradicts it is refused. So following again, from
    the same producer or from a replica of it, after any crash, neither loses nor repeats a tuple.
 2. Closed buckets are complete and alike at every producer. Of an open one the log holds a beginning: the next producer
-   must begin it with the very same events.
+   must begin it with the very same events. Two may be followed at once; each has to prove itself, and only itself.
 3. Tuples keep the ids of their origin. Where ids are passed over, because older buckets were not asked for or are gone,
    that is noted, so that `verify` can tell it from damage.
 
@@ -66,8 +66,8 @@ class Held:
         for row in self.reader.entries(self.reader.closed_until_us, END_OF_TIME_US).tolist():
             f = Fields(*row)
             self._open.setdefault(f.bucket, {})[f.first_tuple_id] = (f.rows, f.body_crc)
-        #: Open buckets that the producer being followed has not begun yet (rule 2).
-        self._unproven: set[int] = set()
+        #: By the id of each producer's stream: open buckets that it has not begun yet (rule 2).
+        self._unproven: dict[str, set[int]] = {}
 
     @property
     def boundary_us(self) -> int:
@@ -89,13 +89,14 @@ class Held:
         with self._lock:
             self._check(portion)
             if begin_us is not None:
-                self._unproven = set(self._open)
+                self._unproven[portion.origin] = set(self._open)
                 if begin_us > self.closed_until_us:
                     self._note_gap(begin_us)  # What was not asked for is not here; readers must not take it for empty.
             if portion.gap_us is not None:
                 self._note_gap(portion.gap_us)
             try:
-                new = [event for event in portion.events if not self._held(event)]
+                unproven = self._unproven.setdefault(portion.origin, set())
+                new = [event for event in portion.events if not self._held(event, unproven)]
                 self._commit(new, portion)
             except UsageError as error:
                 raise PeerError(f"stream {portion.stream}: what came contradicts what is here: {error}") from error
@@ -115,7 +116,7 @@ class Held:
             if not low <= e.stime_min_us <= e.stime_max_us < low + d.bucket_us or e.partition >= d.partitions:
                 raise PeerError(f"stream {d.name}: an event does not lie within its bucket {e.bucket}; it was refused")
 
-    def _held(self, event: Event) -> bool:
+    def _held(self, event: Event, unproven: set[int]) -> bool:
         """Rule 1 and rule 2."""
         size = self.definition.bucket_us
         if (event.bucket + 1) * size <= self.boundary_us:
@@ -125,14 +126,14 @@ class Held:
             return False
         assert event.first_tuple_id is not None
         known = here.get(event.first_tuple_id)
-        if known is None and event.bucket not in self._unproven and event.first_tuple_id >= _end(here):
+        if known is None and event.bucket not in unproven and event.first_tuple_id >= _end(here):
             return False
         if known != (event.rows, checksum(event.body)):
             raise PeerError(
                 f"stream {self.definition.name}: bucket {event.bucket} begins with other tuples here than at the "
                 f"producer; follow the one that it came from, or remove {self.folder} to begin anew"
             )
-        self._unproven.discard(event.bucket)
+        unproven.discard(event.bucket)
         return True
 
     def _commit(self, new: list[Event], portion: Portion) -> None:
@@ -153,7 +154,8 @@ class Held:
         totals = {b: sum(rows for rows, _ in self._open[b].values()) for b in sorted(touched | set(closed))}
         for bucket in closed:
             del self._open[bucket]
-            self._unproven.discard(bucket)
+            for unproven in self._unproven.values():
+                unproven.discard(bucket)
         return totals
 
     def _note_gap(self, first_us: int) -> None:
@@ -164,7 +166,8 @@ class Held:
                 write_head(self.folder, Head(first_base_seq=head.first_base_seq, removed_until_us=first_us,
                                              removed_rows=head.removed_rows, removed_bytes=head.removed_bytes),
                            self._disk)  # fmt: skip
-        self._unproven = {b for b in self._unproven if b * self.definition.bucket_us >= first_us}
+        size = self.definition.bucket_us
+        self._unproven = {id: {b for b in open if b * size >= first_us} for id, open in self._unproven.items()}
 
     def _note_jumps(self, new: list[Event], expected: int) -> None:
         """Rule 3."""
