@@ -398,6 +398,19 @@ def test_a_producer_that_has_yet_to_prove_itself_does_not_cast_doubt_on_the_one_
     assert tuples_of(tmp_path / "h", ahead.definition) == ahead.tuples()
 
 
+def test_a_portion_that_comes_too_late_leaves_no_trace(tmp_path: Path) -> None:
+    """A follower that is cancelled leaves its last portion to a thread; another life may hold the log by then."""
+    origin = Origin(tmp_path / "o")
+    origin.fill(1, 4)
+    portion = Serving(origin.store).pull("s", Lane.MAIN, 2 * SECOND)
+    held = Held(tmp_path / "h" / "main", origin.definition, Disk(), now_us)
+    held.close()
+    before = sorted(p.name for p in (tmp_path / "h" / "main").iterdir())
+    with pytest.raises(PeerError, match="was let go"):
+        held.take(portion, 2 * SECOND)
+    assert sorted(p.name for p in (tmp_path / "h" / "main").iterdir()) == before
+
+
 def test_a_copy_whose_link_keeps_breaking_holds_no_more_files_and_stays_readable(tmp_path: Path) -> None:
     origin = Origin(tmp_path / "o")
     copy = Copy(tmp_path / "c", origin.definition)

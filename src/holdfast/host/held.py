@@ -56,6 +56,7 @@ class Held:
         self.folder, self.definition, self._disk, self._clock = folder, definition, disk, clock
         self._shape = shape_of(definition)
         self._lock = threading.Lock()
+        self._closed = False
         self._writer = LogWriter.open(folder, definition.id_bytes, now_us=clock(), disk=disk,
                                       segment_bytes=min(SEGMENT_BYTES, definition.segment_bytes))  # fmt: skip
         self.reader = LogReader(folder, definition.schema, definition.bucket_us)
@@ -87,6 +88,9 @@ class Held:
         `begin_us` comes with the first portion of a producer: where its stream was asked for from.
         """
         with self._lock:
+            if self._closed:
+                # A portion that was still on its way to a thread; whoever opened the log since must not be disturbed.
+                raise PeerError(f"stream {portion.stream}: this log was let go while the portion came; follow again")
             self._check(portion)
             if begin_us is not None:
                 self._unproven[portion.origin] = set(self._open)
@@ -222,6 +226,7 @@ class Held:
     def close(self) -> None:
         """Take nothing more and hold no file. What is here stays readable: whoever looks opens it again."""
         with self._lock:
+            self._closed = True
             self._writer.release(self._clock())
             self.reader.close()
 
