@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -23,7 +24,9 @@ from holdfast.operators.plan import Plan
 from holdfast.operators.windows import count_window
 from holdfast.protocol.cec.policy import Continuous, Measured, continuous
 from holdfast.spark import control
+from holdfast.spark.direct import DirectStage, StageReader, encode_stage
 from holdfast.spark.restore import Origin, Restore, Spec, origin_of
+from holdfast.spark.source import offset_of
 from holdfast.spark.stage import Batch, Output, Stage, StagePlan
 from holdfast.spark.versions import KEPT, Scratch, _memory
 
@@ -207,3 +210,20 @@ def test_what_recovery_reads_again_follows_the_time_that_was_asked_for(tmp_path:
     # Not even one batch can be read again in a microsecond: then every window is saved with nearly every batch.
     assert spans["1us"] <= 4 * SECOND
     assert spans["1h"] >= 30 * SECOND
+
+
+def test_what_an_open_window_relies_on_is_not_acknowledged_by_a_stage_that_reads_itself(tmp_path: Path) -> None:
+    """L8: the acknowledgement of a batch is the position T of its oldest footprint, not the end of the batch."""
+    given = tuples(8)
+    running = Running(tmp_path, "out", given, continuous(period="1h", budget=1.0), window=1000)
+    running.run(0, 6)
+    inputs = running.store.create("in", "key bigint, v bigint", bucket="1s")
+    plan = StagePlan("op", running.kernel, running.panes, SCHEMA, ("stime", "_h", "count", "sum"), SECOND,
+                     running.scratch, running.policy, running.output)  # fmt: skip
+    stage = encode_stage(DirectStage(plan, str(tmp_path), ("in",), 1, ("key",), ("v",)))
+    restore = msgspec.json.encode(running.spec).decode()
+    options = {"root": str(tmp_path), "path": "in", "subscriber": "op", "stage": stage, "restore": restore}
+    reader = StageReader(options)
+    reader.commit(offset_of(7 * SECOND))
+    assert inputs.acks()["op"].until_us == 2 * SECOND
+    reader.stop()

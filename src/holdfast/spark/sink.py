@@ -208,13 +208,13 @@ class Target:
                 f"stop this driver"
             )
         done = known.get(f"spark-{query_id}", -1)
-        if done > batch_id:
+        if done > batch_id and query_id:  # A batch without tasks does not know whose it is.
             raise StorageError(
                 f"stream {self.stream.name}: the query executes batch {batch_id}, but the stream has its batch {done} "
                 f"already: the checkpoint has gone back; nothing was added; restore the later checkpoint, or start "
                 f"with a new one and a new stream"
             )
-        if done == batch_id:
+        if done >= batch_id:
             return
         closed = boundary_us >= FOREVER_US
         before_us = writer.state.boundary_us
