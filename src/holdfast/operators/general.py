@@ -20,7 +20,7 @@ import polars as pl
 
 from holdfast.operators.folding import Ints, Segments, fold
 from holdfast.operators.plan import Plan
-from holdfast.operators.state import ONLY, UNSAVED, Blocks, Step, check_keys, segment_starts
+from holdfast.operators.state import ONLY, UNSAVED, Blocks, Step, check_groups, check_keys, segment_starts
 from holdfast.operators.windows import CountWindow, TimeWindow
 
 MEMORY = -(2**63) + 2
@@ -180,7 +180,10 @@ class GeneralAggregate:
         numbers = rows["_h"].to_numpy()
         groups = Segments(segment_starts(numbers), len(rows))
         if self.keys != ("_h",) and len(rows):
-            check_keys(self.keys, rows, rows[groups.starts][groups.ids])
+            heads = rows[groups.starts]
+            check_keys(self.keys, rows, heads[groups.ids])
+            if block is not None:
+                check_groups(self.keys, pl.concat([block.select("_h", *self.keys), heads.select("_h", *self.keys)]))
         known = _known(block)
         dealt = self._deal(rows, numbers, groups, known, until_us)
         return self._folded(block, rows, dealt, until_us)

@@ -22,7 +22,7 @@ import polars as pl
 
 from holdfast.model.errors import UsageError
 from holdfast.model.time import duration_us
-from holdfast.operators.state import Blocks, Step, arrived
+from holdfast.operators.state import Blocks, Step, arrived, check_keys
 
 _SIDES = ("_l", "_r")
 
@@ -99,13 +99,15 @@ class JoinKernel:
             return None
         columns = ["_h", "_t", "_q", "_l", "_r"]
         lefts = left.select(*columns, *(k for k in self.keys if k != "_h"), *self.columns[0])
-        rights = right.select(*columns, *self.columns[1])
+        keys = [k for k in self.keys if k != "_h"]
+        rights = right.select(*columns, *(pl.col(k).alias(f"{k}_2") for k in keys), *self.columns[1])
         is_new = pl.col("_q") >= first_new
         pairs = [
             lefts.filter(is_new).join(rights, on="_h", suffix="_2", how="inner"),
             lefts.filter(~is_new).join(rights.filter(is_new), on="_h", suffix="_2", how="inner"),
         ]
         both = pl.concat(pairs)
+        check_keys(keys, both, both.select(pl.col(f"{k}_2").alias(k) for k in keys))
         l_first = pl.col("_q") < pl.col("_q_2")
         apart = (pl.col("_t") - pl.col("_t_2")).abs()
         fits = []

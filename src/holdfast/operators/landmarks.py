@@ -35,6 +35,8 @@ class LandmarkAggregate:
             check_keys(self.keys, rows, heads[seg.ids])
         at, has = find(block, numbers[seg.starts])
         before = block[at] if block is not None and has.any() else None
+        if before is not None and self.keys != ("_h",):
+            check_keys(self.keys, before.filter(pl.Series(has)), heads.filter(pl.Series(has)))
         running = {a.name: pl.Series(a.name, self._running(a, rows, seg, before, has)) for a in self.plan.accumulators}
         every = rows.select("_t", "_h", *(k for k in self.keys if k != "_h")).with_columns(*running.values())
         results = every.select(pl.col("_t").alias("stime"), *self.keys).with_columns(*self.plan.results(every).values())

@@ -12,7 +12,7 @@ import heapq
 import numpy as np
 import polars as pl
 
-from holdfast.operators.state import Blocks, Step, arrived
+from holdfast.operators.state import Blocks, Step, arrived, check_groups
 
 
 class SortKernel:
@@ -31,6 +31,7 @@ class SortKernel:
         kept = blocks.get(0)
         new, _ = arrived(rows, kept, since_us)
         every = new if kept is None or not len(kept) else pl.concat([kept, new.select(kept.columns)])
+        check_groups(self.keys, every)
         held = len(every) - len(new)
         values, numbers, order = every["_v0"].to_list(), every["_h"].to_list(), every["_q"].to_list()
         stimes = every["_t"].to_list()

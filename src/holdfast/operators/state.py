@@ -71,10 +71,22 @@ def check_keys(keys: Sequence[str], ours: pl.DataFrame, theirs: pl.DataFrame) ->
     """Rule 3: rows with one group number have one key."""
     for key in keys:
         if key != "_h" and not ours[key].eq_missing(theirs[key]).all():
-            raise StorageError(
-                "two groups have the same 64-bit hash; give the operator another salt (salt=1, 2, …), a new checkpoint "
-                "folder and a new output"
-            )
+            raise _same_hash()
+
+
+def check_groups(keys: Sequence[str], rows: pl.DataFrame) -> None:
+    """The same for rows in any order."""
+    if tuple(keys) != ("_h",):
+        groups = rows.select("_h", *(k for k in keys if k != "_h")).unique()
+        if len(groups) != groups["_h"].n_unique():
+            raise _same_hash()
+
+
+def _same_hash() -> StorageError:
+    return StorageError(
+        "two groups have the same 64-bit hash; give the operator another salt (salt=1, 2, …), a new checkpoint folder "
+        "and a new output"
+    )
 
 
 def upsert(block: pl.DataFrame | None, entries: pl.DataFrame, at: Ints, has: npt.NDArray[np.bool_]) -> pl.DataFrame:

@@ -110,6 +110,8 @@ class TimedAggregate:
             every = pl.concat(panes).sort("_h", maintain_order=True)
             seg = Segments(segment_starts(every["_h"].to_numpy()), len(every))
             heads = every[seg.starts].select("_h", *(k for k in self.keys if k != "_h"))
+            if self.keys != ("_h",):
+                check_keys(self.keys, every, heads[seg.ids])
             states = heads.with_columns(*merge(self.plan.accumulators, every, seg).values())
         times = [pl.lit(start + self.window.size_us, pl.Int64).alias("stime"), pl.lit(start, pl.Int64).alias("_w")]
         return states.select(*times, *self.keys).with_columns(*self.plan.results(states).values())
