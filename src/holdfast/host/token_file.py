@@ -53,7 +53,9 @@ def make_token(path: Path) -> bool:
     try:
         os.write(fd, secrets.token_urlsafe(32).encode() + b"\n")
         disk.sync(fd, temporary)
-        return disk.link(temporary, path)
+        made = disk.link(temporary, path)
+        disk.sync_dir(path.parent)  # Other machines get copies of it: it must not vanish with a power cut.
+        return made
     finally:
         os.close(fd)
         disk.unlink(temporary)
