@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from holdfast.host.deployment import load_deployment
 from holdfast.host.host import Host
 from holdfast.host.network import SourceVoice
 from holdfast.model.errors import UsageError
+from holdfast.protocol.dpc.effects import Send
 from holdfast.protocol.dpc.messages import KeepaliveRequest
 from tests.host.conftest import until
+from tests.host.test_controller import Queries
 
 APP = """
 import holdfast
@@ -101,5 +104,51 @@ def test_an_answer_to_somebody_whom_nobody_knows_is_dropped(tmp_path: Path) -> N
         running._network.add_source("fast@a", SourceVoice(running.store, "fast"))
         running.deliver("stranger@elsewhere", "fast@a", KeepaliveRequest())
         assert running._under_way == {}
+
+    asyncio.run(play())
+
+
+class Scripted(Host):
+    """Its queries do what the test says."""
+
+    def _queries(self, node: Any, inputs: Any, home: Path, bucket_us: int) -> Any:
+        shutil.rmtree(home / "checkpoint", ignore_errors=True)
+        return Queries(home), self.store.create("other", "n bigint", bucket="1s", exist_ok=True)
+
+
+def test_a_replica_that_a_full_disk_has_stopped_comes_back_when_there_is_room(tmp_path: Path) -> None:
+    async def play() -> None:
+        (tmp_path / "app.py").write_text("import holdfast\n\napp = holdfast.App('one')\n" + OTHER)
+        (tmp_path / "d.yaml").write_text(
+            'app: app.py\nhosts: {a: {address: "127.0.0.1:7401", root: a/}}\nsources: {late: a}\n'
+        )
+        deployment = load_deployment(tmp_path / "d.yaml")
+        late = holdfast.open(tmp_path / "a").create("late", "n bigint", bucket="1s")
+        late.writer().commit([], now_us=1, boundary_us=5_000_000)
+        spark: Any = object
+        running = Scripted("a", Catalog(deployment.load_app().diagram(), deployment), tmp_path / "a", spark)
+        running.return_s = 0.05
+        full, say = True, running._network.say
+
+        def out_of_room(sender: str, send: Send) -> None:
+            if full:
+                raise OSError(28, "No space left on device")
+            say(sender, send)
+
+        running._network.say = out_of_room  # type: ignore[method-assign]
+        seen: list[str] = []
+        task = asyncio.ensure_future(running.run())
+        for wanted in ("FAILED", "FAILED", "STABLE"):
+            before = running.controllers.get("other@a")
+            full = wanted != "STABLE"
+
+            def there(wanted: str = wanted, before: Any = before) -> bool:
+                seen.append(running.status()["replicas"][0]["state"])
+                return task.done() or (seen[-1] == wanted and running.controllers["other@a"] is not before)
+
+            await until(there)
+            assert seen[-1] == wanted
+        running.stop()
+        await task
 
     asyncio.run(play())

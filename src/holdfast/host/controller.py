@@ -38,7 +38,7 @@ from holdfast.host.standing import (
     status_of,
     waiting,
 )
-from holdfast.model.errors import HoldfastError
+from holdfast.model.errors import CorruptLog, HoldfastError, StorageError
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, SECOND_US, instant_text
 from holdfast.protocol.dpc.effects import Effects, ExtendFork, Send, SkipStable, Truncate
 from holdfast.protocol.dpc.messages import Ack, KeepaliveRequest, Message, StreamReport
@@ -102,6 +102,8 @@ class Controller:
         self._acks = ReaderAcks(output) if plan.output.readers else None
         #: Why this replica cannot go on without somebody's help.
         self.trouble: str | None = None
+        #: Whether that may pass by itself, as far as the replica can tell: a disk is full, and then it is not.
+        self.may_return = False
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -117,6 +119,7 @@ class Controller:
         except (HoldfastError, OSError) as error:
             log.error("%s: cannot go on: %s", self.plan.replica, error)
             self.trouble = str(error)
+            self.may_return = isinstance(error, StorageError | OSError) and not isinstance(error, CorruptLog)
             threading.Thread(target=self.stop_queries, name=f"stop-{self.plan.replica}", daemon=True).start()
 
     def _pulse(self) -> None:

@@ -6,6 +6,8 @@ Rules:
    answers. Nobody waits for a host that is down except those who read from it.
 3. A host without nodes only serves the sources that lie on it, and starts no Spark.
 4. Streams lie below the root, everything else below `.holdfast` there.
+5. A replica that a full disk or the like has stopped is set up again after a while, for as long as it takes: somebody
+   will make room, and nobody should have to restart the others for that.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +33,13 @@ from holdfast.host.remote import MirroredIntake, copies_of
 from holdfast.host.replica import Replica
 from holdfast.host.serving import Serving
 from holdfast.host.standing import SPARK_PLANS, SPARK_STARTS, Wait, missing_stream, waiting
-from holdfast.model.errors import HoldfastError, PeerError, UnknownStream, UsageError
+from holdfast.model.errors import HoldfastError, PeerError, StorageError, UnknownStream, UsageError
 from holdfast.protocol.dpc.effects import Send
 from holdfast.protocol.dpc.messages import Message, StreamReport
 from holdfast.spark.node import NodeQueries
 from holdfast.spark.results import create_output
 from holdfast.stream.definition import Definition
-from holdfast.stream.store import StreamStore
+from holdfast.stream.store import Stream, StreamStore
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +47,8 @@ log = logging.getLogger(__name__)
 PULSE_S = 0.01
 #: How often a replica that cannot be set up yet asks again for what is missing.
 _RETRY_S = 0.25
+#: How long a replica that its surroundings have stopped is left alone (rule 5): each attempt starts a query of Spark's.
+RETURN_S = 30.0
 #: Messages under way to one host at a time. A host that does not answer must not make more and more of them.
 _UNDER_WAY_MAX = 16
 
@@ -77,6 +82,7 @@ class Host:
         #: What a node that is not set up yet waits for.
         self._waits: dict[str, Wait] = {}
         self._stopping = asyncio.Event()
+        self.return_s = RETURN_S
         #: Nodes that could not be set up, and why.
         self._refused: dict[str, str] = {}
 
@@ -98,6 +104,7 @@ class Host:
                 for controller in list(self.controllers.values()):
                     controller.pulse()
                 self._look_for_trouble()
+                self._bring_back()
                 await asyncio.sleep(PULSE_S)
         finally:
             await self._close()
@@ -130,6 +137,25 @@ class Host:
                 raise error
             log.error("%s: cannot be set up: %s", replica_name(name, self.name), error)
             self._refused[name] = str(error)
+
+    def _bring_back(self) -> None:
+        """Rule 5."""
+        for node in self.catalog.nodes_on(self.name):
+            controller, before = self.controllers.get(replica_name(node.name, self.name)), self._setups.get(node.name)
+            if isinstance(controller, Controller) and controller.may_return and (before is None or before.done()):
+                self._setups[node.name] = asyncio.ensure_future(self._set_up_again(node, controller))
+
+    async def _set_up_again(self, node: NodeSpec, failed: Controller) -> None:
+        await asyncio.sleep(self.return_s)
+        await asyncio.get_running_loop().run_in_executor(None, failed.stop_queries)
+        failed.close()
+        while True:
+            try:
+                await self.set_up(node)
+                return
+            except (StorageError, OSError) as error:
+                log.error("%s: still cannot go on: %s", failed.plan.replica, error)
+                await asyncio.sleep(self.return_s)
 
     async def _close(self) -> None:
         beside = [*self._setups.values(), *self._attended]
@@ -177,17 +203,13 @@ class Host:
         if node.output_schema is not None:
             create_output(self.store, node, node.output_schema, node.bucket_us or bucket_us)
         self._waits[node.name] = SPARK_STARTS
-        spark = await self.spark()
+        await self.spark()
         self._waits[node.name] = SPARK_PLANS
         intakes: dict[str, Intake] = {}
-
-        def prepare() -> tuple[NodeQueries, Any]:
-            queries = NodeQueries(spark, node, [i.stream for i in intakes.values()], self.root, home)
-            return queries, queries.create_output(node.bucket_us or bucket_us)
-
         try:
             for d in definitions:
                 intakes[d.name] = self._intake(d, home, bucket_us, node)
+            prepare = partial(self._queries, node, [i.stream for i in intakes.values()], home, bucket_us)
             queries, output = await asyncio.get_running_loop().run_in_executor(None, prepare)
             controller = Controller(plan, queries, intakes, output, home, self.say)
         except BaseException:
@@ -213,6 +235,14 @@ class Host:
         if stand is not None:
             await asyncio.get_running_loop().run_in_executor(None, stand.stop_queries)
             stand.close()
+
+    def _queries(
+        self, node: NodeSpec, inputs: Sequence[Stream], home: Path, bucket_us: int
+    ) -> tuple[NodeQueries, Stream]:
+        """Takes Spark a moment."""
+        assert self._spark is not None
+        queries = NodeQueries(self._spark.result(), node, inputs, self.root, home)
+        return queries, queries.create_output(node.bucket_us or bucket_us)
 
     async def _definition(self, stream: str, node: NodeSpec) -> Definition:
         """What an input is, asked of its producers until one knows."""
