@@ -13,7 +13,10 @@ Shown: every movement, the loads before and after, whether the allocation is acc
 whether the output of each task is, tuple by tuple and id by id, what the same input gives when nothing moves (counted
 by plain Python from what was sent).
 
-    python -m benches.bpm_prototype [--phase 25] [--picture loads.html]
+With --plain the same query is run by plain Python instead of Spark (`tests.load.plain_engine`), for machines that have
+no room for four JVMs; everything else is the same.
+
+    python -m benches.bpm_prototype [--phase 25] [--picture loads.html] [--plain]
 """
 
 from __future__ import annotations
@@ -77,8 +80,8 @@ def overloaded(said: dict[str, Any]) -> bool:
     return any(t["usage"]["cpu"] > 0.01 and t["marginal"] / t["usage"]["cpu"] > limit for t in said["tasks"])
 
 
-def run(folder: Path, phase_s: float) -> dict[str, Any]:
-    federation = Federation(folder, owners(), bucket="2s", meet=meet)
+def run(folder: Path, phase_s: float, plain: bool) -> dict[str, Any]:
+    federation = Federation(folder, owners(), bucket="2s", meet=meet, plain=plain)
     first = ["node0", "node1", "node2"]
     rows: list[list[object]] = []
     acceptable = []
@@ -139,9 +142,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--phase", type=float, default=25.0, help="seconds of each phase")
     parser.add_argument("--picture", type=Path)
+    parser.add_argument("--plain", action="store_true")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = run(Path(folder), asked.phase)
+        found = run(Path(folder), asked.phase, asked.plain)
     moves = [line for line in found["lines"] if isinstance(line, Movement)]
     moves.sort(key=lambda move: move.at_us)
     began = min(line.at_us for line in found["lines"])
@@ -152,8 +156,8 @@ def main() -> None:
     if asked.picture is not None:
         write_load_picture(asked.picture, found["lines"], "The prototype experiment (003 §7.3)")
     finish(
-        "bpm_prototype", movements=len(moves), acceptable_phases=sum(found["acceptable"]),
-        phases=len(found["acceptable"]),
+        "bpm_prototype", engine="plain" if asked.plain else "spark", movements=len(moves),
+        acceptable_phases=sum(found["acceptable"]), phases=len(found["acceptable"]),
         outputs_equal=found["equal"], outputs=7, moved_to_the_fourth=sum(m.target == "node3" for m in moves),
         move_s_median=round(statistics.median([m.took_us / SECOND for m in moves]), 2) if moves else None,
     )  # fmt: skip

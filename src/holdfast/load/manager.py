@@ -12,28 +12,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from holdfast.clock import monotonic_us, now_us
 from holdfast.diagram import Diagram
 from holdfast.host.host import Host
 from holdfast.load.away import read_note
+from holdfast.load.census import Census
 from holdfast.load.history import History, Movement, Sample
 from holdfast.load.journal import Journal
-from holdfast.load.meter import Meter, Reading, read_progress
 from holdfast.load.mover import Mover
 from holdfast.load.partner import PartnerLink
 from holdfast.load.steps import reached
 from holdfast.load.tasks import Guest, GuestNote, HeldTask, OwnTask, guests_on, remove_guest
 from holdfast.load.terms import Terms
+from holdfast.load.words import Words
 from holdfast.model.errors import HoldfastError, PeerError, StorageError, UsageError
 from holdfast.model.time import SECOND_US
 from holdfast.protocol.load.effects import Effects, Fetch, Move
 from holdfast.protocol.load.leases import Lease, LeaseState, Role
-from holdfast.protocol.load.messages import Message
 from holdfast.protocol.load.participant import ParticipantCore
-from holdfast.protocol.load.records import OfferMade, Opened, Reserved
+from holdfast.protocol.load.records import Opened, Reserved
 from holdfast.protocol.load.signals import (
     Arrived,
     Measured,
@@ -45,23 +45,14 @@ from holdfast.protocol.load.signals import (
     Tick,
     Unreachable,
 )
-from holdfast.protocol.load.usage import NOTHING, Task, Usage
-from holdfast.stream.reader import LogReader
 
 log = logging.getLogger(__name__)
 
 #: How finely the core's wishes to be woken are kept; what it adds to a negotiation of some seconds does not matter.
 _PULSE_S = 0.05
 _MEASURE_US = SECOND_US
-#: How often partners are asked whether they have the same contracts, until they have, and afterwards.
-_CONSENT_S, _CONSENTED_S = 3.0, 30.0
 #: How long to wait before a guest that could not be set up is tried again.
 _AGAIN_S = 5.0
-#: Own nodes that start are waited for before their load is told: a host that seems idle would take in too much. One
-#: that has no data at all is not waited for any longer.
-_FIRST_US = 45 * SECOND_US
-#: Words that wait for one partner; beyond it the oldest are left out, and the core says them again.
-_WORDS_MAX = 256
 
 
 class LoadManager:
@@ -74,7 +65,7 @@ class LoadManager:
         self.history = History(own / "history")
         signed = {contract.contract_id for contract in terms.plan.contracts}
         for record in self.journal.records:
-            if isinstance(record, Opened | Reserved | OfferMade) and record.contract_id not in signed:
+            if isinstance(record, Opened | Reserved) and record.contract_id not in signed:
                 raise UsageError(
                     f"{terms.file} must still have the contract {record.contract_id} with the clauses that it had: the "
                     "journal speaks of it; put it back until its leases have ended"
@@ -83,17 +74,10 @@ class LoadManager:
         self.partners = {name: PartnerLink(partner, terms.name) for name, partner in terms.partners.items()}
         self.tasks: dict[str, HeldTask] = {}
         self.mover = Mover(self.tasks, self.partners)
-        self.meter = Meter(terms.measure, terms.us_per_row)
-        self.agreed: dict[str, tuple[str, ...] | str] = {}
-        """Contracts that each partner has with us, or why that is not known."""
-        self._words: dict[str, asyncio.Queue[Message]] = {}
+        self.census = Census(self.tasks, terms, self.lease_of)
+        self.words = Words(self.partners, terms.plan.contracts, lambda partner: self.tell(Unreachable(partner)))
         self._under_way: dict[str, asyncio.Task[None]] = {}
-        self._wake_us = 0
-        self._measured_us = 0
-        self._begun_us = monotonic_us()
-        self._known: dict[str, Usage] = {}
-        self._last_us = 0
-        self._out: dict[str, tuple[LogReader, int, int]] = {}
+        self._wake_us = self._measured_us = self._last_us = 0
         for node in host.catalog.nodes_on(host.name):
             self.tasks[node.name] = OwnTask(host, node)
             if read_note(host.home_of(node.name)) is not None:
@@ -101,7 +85,7 @@ class LoadManager:
         for folder, note in guests_on(host.root):
             self.tasks[note.lease_id] = self.guest(folder, note)
 
-    def guest(self, folder: Any, note: GuestNote) -> Guest:
+    def guest(self, folder: Path, note: GuestNote) -> Guest:
         if note.owner not in self.partners:
             raise UsageError(
                 f"{self.terms.file} must still name {note.owner!r} as a partner: a task of its runs here ({folder}); "
@@ -113,8 +97,7 @@ class LoadManager:
 
     async def run(self) -> None:
         """Manage until cancelled."""
-        workers = [asyncio.ensure_future(self._speak(name)) for name in self.partners]
-        workers += [asyncio.ensure_future(self._ask_consent(name)) for name in self.partners]
+        self.words.start()
         for task in list(self.tasks.values()):
             note = read_note(task.home)
             if note is not None:
@@ -131,8 +114,9 @@ class LoadManager:
                     self.tell(Tick())
                 await asyncio.sleep(_PULSE_S)
         finally:
-            for worker in [*workers, *self._under_way.values()]:
-                worker.cancel()
+            self.words.stop()
+            for work in self._under_way.values():
+                work.cancel()
 
     async def close(self) -> None:
         """Let go of everything; the host's replicas are gone by now."""
@@ -141,6 +125,8 @@ class LoadManager:
                 await held.close()
         for link in self.partners.values():
             await link.close()
+        # What is over need not be read again, and its contracts may go.
+        self.journal.shorten(self.core.snapshot())
         self.journal.close()
 
     def start(self, guest: Guest) -> None:
@@ -198,38 +184,13 @@ class LoadManager:
 
     def _carry_out(self, effects: Effects) -> None:
         for send in effects.send:
-            words = self._words.setdefault(send.to, asyncio.Queue(_WORDS_MAX))
-            if words.full():
-                words.get_nowait()
-            words.put_nowait(send.message)
+            self.words.put(send.to, send.message)
         for move in effects.move:
             self.work(f"move {move.lease_id}", self._move(move))
         for fetch in effects.fetch:
             self.work(f"fetch {fetch.lease_id}", self._fetch(fetch))
         for drop in effects.drop:
             self.work(f"drop {drop.lease_id}", self._drop(drop.lease_id))
-
-    async def _speak(self, name: str) -> None:
-        """Say to a partner what is to be said, in order. What does not get through, the core repeats."""
-        words = self._words.setdefault(name, asyncio.Queue(_WORDS_MAX))
-        while True:
-            message = await words.get()
-            try:
-                await self.partners[name].tell(message)
-            except PeerError as error:
-                log.info("%s does not hear: %s", name, error)
-                self.tell(Unreachable(name))
-
-    async def _ask_consent(self, name: str) -> None:
-        """Whether the partner has signed the same contracts."""
-        while True:
-            try:
-                self.agreed[name] = await self.partners[name].consent()
-            except PeerError as error:
-                self.agreed[name] = str(error)
-            ours = {c.contract_id for c in self.terms.plan.contracts if name in (c.buyer, c.seller)}
-            same = not isinstance(self.agreed[name], str) and ours <= set(self.agreed[name])
-            await asyncio.sleep(_CONSENTED_S if same else _CONSENT_S)
 
     # Movements --------------------------------------------------------------------------------------------------
 
@@ -245,7 +206,7 @@ class LoadManager:
                 log.error("moving %s: %s", step.task.task_id, error)
             self.tell(MoveFailed(step.lease_id))
             return
-        self.meter.forget(step.task.task_id)
+        self.census.forget(step.task.task_id)
         lease = self.core.book.leases.get(step.lease_id)
         self.tell(Moved(step.lease_id))
         self.history.add(Movement(now_us(), step.task.task_id, self.terms.name, step.to,
@@ -280,7 +241,7 @@ class LoadManager:
         await self.host.take_down(guest.replica)
         del self.tasks[lease_id]
         await guest.close()
-        self.meter.forget(lease_id)
+        self.census.forget(lease_id)
         remove_guest(guest.folder)
         log.info("%s: its owner has it again", guest.replica)
         reached("dropped")
@@ -318,7 +279,7 @@ class LoadManager:
             raise UsageError(f"the contract with {where!r} permits {', '.join(contract.permits)}; not {node}")
         if away is not None and away.note.partner == where:
             return f"{node} runs at {where} already"
-        consent = self.agreed.get(where, "it has not been asked yet")
+        consent = self.words.agreed.get(where, "it has not been asked yet")
         if isinstance(consent, str):
             raise PeerError(f"partner {where!r} cannot be reached, so {node} stays: {consent}")
         if contract.contract_id not in consent:
@@ -329,73 +290,15 @@ class LoadManager:
     # What runs here ---------------------------------------------------------------------------------------------
 
     async def _measure(self) -> None:
-        loop = asyncio.get_running_loop()
-        for task_id, held in list(self.tasks.items()):
-            controller = held.controller
-            query = None if controller is None else controller.query
-            if query is None:
-                continue
-            reading = await loop.run_in_executor(None, _quietly, lambda q=query: read_progress(q))
-            if reading is not None and task_id in self.tasks:
-                self.meter.take(task_id, reading, self._out_bytes(task_id, held), monotonic_us())
-        self._measured_us = now = monotonic_us()
-        tasks = self.running()
-        unknown = [t for t in tasks if isinstance(self.tasks[t.task_id], OwnTask) and t.task_id not in self._known]
-        if unknown and now - self._begun_us < _FIRST_US:
+        told = await self.census.look()
+        self._measured_us = monotonic_us()
+        if not told:
             return
-        movable = tuple(task.task_id for task in tasks
-                        if (c := self.tasks[task.task_id].controller) is not None and c.movable)  # fmt: skip
-        self.tell(Measured(tasks, movable=movable))
-        self.history.add(Sample(now_us(), self.terms.name, self.load.cpu, self.terms.capacity.cpu,
-                                {t.task_id: round(t.usage.cpu, 4) for t in tasks}))  # fmt: skip
-
-    def _out_bytes(self, task_id: str, held: HeldTask) -> int:
-        """What the output has grown by since we look at it."""
-        if task_id not in self._out:
-            reader = held.output.reader()
-            self._out[task_id] = (reader, reader.closed_until_us, 0)
-        reader, since_us, total = self._out[task_id]
-        reader.refresh()
-        upto_us = reader.closed_until_us
-        if upto_us > since_us:
-            total += int(reader.entries(since_us, upto_us)["length"].sum())
-            self._out[task_id] = (reader, upto_us, total)
-        return total
-
-    def running(self) -> tuple[Task, ...]:
-        """Rule 3, with what each uses."""
-        found = []
-        for task_id, held in self.tasks.items():
-            if read_note(held.home) is None:
-                found.append(Task(task_id, self.usage(task_id), held.definition, self.terms.migration))
-        return tuple(found)
-
-    def usage(self, task_id: str) -> Usage:
-        """Measured; until then what the bargain was about, or what it was when it last ran here."""
-        measured = self.meter.usage(task_id, monotonic_us())
-        if measured is not None:
-            self._known[task_id] = measured
-            return measured
-        lease = self.lease_of(task_id)
-        return self._known.get(task_id, NOTHING) if lease is None else lease.task.usage
+        tasks = self.census.running()
+        self.tell(Measured(tasks, movable=self.census.movable()))
+        self.history.add(Sample(now_us(), self.terms.name, self.census.load.cpu, self.terms.capacity.cpu,
+                                {task.task_id: round(task.usage.cpu, 4) for task in tasks}))  # fmt: skip
 
     def lease_of(self, task_id: str) -> Lease | None:
-        """The lease under which a guest is here, or an own task away."""
+        """The lease under which a guest is here, or a task of ours away."""
         return self.core.book.leases.get(task_id) or self.core.book.onward(task_id)
-
-    @property
-    def load(self) -> Usage:
-        """All that runs here."""
-        total = NOTHING
-        for task in self.running():
-            total = total.plus(task.usage)
-        return total
-
-
-def _quietly(ask: Callable[[], Reading | None]) -> Reading | None:
-    """A query that is just being stopped has no progress."""
-    try:
-        return ask()
-    except Exception as error:
-        log.debug("no progress: %s", error)
-        return None

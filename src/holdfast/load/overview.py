@@ -15,16 +15,16 @@ from holdfast.protocol.load.usage import NOTHING, Usage
 def loads_of(manager: LoadManager) -> dict[str, Any]:
     """What `holdfast load` shows."""
     terms, core = manager.terms, manager.core
-    load, cost = manager.load, terms.plan.cost
+    load, cost = manager.census.load, terms.plan.cost
     tasks = []
     for task_id, held in manager.tasks.items():
         note, lease = read_note(held.home), manager.lease_of(task_id)
         here = note is None
-        usage = manager.usage(task_id) if here else NOTHING
+        usage = manager.census.usage(task_id) if here else NOTHING
         tasks.append({
             "task": task_id, "definition": held.definition, "at": terms.name if note is None else note.partner,
             "owner": held.note.owner if isinstance(held, Guest) else terms.name,
-            "rows_per_s": round(manager.meter.rows_per_s(task_id), 1), "usage": _usage(usage),
+            "rows_per_s": round(manager.census.meter.rows_per_s(task_id), 1), "usage": _usage(usage),
             "marginal": round(cost.marginal(usage, load.minus(usage)), 4) if here else 0.0,
             "movable": here and (controller := held.controller) is not None and controller.movable,
             "lease": lease.lease_id if lease else None, "lease_state": lease.state.value if lease else None,
@@ -43,7 +43,7 @@ def contracts_of(manager: LoadManager) -> dict[str, Any]:
     for contract in terms.plan.contracts:
         partner = contract.seller if contract.buyer == terms.name else contract.buyer
         leases = [lease for lease in book.leases.values() if lease.contract.contract_id == contract.contract_id]
-        consent = manager.agreed.get(partner)
+        consent = manager.words.agreed.get(partner)
         if consent is None or isinstance(consent, str):
             agreed, why = None, consent or "not asked yet"
         else:
