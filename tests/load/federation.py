@@ -71,7 +71,10 @@ class Owner:
     """Lines of YAML under contracts."""
     settings: str = ""
     """More lines of its file."""
+    twin: bool = False
+    """Its nodes have a second replica, on a host NAME2 that shares no load."""
     port: int = 0
+    port2: int = 0
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -91,8 +94,9 @@ class Federation:
         self.folder, self.owners, self.bucket = folder, {o.name: o for o in owners}, bucket
         everything = [stream for owner in owners for stream in owner.streams]
         (folder / "definitions.py").write_text(COUNTS.format(name="definitions", streams=everything))
-        for owner, port in zip(owners, _free_ports(len(owners)), strict=True):
-            owner.port = port
+        ports = _free_ports(2 * len(owners))
+        for owner in owners:
+            owner.port, owner.port2 = ports.pop(), ports.pop()
         for owner in owners:
             self._write(owner)
         for owner in owners:
@@ -112,6 +116,9 @@ class Federation:
         (home / "app.py").write_text(COUNTS.format(name=owner.name, streams=list(owner.streams)))
         lines = ["app: app.py", "hosts:",
                  f'  {owner.name}: {{address: "127.0.0.1:{owner.port}", root: data/, load: terms.yaml}}']  # fmt: skip
+        if owner.twin:
+            lines.append(f'  {owner.name}2: {{address: "127.0.0.1:{owner.port2}", root: data2/}}')
+            lines += ["nodes:", *(f"  counts-{s}: [{owner.name}, {owner.name}2]" for s in owner.streams)]
         lines += ["sources:", *(f"  {s}: {owner.name}" for s in owner.streams)] if owner.streams else []
         self.file(owner.name).write_text("\n".join(lines) + _SPARK)
         partners = [o for o in self.owners.values() if o is not owner and self._meet(owner.name, o.name)]
@@ -126,11 +133,15 @@ class Federation:
             lines.append("measure: rows\nus_per_row: 1000")  # So that a busy machine decides nothing.
         (home / "terms.yaml").write_text("\n".join([*lines, owner.settings, ""]))
 
+    def _home(self, name: str) -> Path:
+        """The folder of the owner of a host."""
+        return self.folder / (name if name in self.owners else name.removesuffix("2"))
+
     def file(self, name: str) -> Path:
-        return self.folder / name / "net.yaml"
+        return self._home(name) / "net.yaml"
 
     def store(self, name: str) -> holdfast.StreamStore:
-        return holdfast.open(self.folder / name / "data")
+        return holdfast.open(self._home(name) / ("data" if name in self.owners else "data2"))
 
     def log(self, name: str) -> str:
         path = self.folder / f"{name}.log"
@@ -145,7 +156,7 @@ class Federation:
         for name in names or self.owners:
             run = ["tests.load.plain_engine"] if self.plain else ["holdfast.cli.main", "host"]
             command = [sys.executable, "-m", *run, str(self.file(name)), name]
-            extra = {"PYTHONUNBUFFERED": "1", **self.owners[name].environment}
+            extra = {"PYTHONUNBUFFERED": "1", **(self.owners[name].environment if name in self.owners else {})}
             with (self.folder / f"{name}.log").open("a") as out:
                 self._processes[name] = subprocess.Popen(
                     command, cwd=REPOSITORY, env={**environment(), **extra}, stdout=out, stderr=out, text=True,

@@ -97,3 +97,28 @@ def test_a_guest_moves_on_to_a_third_and_its_owner_cannot_tell(tmp_path: Path) -
         check_outputs(three, "anna", ["m1", "m2"])
     finally:
         three.end()
+
+
+@pytest.mark.slow
+@long_only
+def test_a_replica_moves_while_its_twin_stays_and_both_write_the_same(tmp_path: Path) -> None:
+    clauses = "price: 0.1 to 5.0, period: 3s"
+    owners = [Owner("anna", ["m1"], [f"to: ben, {clauses}"], twin=True), Owner("ben", [], [f"from: anna, {clauses}"])]
+    two = Federation(tmp_path, owners, plain=True)
+    try:
+        two.start("anna", "anna2", "ben")
+        two.wait(lambda: two.runs_at("anna", "counts-m1") == "anna", "the node to run at home")
+        two.wait(lambda: two.ask("anna", "/v1/contracts")["contracts"][0]["agreed"], "ben's consent")  # type: ignore[index]
+        two.place("anna", "counts-m1", "ben")
+        two.wait(lambda: two.runs_at("anna", "counts-m1") == "ben", "the node to run at ben's")
+        seen = len(two.results("anna", "counts-m1"))
+        two.wait(lambda: len(two.results("anna", "counts-m1")) > seen + 14, "results from ben's")
+        status = two.client("anna2").status()
+        assert [replica.state for replica in status.replicas] == ["STABLE"], "the twin does not notice"
+        two.place("anna", "counts-m1", "anna")
+        two.wait(lambda: two.runs_at("anna", "counts-m1") == "anna", "the node to run at home again")
+        check_outputs(two, "anna", ["m1"])
+        two.finish("anna2", "counts-m1")
+        assert two.results("anna2", "counts-m1") == two.results("anna", "counts-m1")
+    finally:
+        two.end()
