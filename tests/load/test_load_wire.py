@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.load.wire import MESSAGE_BYTES_MAX, decode_message, encode_message
+from holdfast.load.wire import HOLD_US_MAX, MESSAGE_BYTES_MAX, decode_message, encode_message
 from holdfast.model.errors import PeerError
 from holdfast.protocol.load import messages
 from holdfast.protocol.load.ledger import Entry
@@ -23,7 +23,7 @@ tasks = st.builds(Task, ids, st.builds(Usage, amounts, amounts, amounts), st.jus
 entries = st.tuples(st.builds(Entry, ids, periods, ids, ids, ids, amounts, amounts, st.integers(-(2**40), 2**40)))
 FIELDS = {
     "offer_id": ids, "contract_id": ids, "lease_id": ids, "price": amounts, "units": amounts, "period": periods,
-    "have": periods, "void": st.booleans(), "hold_us": st.integers(0, 2**40), "tasks": st.tuples(tasks, tasks),
+    "have": periods, "void": st.booleans(), "hold_us": st.integers(0, HOLD_US_MAX), "tasks": st.tuples(tasks, tasks),
     "task_ids": st.tuples(ids, ids), "leases": st.tuples(st.tuples(ids, ids)), "entries": entries,
 }  # fmt: skip
 
@@ -47,6 +47,7 @@ def test_a_message_comes_out_as_it_went_in(kind: type, data: st.DataObject) -> N
         {"message": {"kind": "reject", "offer_id": "a", "code": "import os"}},
         {"message": {"kind": "counter", "offer_id": "a", "price": -1.0, "task_ids": []}},
         {"message": {"kind": "accept", "offer_id": "a", "task_ids": ["a"] * 2000}},
+        {"message": {"kind": "offer", "offer_id": "a", "contract_id": "c", "price": 1, "tasks": [], "hold_us": 2**60}},
     ],
     ids=str,
 )  # fmt: skip

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.host.app_file import load_app
+from holdfast.host.catalog import Catalog
+from holdfast.host.deployment import load_deployment
 from holdfast.load.terms import load_terms
 from holdfast.model.errors import UsageError
 
@@ -68,6 +71,20 @@ def test_two_files_with_the_same_clauses_make_a_contract_and_with_others_none(tm
 def test_a_mistake_is_told_in_one_sentence(tmp_path: Path, change: tuple[str, str], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence.replace("(", r"\(")):
         load_terms(written(tmp_path, "anna", ANNA.replace(*change, 1)))
+
+
+def test_the_example_of_two_owners_fits_together() -> None:
+    folder = Path(__file__).parents[2] / "examples" / "sharing"
+    anna, ben = load_terms(folder / "anna-terms.yaml"), load_terms(folder / "ben-terms.yaml")
+    assert [c.contract_id for c in anna.plan.contracts] == [c.contract_id for c in ben.plan.contracts]
+    assert load_app(ben.definitions or "", folder).diagram().node("counts").inputs == ("connections",)
+    for name, terms in (("anna", anna), ("ben", ben)):
+        deployment = load_deployment(folder / f"{name}.yaml")
+        Catalog(deployment.load_app().diagram(), deployment)
+        (host,) = deployment.hosts
+        assert host.load == terms.file
+        other = ben if terms is anna else anna
+        assert other.partner(name).address == host.url
 
 
 def test_a_token_must_be_there_be_private_and_be_long(tmp_path: Path) -> None:

@@ -24,10 +24,11 @@ from holdfast.protocol.load.usage import Task, Usage
 LOAD_VERSION: Literal[1] = 1
 MESSAGE_BYTES_MAX = 256 << 10
 _TASKS_MAX = 1024
+#: An answer binds no longer than this, whatever a buyer asks for: room that is kept for one is kept from all others.
+HOLD_US_MAX = 3_600_000_000
 
 _Id = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._:#-]{0,255}\Z")]
 _Amount = Annotated[float, Meta(ge=0, le=1e15)]
-_Us = Annotated[int, Meta(ge=0, le=2**62)]
 _Period = Annotated[int, Meta(ge=-1, le=2**40)]
 _Ids = Annotated[tuple[_Id, ...], Meta(max_length=_TASKS_MAX)]
 
@@ -66,7 +67,7 @@ class _Offer(_Said, frozen=True, tag="offer"):
     contract_id: _Id
     price: _Amount
     tasks: Annotated[tuple[_Task, ...], Meta(max_length=_TASKS_MAX)]
-    hold_us: _Us
+    hold_us: Annotated[int, Meta(ge=0, le=HOLD_US_MAX)]
 
 
 class _Accept(_Said, frozen=True, tag="accept"):
