@@ -24,6 +24,7 @@ from holdfast.load.wire import encode_message
 from holdfast.model.errors import PeerError, UsageError
 from holdfast.protocol.load.messages import Offer, Reject
 from holdfast.protocol.load.usage import Task, Usage
+from tests.host.conftest import until
 
 OPERATOR = "operator-operator-operator"
 
@@ -48,7 +49,9 @@ class Side:
         app = holdfast.App(name)
         catalog = Catalog(app.diagram(), load_deployment(home / "net.yaml"))
         self.host = Host(name, catalog, home / "data", never)  # type: ignore[arg-type]
-        self.manager = LoadManager(self.host, self.terms, app.diagram())
+        definitions = holdfast.App("definitions")
+        definitions.node(inputs=["m1"], name="counts")(lambda frame: frame)
+        self.manager = LoadManager(self.host, self.terms, definitions.diagram())
         self.service = Service(
             self.host.serving, Access(token=OPERATOR, port=0), deliver=self.host.deliver, status=self.host.status,
             fault=self.host.fault, stop=self.host.stop, answers=self.host.answers, doors=doors_of(self.manager),
@@ -123,6 +126,21 @@ def test_words_must_be_the_partners_own_and_about_a_contract_that_both_have(tmp_
             status, text = await ask(ben, "POST", path, good, b"import os")
             assert (status, "must follow version 1" in text) == (400, True)
             assert (await ask(ben, "POST", path, good, b" " * (300 << 10)))[0] == 413
+
+    asyncio.run(run())
+
+
+def test_a_task_without_a_definition_here_is_not_taken(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with seller(tmp_path, "  - {from: anna, price: 9}") as ben:
+            contract = ben.terms.plan.contracts[0]
+            for number, definition in ((1, "counts"), (2, "elsewhere")):
+                task = Task("t", Usage(0.1), definition)
+                offer = Offer(f"anna:{number}", contract.contract_id, 9.0, (task,), 60_000_000)
+                said = encode_message("anna", "ben", offer)
+                await until(lambda: ben.manager.core._measured)
+                assert (await ask(ben, "POST", "/v1/partners/anna/messages", token_of(ben), said))[0] == 200
+            assert list(ben.manager.core.book.reservations) == ["anna:1"]
 
     asyncio.run(run())
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _COLUMNS = ("host", "replica", "state", "stable until", "lag", "output", "fork", "reads")
 #: Stable is certain, a failure brings guesses, stabilisation takes them back, recovery says nothing yet.
 _COLOURS = {"STABLE": "green", "UP_FAILURE": "yellow", "STABILIZATION": "cyan", "RECOVERING": "magenta",
-            "FAILURE": "red", "FAILED": "bold red", "down": "bold red"}  # fmt: skip
+            "FAILURE": "red", "FAILED": "bold red", "down": "bold red", "AWAY": "blue"}  # fmt: skip
 
 
 def draw(session: Session, deployment: Deployment) -> None:

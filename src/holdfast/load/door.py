@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,10 @@ class _Doors:
             raise Refused(403, f"a message here must be from {_partner(request)} to {terms.name}; got {sender} to {to}")
         if isinstance(message, Offer) and message.contract_id not in self._manager.core.book.contracts:
             raise Refused(403, f"there is no contract {message.contract_id} here; both must sign the same clauses")
+        if isinstance(message, Offer):
+            # What we have no definition of cannot run here, so it was not offered.
+            known = {node.name for node in self._manager.definitions.nodes}
+            message = replace(message, tasks=tuple(task for task in message.tasks if task.definition in known))
         self._manager.tell(Received(sender, message))
         return JSONResponse({})
 
