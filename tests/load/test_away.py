@@ -10,6 +10,7 @@ import pytest
 import holdfast
 from holdfast.host.serving import Serving
 from holdfast.load.away import AwayNote, Tributary, read_note, remove_note, write_note
+from holdfast.load.tasks import let_go
 from holdfast.model.errors import PeerError
 from holdfast.protocol.dpc.signals import Lane
 from tests.host.conftest import Origin, boundary_of, tuples_of
@@ -95,3 +96,18 @@ def test_who_writes_is_one_file(tmp_path: Path) -> None:
     assert read_note(tmp_path) == AwayNote("anna:1#0", "ben")
     remove_note(tmp_path)
     assert read_note(tmp_path) is None
+
+
+def test_what_the_owner_has_may_go_at_the_partner_and_the_rest_is_followed_without_a_gap(tmp_path: Path) -> None:
+    origin = Origin(tmp_path / "there", segment_bytes=4096)
+    origin.fill(1, 60)
+    stream = copy_of(origin, tmp_path / "here", 20)
+    expected, serving, log = origin.tuples(), Serving(origin.store), Tributary(stream, "test")
+    portion = serving.pull("s", Lane.MAIN, log.begin(), bytes_max=2000)
+    log.take(portion)
+    assert 20 * S < log.boundary_us < 60 * S
+    assert let_go(origin.stream, log.boundary_us) > 0
+    log.take(serving.pull("s", Lane.MAIN, portion.cursor))
+    log.close()
+    assert tuples_of(stream.folder / "main", stream.definition) == expected
+    serving.close()

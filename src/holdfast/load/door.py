@@ -213,8 +213,9 @@ class _Doors:
     async def output(self, request: Request) -> Response:
         guest = self._guest(request)
         wait_s = min(number_of(request, "wait_ms", 0) / 1000, WAIT_S_MAX)
-        portion = await guest.serving.wait(guest.node.output, Lane.MAIN, position_of(request), wait_s,
-                                           number_of(request, "bytes_max", PORTION_BYTES))  # fmt: skip
+        position, bytes_max = position_of(request), number_of(request, "bytes_max", PORTION_BYTES)
+        portion = await guest.serving.wait(guest.node.output, Lane.MAIN, position, wait_s, bytes_max)
+        guest.pulled(position)
         return _portion(portion)
 
     async def input(self, request: Request) -> Response:

@@ -30,13 +30,16 @@ from holdfast.host.intake import Intake
 from holdfast.host.link import Link
 from holdfast.host.remote import MirroredIntake
 from holdfast.host.serving import Serving
+from holdfast.host.wire import Position, parse_cursor
 from holdfast.load.partner import PartnerLink
 from holdfast.load.relay import Relay
 from holdfast.model.errors import PeerError, UnknownStream
+from holdfast.model.time import BEGINNING_US, END_OF_TIME_US
 from holdfast.protocol.dpc.effects import Send
 from holdfast.protocol.dpc.messages import Message
 from holdfast.protocol.dpc.plan import InputPlan, NodePlan, OutputPlan
 from holdfast.spark.node import NodeQueries
+from holdfast.stream.acks import acknowledge
 from holdfast.stream.definition import Definition, Retention
 from holdfast.stream.disk import Disk
 from holdfast.stream.frame import FORMAT_VERSION
@@ -45,6 +48,11 @@ from holdfast.stream.store import Stream, StreamStore
 from holdfast.stream.waiting import Waiting
 
 log = logging.getLogger(__name__)
+
+#: How much output, in stime, is looked through at once for what the owner has: seldom, since it takes a sync.
+_KEPT_US = 60_000_000
+#: Segments of a guest's output. Its owner has everything within seconds; larger ones would only lie about.
+_SEGMENT_BYTES = 4 << 20
 
 
 def guest_name(lease_id: str) -> str:
@@ -138,6 +146,7 @@ class Guest(HeldTask):
         super().__init__(host, note.lease_id, replace(definition, name=name), folder / "node", store)
         self.folder, self.note = folder, note
         self.relay = Relay(partner, name, self._heard)
+        self._gone_us = BEGINNING_US
         self.serving = Serving(store)
 
     @property
@@ -194,9 +203,23 @@ class Guest(HeldTask):
                     said = True
             await asyncio.sleep(0.25)
 
+    def pulled(self, position: Position) -> None:
+        """The owner asks for what comes after `position`, so it has what lies before; from time to time that goes."""
+        if isinstance(position, str):
+            has_us = parse_cursor(position).boundary_us
+            if has_us - self._gone_us >= _KEPT_US and has_us < END_OF_TIME_US:
+                self._gone_us = has_us
+                going = asyncio.get_running_loop().run_in_executor(None, let_go, self.output, has_us)
+                going.add_done_callback(_told)
+
     async def close(self) -> None:
         self.serving.close()
         await self.relay.close()
+
+
+def _told(going: asyncio.Future[int]) -> None:
+    if not going.cancelled() and (error := going.exception()) is not None:
+        log.info("output that its owner has could not be let go of: %s", error)
 
 
 def install_guest(folder: Path, note: GuestNote, output: Definition, waiting: Waiting, staging: Path) -> None:
@@ -206,7 +229,8 @@ def install_guest(folder: Path, note: GuestNote, output: Definition, waiting: Wa
     disk.make_dir(node)
     disk.rename(staging / "checkpoint", node / "checkpoint")
     disk.make_dir(stream / "main")
-    mine = msgspec.structs.replace(output, id=os.urandom(16).hex(), retention=Retention(), bound=None)
+    mine = msgspec.structs.replace(output, id=os.urandom(16).hex(), retention=Retention(), bound=None,
+                                   segment_bytes=min(_SEGMENT_BYTES, output.segment_bytes))  # fmt: skip
     disk.replace_file(stream / "stream", seal(mine))
     writer = StreamStore(staging / "streams").open(output.name).writer()
     writer.commit([], now_us=now_us(), boundary_us=waiting.boundary_us, pending=(waiting.rows, waiting.body))
@@ -215,6 +239,12 @@ def install_guest(folder: Path, note: GuestNote, output: Definition, waiting: Wa
     disk.sync_dir(node)
     disk.rename(staging, folder)
     disk.sync_dir(folder.parent)
+
+
+def let_go(stream: Stream, upto_us: int) -> int:
+    """The owner has everything before `upto_us`, durably: whole segments of it may go. How many did."""
+    acknowledge(stream.folder, "owner", upto_us, now_us(), Disk())
+    return stream.retain(Retention(acknowledged=True)).segments
 
 
 def guests_on(root: Path) -> list[tuple[Path, GuestNote]]:
