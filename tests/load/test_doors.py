@@ -19,6 +19,7 @@ from holdfast.inputs.network import Access
 from holdfast.load.door import doors_of
 from holdfast.load.manager import LoadManager
 from holdfast.load.partner import PartnerLink
+from holdfast.load.tasks import OwnTask
 from holdfast.load.terms import Partner, load_terms
 from holdfast.load.wire import encode_message
 from holdfast.model.errors import PeerError, UsageError
@@ -186,6 +187,16 @@ def _towards(folder: Path, ben: Side) -> Partner:
         f'  ben: {{address: "{ben.service.address}", token: pair.token}}\n'
     )
     return load_terms(file).partner("ben")
+
+
+def test_a_node_behind_a_bounded_buffer_stays_where_it_is(tmp_path: Path) -> None:
+    app = holdfast.App("chain")
+    app.node(inputs=["m1"], name="first", capacity="10s")(lambda frame: frame)
+    app.node(inputs=["first"], name="second")(lambda frame: frame)
+    host = Host("here", Catalog(app.diagram()), tmp_path, never)  # type: ignore[arg-type]
+    first, second = (OwnTask(host, app.diagram().node(name)) for name in ("first", "second"))
+    assert first.bound_by is None
+    assert second.bound_by == "its input first comes from first, which has a capacity and would wait for it"
 
 
 def test_a_partner_without_a_contract_is_refused_by_name(tmp_path: Path) -> None:

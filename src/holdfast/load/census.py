@@ -84,8 +84,9 @@ class Census:
 
     def movable(self) -> tuple[str, ...]:
         """Those of them that could go."""
-        found = ((task.task_id, self._tasks[task.task_id].controller) for task in self.running())
-        return tuple(task_id for task_id, controller in found if controller is not None and controller.movable)
+        found = [self._tasks[task.task_id] for task in self.running()]
+        return tuple(held.task_id for held in found
+                     if held.bound_by is None and (c := held.controller) is not None and c.movable)  # fmt: skip
 
     def usage(self, task_id: str) -> Usage:
         """Rule 2."""

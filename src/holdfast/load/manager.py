@@ -271,6 +271,8 @@ class LoadManager:
             self.tell(Place(node))
             return f"{node} comes back from {away.note.partner}" if away else f"{node} runs at home already"
         self.terms.partner(where)
+        if held.bound_by is not None:
+            raise UsageError(f"{node} cannot be moved: {held.bound_by}")
         contract = next((c for c in self.terms.plan.contracts if (c.buyer, c.seller) == (self.terms.name, where)), None)
         if contract is None:
             raise UsageError(f"{self.terms.name!r} has no contract to move load to {where!r}; {self.terms.file} has "

@@ -89,6 +89,11 @@ class HeldTask(ABC):
         stand = self.host.controllers.get(self.replica)
         return stand if isinstance(stand, Controller) else None
 
+    @property
+    def bound_by(self) -> str | None:
+        """Why it can never be moved; None if it can."""
+        return None
+
     @abstractmethod
     async def start(self) -> None:
         """Set it up here."""
@@ -120,6 +125,15 @@ class OwnTask(HeldTask):
     @property
     def definition(self) -> str:
         return self.node.name
+
+    @property
+    def bound_by(self) -> str | None:
+        # Input is kept while the task is away, so that it can be taken up here again; a full buffer would block.
+        for stream in self.node.inputs:
+            producer = self.host.catalog.diagram.producer_of(stream)
+            if producer is not None and producer.capacity_us is not None:
+                return f"its input {stream} comes from {producer.name}, which has a capacity and would wait for it"
+        return None
 
     async def start(self) -> None:
         await self.host.set_up(self.node)
