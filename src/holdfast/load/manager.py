@@ -22,7 +22,7 @@ from holdfast.load.away import read_note
 from holdfast.load.census import Census
 from holdfast.load.history import History, Movement, Sample
 from holdfast.load.journal import Journal
-from holdfast.load.mover import Mover
+from holdfast.load.mover import Mover, start
 from holdfast.load.partner import PartnerLink
 from holdfast.load.steps import reached
 from holdfast.load.tasks import Guest, GuestNote, HeldTask, OwnTask, guests_on, remove_guest
@@ -51,8 +51,6 @@ log = logging.getLogger(__name__)
 #: How finely the core's wishes to be woken are kept; what it adds to a negotiation of some seconds does not matter.
 _PULSE_S = 0.05
 _MEASURE_US = SECOND_US
-#: How long to wait before a guest that could not be set up is tried again.
-_AGAIN_S = 5.0
 
 
 class LoadManager:
@@ -130,18 +128,8 @@ class LoadManager:
         self.journal.close()
 
     def start(self, guest: Guest) -> None:
-        """Set a guest up, however often it takes: it is here, and its owner relies on it."""
-
-        async def until_it_runs() -> None:
-            while True:
-                try:
-                    await guest.start()
-                    return
-                except Exception as error:
-                    log.error("%s could not be set up and is tried again: %s", guest.replica, error)
-                await asyncio.sleep(_AGAIN_S)
-
-        self.work(f"start {guest.task_id}", until_it_runs())
+        """A guest is here: set it up."""
+        self.work(f"start {guest.task_id}", start(guest))
 
     def _resume(self) -> None:
         """Say what the disk says: guests are here; what was to come back is back if no note is left."""

@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 #: A Spark session that has to be started first takes a few seconds, on a busy machine many.
 LEVEL_S = 120.0
 _LOOK_S = 0.1
+_AGAIN_S = 5.0
 _CHUNK = 1 << 20
 
 T = TypeVar("T")
@@ -166,10 +167,21 @@ class Mover:
         await _aside(partial(_file, task, staging, waiting))
         remove_note(task.home)
         reached("unnoted")
-        await task.start()
+        await start(task)
         (task.home / "parcel").unlink(missing_ok=True)
         log.info("%s: runs here again", task.replica)
         reached("back")
+
+
+async def start(task: HeldTask) -> None:
+    """Set a task up here, however often it takes: nobody else runs it."""
+    while True:
+        try:
+            await task.start()
+            return
+        except Exception as error:
+            log.error("%s could not be set up and is tried again: %s", task.replica, error)
+        await asyncio.sleep(_AGAIN_S)
 
 
 def _file(task: HeldTask, staging: Path, waiting: Waiting) -> None:
