@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,11 @@ import pytest
 
 from holdfast.checkpoint.policy import groups
 from holdfast.checkpoint.safekeeper import Outcome, Result, SafeKeeper
+from holdfast.checkpoint.store import Entry
 from holdfast.checkpoint.stores.files import FilesStore
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.checkpoint.window_groups import WindowGroups
+from holdfast.model.errors import CorruptLog, StorageError, UsageError
 from holdfast.operators.keyed_join import keyed_join
 from holdfast.operators.udop import Instances, lazily
 from holdfast.operators.window_join import Input, WindowJoin
@@ -200,3 +204,82 @@ def test_a_join_with_a_window_per_key_restored_between_batches_gives_what_single
         got = instances.feed(pa.RecordBatch.from_pylist(rows, schema=schema))
         assert sorted(tuple(r.values()) for r in got.to_pylist()) == sorted(expected)
         store.put_many(instances.entries(instances.touched))
+
+
+class PowerEnds(MemoryStore):
+    """Takes so many entries, one by one, and nothing afterwards."""
+
+    left = 1 << 60
+
+    def _write(self, entries: Sequence[Entry]) -> list[bool]:
+        taken = []
+        for entry in entries:
+            if not self.left:
+                raise UsageError("the power is gone")
+            self.left -= 1
+            taken += super()._write([entry])
+        return taken
+
+
+@pytest.mark.parametrize("per", [None, "g"])
+@pytest.mark.parametrize("seed", range(3))
+def test_exact_groups_cut_at_any_write_and_replayed_give_what_the_run_without_a_cut_gives(
+    per: str | None, seed: int
+) -> None:
+    """C1, C10, C11: the oracle is one join that never fails; every cut run must give its results from the mark on."""
+    chance = random.Random(seed)
+    batches = [_random_batch(chance) for _ in range(14)]
+    made = {"left": Input(LEFT, 11, per), "right": Input(RIGHT, 6), "on": "k"}
+    golden = WindowJoin("j", **made)  # type: ignore[arg-type]
+    results = [golden.feed(*batch) for batch in batches]
+    positions = [0, *np.cumsum([len(order) for _, _, order in batches]).tolist()]
+    cut, whole = 0, False
+    while not whole:
+        cut += 1
+        store, whole = PowerEnds(), True
+        store.left = cut
+        join, marked = WindowJoin("j", **made, checkpoint=groups(3, every="1s", exact=True)), 0  # type: ignore[arg-type]
+        with contextlib.closing(SafeKeeper(store)) as keeper:
+            for number, batch in enumerate(batches):
+                join.feed(*batch)
+                if number % 3 == 2:
+                    try:
+                        join.checkpoint(keeper, 0)
+                    except StorageError:
+                        whole = False
+                        break
+                    marked = join.position
+        again = WindowJoin("j", **made, checkpoint=groups(3, every="1s", exact=True))  # type: ignore[arg-type]
+        store.left = 1 << 60
+        again.restore(store)
+        assert again.position == marked
+        begin = positions.index(marked)
+        assert [again.feed(*batch) for batch in batches[begin:]] == results[begin:]
+        assert [dict(sorted(side.items())) for side in again.contents()] == [
+            dict(sorted(side.items())) for side in golden.contents()
+        ]
+        assert len(store.scan()) <= 2 * sum(len(w.groups) + 1 for w in join._exact.mark.windows) + 40  # type: ignore[union-attr]
+    assert cut > 20
+
+
+def test_an_exact_window_of_which_a_group_is_gone_is_refused() -> None:
+    chance, store = random.Random(3), MemoryStore()
+    join = WindowJoin("j", Input(LEFT, 9), Input(RIGHT, 0), on="k", checkpoint=groups(3, every="1s", exact=True))
+    join.feed(*_random_batch(chance))
+    with contextlib.closing(SafeKeeper(store)) as keeper:
+        join.checkpoint(keeper, 0)
+        store.delete(next(key for key, _ in store.scan(b"j/=/")), 99)
+        again = WindowJoin("j", Input(LEFT, 9), Input(RIGHT, 0), on="k", checkpoint=groups(3, every="1s", exact=True))
+        with pytest.raises(CorruptLog, match="not what its mark names"):
+            again.restore(store)
+        with pytest.raises(UsageError, match="best effort only"):
+            again.restore(store, now_us=1)
+
+
+def _random_batch(chance: random.Random) -> tuple[pa.RecordBatch, pa.RecordBatch, Any]:
+    order = np.array([chance.random() < 0.6 for _ in range(chance.randint(5, 20))])
+    left = [
+        {"k": chance.randint(0, 5), "g": chance.randint(0, 2), "l": str(chance.random())} for _ in range(order.sum())
+    ]
+    right = [{"k": chance.randint(0, 5), "r": str(chance.random())} for _ in range((~order).sum())]
+    return _batch(left, LEFT), _batch(right, RIGHT), order

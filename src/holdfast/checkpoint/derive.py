@@ -74,6 +74,7 @@ def derive(operator: str, kind: str, state: StateKind, policy: object | None, st
         saves = "nothing"
     elif isinstance(policy, Groups):
         saves = f"the groups of {policy.size} tuples that changed, of each window"
+        saves += ", all as of one position, from which the input is replayed" if policy.exact else ""
     elif isinstance(policy, Every) and state is StateKind.SLIDING:
         saves = "its windows, whole"
     return Protection(operator, kind, state, _text(policy), saves, guarantee, store if saves != "nothing" else None)

@@ -9,7 +9,8 @@
 Each names its guarantee. *Exact*: what is restored and replayed equals the run without a failure. *Best effort*: what
 is restored is a state that existed earlier (C7); what came after it is lost. `groups` is best effort, and so
 is `every`, because that is what costs next to nothing; `every(..., exact=True)` saves with the end of each batch, waits
-for the store instead of dropping, and goes on from the position that the state belongs to.
+for the store instead of dropping, and goes on from the position that the state belongs to. `groups(..., exact=True)`
+saves all windows as of one position and goes on from there, too; the input must be kept until the next one.
 """
 
 from __future__ import annotations
@@ -65,13 +66,14 @@ class Groups:
 
     size: int
     us: int
+    exact: bool = False
 
     @property
     def guarantee(self) -> Guarantee:
-        return Guarantee.BEST_EFFORT
+        return Guarantee.EXACT if self.exact else Guarantee.BEST_EFFORT
 
     def __str__(self) -> str:
-        return f'groups({self.size}, every="{duration_text(self.us)}")'
+        return f'groups({self.size}, every="{duration_text(self.us)}"{", exact=True" if self.exact else ""})'
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def every(time: str | float | None = None, *, events: int | None = None, exact: 
     return Every(us, events, exact)
 
 
-def groups(size: int, *, every: str | float) -> Groups:
+def groups(size: int, *, every: str | float, exact: bool = False) -> Groups:
     """Save a sliding window in groups of `size` tuples, those that changed, every so often.
 
     >>> groups(512, every="1s").us
@@ -112,7 +114,7 @@ def groups(size: int, *, every: str | float) -> Groups:
     us = duration_us(every)
     if size < 1 or us < 1:
         raise UsageError(f"groups() needs a positive size and interval; got {size!r}, {every!r}")
-    return Groups(size, us)
+    return Groups(size, us, exact)
 
 
 def upstream() -> Upstream:

@@ -57,6 +57,12 @@ class _Task(NamedTuple):
     version: int
     state: bytes | Callable[[], bytes]
     since_us: int
+    told: Callable[[Result], None] | None = None
+    """Who waits for this one's result."""
+
+
+#: Key, version and bytes, or a function that makes them, of what is to be saved.
+State = tuple[bytes, int, bytes | Callable[[], bytes]]
 
 
 class Status(NamedTuple):
@@ -112,10 +118,25 @@ class SafeKeeper:
         """Keep a state. Returns at once, or, where the policy is to wait, when there is room."""
         self.save_many(((key, version, state),))
 
-    def save_many(self, states: Iterable[tuple[bytes, int, bytes | Callable[[], bytes]]]) -> None:
+    def save_all(self, states: Iterable[State]) -> list[Result]:
+        """Save several and wait for their results, for an exact policy: what follows may rely on them."""
+        states, results = list(states), []
+        done = threading.Event()
+
+        def told(result: Result) -> None:
+            results.append(result)
+            if len(results) == len(states):
+                done.set()
+
+        if states:
+            self.save_many(states, told)
+            done.wait()
+        return results
+
+    def save_many(self, states: Iterable[State], told: Callable[[Result], None] | None = None) -> None:
         """`save` for each of several states by key and version: the threads behind the queues are woken once."""
         now = monotonic_us()
-        tasks = [_Task(key, version, state, now) for key, version, state in states]
+        tasks = [_Task(key, version, state, now, told) for key, version, state in states]
         with self._ended:
             self._saved += len(tasks)
         ready = [task for task in tasks if isinstance(task.state, bytes)]
@@ -163,7 +184,7 @@ class SafeKeeper:
             for task in tasks:
                 raw = self._bytes_of(task)
                 if raw is not None:
-                    ready.append(_Task(task.key, task.version, raw, task.since_us))
+                    ready.append(_Task(task.key, task.version, raw, task.since_us, task.told))
                     size += len(raw)
                 if size >= _SERIALISED_BYTES:
                     self._queue(self._to_store, ready)
@@ -227,9 +248,10 @@ class SafeKeeper:
             latency = now - task.since_us
             if outcome is Outcome.DURABLE:
                 self._total.add(latency)
-            if self._on_result is not None:
-                with contextlib.suppress(Exception):  # A callback that fails is not the keeper's to mend.
-                    self._on_result(Result(task.key, task.version, outcome, latency, error))
+            for tell in (self._on_result, task.told):
+                if tell is not None:
+                    with contextlib.suppress(Exception):  # A callback that fails is not the keeper's to mend.
+                        tell(Result(task.key, task.version, outcome, latency, error))
         if tasks:
             with self._ended:
                 self._counts[outcome] += len(tasks)

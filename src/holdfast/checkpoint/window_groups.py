@@ -129,9 +129,7 @@ class WindowGroups:
 
     def value(self, dirty: Dirty, rows: pa.RecordBatch, now_us: int, position: int) -> bytes:
         """The bytes of a group."""
-        rate = self._counted[dirty.window].rate
-        head = _encode(Head(dirty.group, dirty.first, rows.num_rows, self.size, now_us, rate, position))
-        return b"".join((len(head).to_bytes(2, "little"), head, rows.serialize()))
+        return encode_group(dirty, rows, self.size, now_us, self._counted[dirty.window].rate, position)
 
     def key(self, window: bytes, group: int) -> bytes:
         return b"%b/%b/%06d" % (self.name, window.hex().encode(), group % self.slots)
@@ -146,7 +144,7 @@ class WindowGroups:
             try:
                 saved = store.get(key)
                 if saved is not None:
-                    found.setdefault(window, []).append(_decode(saved.value, schema))
+                    found.setdefault(window, []).append(decode_group(saved.value, schema))
             except (CorruptLog, msgspec.MsgspecError, pa.ArrowInvalid) as error:
                 problems.setdefault(window, []).append(f"{key.decode(errors='replace')}: {error}")
         windows = {
@@ -184,7 +182,13 @@ class WindowGroups:
         return Restored(next_number - table.num_rows, next_number, table, newest.position, lost, trimmed, problems)
 
 
-def _decode(value: bytes, schema: pa.Schema) -> tuple[Head, pa.RecordBatch]:
+def encode_group(dirty: Dirty, rows: pa.RecordBatch, size: int, now_us: int, rate: float, position: int) -> bytes:
+    """The bytes of a group: its head and its tuples."""
+    head = _encode(Head(dirty.group, dirty.first, rows.num_rows, size, now_us, rate, position))
+    return b"".join((len(head).to_bytes(2, "little"), head, rows.serialize()))
+
+
+def decode_group(value: bytes, schema: pa.Schema) -> tuple[Head, pa.RecordBatch]:
     length = int.from_bytes(value[:2], "little")
     head = _head.decode(value[2 : 2 + length])
     rows = pa.ipc.read_record_batch(pa.py_buffer(value[2 + length :]), schema)

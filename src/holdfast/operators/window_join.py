@@ -26,11 +26,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.checkpoint.derive import Protection, StateKind, derive
+from holdfast.checkpoint.exact_groups import ExactGroups, Front
 from holdfast.checkpoint.policy import Every, Groups, NoCheckpoint
-from holdfast.checkpoint.safekeeper import Outcome, Result, SafeKeeper
+from holdfast.checkpoint.safekeeper import Outcome, Result, SafeKeeper, State
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.window_groups import Dirty, Restored, WindowGroups
-from holdfast.model.errors import UsageError
+from holdfast.model.errors import StorageError, UsageError
 
 Ints = npt.NDArray[np.int64]
 #: Positions and key codes share 63 bits when they are searched together.
@@ -144,6 +145,11 @@ class _Side:
                 self.rows = self.rows.filter(pa.array(keep))
                 self.positions, self.window, self.number = self.positions[keep], self.window[keep], self.number[keep]
 
+    def fronts(self, side: int) -> list[Front]:
+        """The numbers of the tuples in each window."""
+        w = self.spec.window
+        return [Front(side, name, max(0, n - w), n) for name, n in self.numbers().items() if n] if w else []
+
     def numbers(self) -> dict[bytes, int]:
         return {name: int(self._next[i]) for i, name in enumerate(self.windows)}
 
@@ -208,6 +214,7 @@ class WindowJoin:
             WindowGroups(f"{name}.{which}".encode(), side.window, size) if side.window else None
             for which, side in (("left", left), ("right", right))
         )
+        self._exact = ExactGroups(name.encode(), size) if isinstance(checkpoint, Groups) and checkpoint.exact else None
         fields = [*left.schema, *(f for f in right.schema if f.name != on)]
         names = [f.name for f in fields]
         if len(set(names)) != len(names):
@@ -275,7 +282,12 @@ class WindowJoin:
         return pa.concat_tables([part[1] for part in parts]).take(pa.array(np.argsort(at, kind="stable")))
 
     def checkpoint(self, keeper: SafeKeeper, now_us: int) -> int:
-        """Hand the dirty groups to the keeper; how many they were. Nothing is fed meanwhile."""
+        """Hand the dirty groups to the keeper; how many they were. Nothing is fed meanwhile.
+
+        An exact policy waits until they are durable; then the input before `position` is not needed any more.
+        """
+        if self._exact is not None:
+            return self._checkpoint_exactly(self._exact, keeper)
         states = []
         for side, groups in zip(self._sides, self._groups, strict=True):
             if groups is None:
@@ -288,6 +300,23 @@ class WindowJoin:
         keeper.save_many(states)
         return len(states)
 
+    def _checkpoint_exactly(self, exact: ExactGroups, keeper: SafeKeeper) -> int:
+        new, mark = exact.plan([f for i, side in enumerate(self._sides) for f in side.fronts(i)], self.position)
+        states: list[State] = []
+        for which, side in enumerate(self._sides):
+            mine = [(slot, dirty) for slot, i, dirty in new if i == which]
+            for (slot, dirty), rows in zip(mine, side.rows_of([d for _, d in mine]) if mine else [], strict=True):
+                states.append((exact.key(slot), mark.seq, functools.partial(exact.value, dirty, rows, mark)))
+        marked: list[State] = [(exact.mark_key, mark.seq, exact.mark_value(mark))]
+        for result in (r for part in (states, marked) for r in keeper.save_all(part)):
+            if result.outcome is not Outcome.DURABLE:
+                raise StorageError(
+                    f"{self.name}: the checkpoint at position {self.position} is not whole: a part of it was "
+                    f"{result.outcome.value}; the one before it holds; give the keeper room and checkpoint again"
+                )
+        exact.settle(mark)
+        return len(new)
+
     def unsaved(self, result: Result) -> None:
         """For a keeper's callback: what was dropped must be saved again."""
         if result.outcome in (Outcome.DROPPED, Outcome.FAILED):
@@ -297,6 +326,14 @@ class WindowJoin:
 
     def restore(self, store: CheckpointStore, *, now_us: int | None = None) -> list[Restored]:
         """Windows from a store; with `now_us`, stale tuples are trimmed (best effort only, C11)."""
+        if self._exact is not None:
+            if now_us is not None:
+                raise UsageError(f"{self.name}: stale tuples are trimmed in best effort only; leave out now_us")
+            windows = self._exact.restore(store, tuple(side.saved for side in self._sides))
+            for which, side in enumerate(self._sides):
+                side.load({name: window for (i, name), window in windows.items() if i == which})
+            self.position = self._exact.mark.position
+            return list(windows.values())
         found: list[Restored] = []
         for side, groups in zip(self._sides, self._groups, strict=True):
             if groups is not None:

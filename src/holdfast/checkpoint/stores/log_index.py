@@ -53,7 +53,8 @@ class Base:
         wanted = np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
         rows, found = self._rows(wanted[:, 0], wanted[:, 1])
         c = self.columns
-        places = list(map(place_of, zip(*[c[n][rows].tolist() for n in Place._fields], strict=True)))
+        fields = [c[name][rows].tolist() for name in Place._fields]
+        places: list[Place | None] = list(map(place_of, zip(*fields, strict=True)))
         for i in np.flatnonzero(~found).tolist():
             places[i] = None
         return places
@@ -100,7 +101,7 @@ class Base:
         segment = self.columns["segment"].astype(np.intp)  # Once: `bincount` would do so each time.
         lengths = self.columns["value_len"].astype(np.float64)
         lengths[self.columns["value_len"] == GONE] = 0
-        lengths += self.columns["key_len"]
+        lengths += self.columns["key_len"].astype(np.float64)
         counts = np.bincount(segment)
         sizes = np.bincount(segment, weights=lengths) + counts * ROW_SIZE
         return {s: (int(counts[s]), int(sizes[s])) for s in np.flatnonzero(counts).tolist()}
