@@ -72,6 +72,16 @@ def test_the_earliest_deadline_is_served_first_and_a_late_one_does_not_push_the_
     assert deadlines.next_us() == 480
 
 
+def test_who_is_busy_past_a_deadline_may_begin_early_by_as_much_as_late() -> None:
+    deadlines = Deadlines()
+    deadlines.add("join", 1000, 0)
+    assert deadlines.begin(949, 500) is None
+    assert deadlines.begin(950, 49) is None
+    assert deadlines.begin(950, 500) == "join"
+    assert deadlines.next_us() == 2000
+    assert (deadlines.kept["join"].met, deadlines.kept["join"].late_us_max) == (1, 0)
+
+
 def test_one_thread_takes_all_checkpoints_and_a_failing_one_costs_the_others_nothing() -> None:
     scheduler = Scheduler()
     taken, enough = {"a": 0, "b": 0}, threading.Event()

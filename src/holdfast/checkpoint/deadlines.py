@@ -5,6 +5,7 @@ The core reads no clock. Rules:
 2. Deadlines stand on a grid from when the operator was added: one that was late does not push the others back.
 3. A deadline is missed if its checkpoint did not begin within the tolerance, a twentieth of the interval. Deadlines
    that passed altogether while one was late are missed as well, and not made up for.
+4. Who can begin only between batches may begin early, by as much as it may be late, rather than after the next batch.
 """
 
 from __future__ import annotations
@@ -55,13 +56,19 @@ class Deadlines:
     def next_us(self) -> int | None:
         return self._queue[0].at_us if self._queue else None
 
-    def begin(self, now_us: int) -> str | None:
-        """The operator to checkpoint now, None if none is due. Its next deadline is set."""
-        if not self._queue or self._queue[0].at_us > now_us:
+    def begin(self, now_us: int, busy_us: int = 0) -> str | None:
+        """The operator to checkpoint now, None if none is due. Its next deadline is set.
+
+        `busy_us` is how long it will be until the caller can ask again.
+        """
+        if not self._queue:
             return None
-        item = heapq.heappop(self._queue)
+        item = self._queue[0]
         kept = self.kept[item.name]
-        late = now_us - item.at_us
+        if item.at_us > now_us + min(busy_us, int(TOLERANCE * kept.every_us)):
+            return None
+        heapq.heappop(self._queue)
+        late = max(0, now_us - item.at_us)
         passed = late // kept.every_us
         kept.late_us_max = max(kept.late_us_max, late)
         if late <= TOLERANCE * kept.every_us:
