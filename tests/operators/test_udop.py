@@ -14,6 +14,7 @@ from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.model.errors import CorruptLog, UsageError
 from holdfast.operators.barrier import Barrier
 from holdfast.operators.functor import functor
+from holdfast.operators.paired import paired
 from holdfast.operators.udop import Instances, UserOperator, VectorOperator, decode, encode, lazily
 
 IN = pa.schema([("k", pa.string()), ("x", pa.int64()), ("t", pa.int64())])
@@ -200,3 +201,26 @@ def test_a_barrier_fed_again_from_upstream_pairs_as_before() -> None:
         assert got == expected
     with pytest.raises(UsageError, match="replay the tuples"):
         Barrier("b", [a, b]).feed(0, 3, rows)
+
+
+def test_a_barrier_restored_between_batches_pairs_the_kth_with_the_kth() -> None:
+    """As it runs on Spark: every batch from the tuples in flight that the one before left in a store."""
+    schema = pa.schema([("x", pa.int64()), ("y", pa.string()), ("side", pa.string())])
+    inputs = {"a": pa.schema([("x", pa.int64())]), "b": pa.schema([("y", pa.string())])}
+    chance, store = random.Random(4), MemoryStore()
+    given: dict[str, list[Any]] = {"a": [], "b": []}
+    found = []
+    for batch in range(30):
+        instances = Instances("gate", paired("gate", inputs), None, pa.schema([*inputs["a"], *inputs["b"]]),
+                              load=lazily("gate", store))  # fmt: skip
+        rows = []
+        for i in range(chance.randint(1, 9)):
+            side = "a" if chance.random() < 0.3 + 0.4 * (batch % 2) else "b"
+            rows.append({"x": batch * 10 + i, "y": f"{batch}.{i}", "side": side})
+            given[side].append(rows[-1]["x" if side == "a" else "y"])
+        found += [
+            tuple(r.values()) for r in instances.feed(pa.RecordBatch.from_pylist(rows, schema=schema)).to_pylist()
+        ]
+        store.put_many(instances.entries(instances.touched))
+        assert found == list(zip(given["a"], given["b"], strict=False))
+    assert len(given["a"]) != len(given["b"])

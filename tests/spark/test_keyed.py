@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from holdfast.operators.keyed_join import keyed_join
 from holdfast.operators.udop import UserOperator, decode, encode
 from holdfast.operators.window_join import Input
 from holdfast.spark import read_stream
-from holdfast.spark.keyed import Keyed, udop
+from holdfast.spark.keyed import Keyed, barrier, udop
 from tests.spark.conftest import fill
 
 ROWS = [(i * 0.5, "abcd"[i * 7 % 4], i) for i in range(40)]
@@ -47,7 +48,9 @@ def make(tmp_path: Path, checkpoint: Any, fail_at: Path | None = None) -> Keyed:
                 scratch=str(tmp_path / "near"))  # fmt: skip
 
 
-def run(spark: SparkSession, store: holdfast.StreamStore, operator: Keyed, tmp_path: Path) -> list[Any]:
+def run(
+    spark: SparkSession, store: holdfast.StreamStore, operator: Callable[[DataFrame], DataFrame], tmp_path: Path
+) -> list[Any]:
     """What is there, in batches of some ten tuples; what came out of each."""
     found: list[list[tuple[str, int]]] = []
 
@@ -149,3 +152,35 @@ def test_a_join_with_a_window_per_key_runs_in_executors(spark: SparkSession, tmp
         window = [j for j in range(0, i, 2) if j % 3 == i % 3][-2:]
         expected |= {(i % 3, f"a{j}", f"b{i}") for j in window}
     assert {tuple(row) for row in a.union(b).transform(pairs).collect()} == expected
+
+
+def test_a_join_with_one_window_over_all_keys_runs_in_one_task(spark: SparkSession, tmp_path: Path) -> None:
+    left = pa.schema([("k", pa.int64()), ("a", pa.string())])
+    right = pa.schema([("k", pa.int64()), ("b", pa.string())])
+    columns = "tuple_id long, k long, a string, b string, side string"
+    a = spark.createDataFrame([(i, i % 3, f"a{i}", None, "left") for i in range(0, 40, 2)], columns)
+    b = spark.createDataFrame([(i, i % 3, None, f"b{i}", "right") for i in range(1, 40, 2)], a.schema)
+    pairs = udop("pairs", keyed_join(Input(left, 5), Input(right, 0), on="k"), key=None,
+                 schema="k bigint, a string, b string", scratch=str(tmp_path))  # fmt: skip
+    expected = [(i % 3, f"a{j}", f"b{i}") for i in range(1, 40, 2) for j in range(0, i, 2)[-5:] if j % 3 == i % 3]
+    assert [tuple(row) for row in a.union(b).transform(pairs).collect()] == expected
+
+
+def test_a_barrier_pairs_over_batches_restarts_and_the_loss_of_the_machine(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    """004 §4: the k-th tuples of both inputs, whatever was lost between."""
+    inputs = {"a": pa.schema([("x", pa.int64())]), "b": pa.schema([("y", pa.int64())])}
+    gate = barrier("gate", inputs, schema="x bigint, y bigint", store=f"log:{tmp_path}/far", side="key",
+                   scratch=str(tmp_path / "near"))  # fmt: skip
+
+    def both(frame: DataFrame) -> DataFrame:
+        return frame.where("key in ('a', 'b')").selectExpr("*", "value as x", "value as y").transform(gate)
+
+    fill(store, "in", ROWS[:21], end=False, until=10)
+    first = run(spark, store, both, tmp_path)
+    shutil.rmtree(tmp_path / "near")
+    fill(store, "in", ROWS[21:], until=30)
+    found = [pair for batch in first + run(spark, store, both, tmp_path) for pair in batch]
+    of = {side: [value for _, key, value in ROWS if key == side] for side in "ab"}
+    assert found == list(zip(of["a"], of["b"], strict=True))

@@ -34,6 +34,14 @@ class Barrier:
         self._next = [resume_at] * len(inputs)
         self.consumed = resume_at
 
+    def taken(self, which: int) -> int:
+        """The number of the tuple with which an input goes on."""
+        return self._next[which]
+
+    def in_flight(self) -> list[pa.Table]:
+        """The tuples of each input that wait for their partners: number `consumed` and following."""
+        return list(self._waiting)
+
     def feed(self, which: int, first: int, rows: pa.RecordBatch) -> pa.Table:
         """Take tuples number `first` and following of one input; the results that they complete."""
         skip = self._next[which] - first

@@ -1,5 +1,7 @@
 """User-defined operators in Spark's executors: `repartition` by key, then one task per partition and batch.
 
+An operator without a key, such as a join with one window over everything or a barrier, has one instance in one task.
+
 Rules:
 1. Tuples are taken in the order of `stime` and `tuple_id`. A task starts from the state at exactly the beginning of its
    batch, or says that it cannot. State at the end of each batch goes to scratch on the machine, unsynced: it is for the
@@ -20,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +43,7 @@ from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.clock import now_us
 from holdfast.model.errors import StorageError, StreamBusy, UsageError
 from holdfast.model.names import check_name
+from holdfast.operators.paired import paired
 from holdfast.operators.udop import Instances, UserOperator
 from holdfast.spark.session import own_folder
 from holdfast.stream.disk import VolatileDisk
@@ -75,7 +78,7 @@ class Keyed:
 
     name: str
     prototype: Callable[[], UserOperator]
-    key: str
+    key: str | None
     schema: StructType
     checkpoint: Every | NoCheckpoint
     store: str | None
@@ -89,17 +92,20 @@ class Keyed:
     def __call__(self, frame: DataFrame) -> DataFrame:
         """The results over a (streaming) DataFrame: `frame.transform(operator)`."""
         # A number that is named, so that Spark does not put partitions together when a batch is small (rule 5).
-        partitions = int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
+        partitions = 1
+        if self.key is not None:
+            partitions = int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
         task = _Task(self, to_arrow_schema(self.schema), partitions, _fork.get())
-        return frame.repartition(partitions, self.key).mapInArrow(task, self.schema)
+        by = [] if self.key is None else [self.key]
+        return frame.repartition(partitions, *by).mapInArrow(task, self.schema)
 
 
 def udop(
-    name: str, prototype: Callable[[], UserOperator], *, key: str, schema: str | StructType,
+    name: str, prototype: Callable[[], UserOperator], *, key: str | None, schema: str | StructType,
     checkpoint: Every | NoCheckpoint | None = None, store: str | None = None, scratch: str | None = None,
     time: str | None = None,
 ) -> Keyed:  # fmt: skip
-    """An operator of your own on Spark, one instance of `prototype` per value of `key`.
+    """An operator of your own on Spark, one instance of `prototype` per value of `key`; None: one for everything.
 
     `store` is the address of the checkpoint store that outlives the machine ("log:/mnt/shared/…", "redis://…"); paths
     get a folder per query and partition. `scratch` is a folder of the machine, by default one that only this user can
@@ -112,6 +118,19 @@ def udop(
     made = Keyed(check_name(name), prototype, key, columns, policy, store, scratch, time)
     made.protection  # noqa: B018 - refuses a policy that does not fit
     return made
+
+
+def barrier(
+    name: str, inputs: Mapping[str, pa.Schema], *, schema: str | StructType, store: str, side: str = "side",
+    scratch: str | None = None,
+) -> Keyed:  # fmt: skip
+    """A barrier on Spark over the union of its inputs, told apart by the column `side`.
+
+    Its tuples in flight are saved with each batch; a weaker policy would pair the wrong ones after a loss.
+    """
+    exact = Every(events=1, exact=True)
+    return udop(name, paired(name, inputs, side=side), key=None, schema=schema, checkpoint=exact, store=store,
+                scratch=scratch)  # fmt: skip
 
 
 class _Task:
