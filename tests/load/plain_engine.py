@@ -35,7 +35,7 @@ from holdfast.spark.sink import Target
 from holdfast.spark.source import offset_of, until_of
 from holdfast.stream.decision import Decision
 from holdfast.stream.disk import Disk
-from holdfast.stream.merge import FOREVER_US, Merge, PieceReader
+from holdfast.stream.merge import Merge, PieceReader
 from holdfast.stream.store import Stream, StreamStore
 
 SECOND = 1_000_000
@@ -158,7 +158,6 @@ def main() -> None:
     for module in (holdfast.host.host, holdfast.load.tasks):
         module.NodeQueries = PlainQueries  # type: ignore[attr-defined]
     holdfast.host.deployed.node_session = lambda *given, **settings: None  # type: ignore[assignment, return-value]
-    assert FOREVER_US
     app(["host", *sys.argv[1:]])
 
 

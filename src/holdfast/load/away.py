@@ -144,6 +144,11 @@ class Away:
         return self._log.boundary_us
 
     @property
+    def ended(self) -> bool:
+        """The stream was closed at its end: there is nothing more to come."""
+        return self._log.closed
+
+    @property
     def serves(self) -> bool:
         return True
 

@@ -238,7 +238,7 @@ class LoadManager:
         """Rule 4."""
         for task_id, held in list(self.tasks.items()):
             away = self.mover.away(held)
-            if away is not None and monotonic_us() - away.heard_us > self.terms.patience_us:
+            if away is not None and not away.ended and monotonic_us() - away.heard_us > self.terms.patience_us:
                 self.work(f"fetch {away.note.lease_id}", self._reclaim(task_id, held, away.note.lease_id))
 
     async def _reclaim(self, task_id: str, held: HeldTask, lease_id: str) -> None:
