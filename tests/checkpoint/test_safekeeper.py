@@ -220,3 +220,16 @@ def _until(reached: object, seconds: float = 60) -> None:
     while not reached():  # type: ignore[operator]
         assert time.monotonic() < end, "did not come about"
         time.sleep(0.005)
+
+
+def test_who_must_rely_on_several_checkpoints_waits_for_all_their_results() -> None:
+    store = MemoryStore()
+    store.put(b"b", 9, b"newer")
+    keeper = SafeKeeper(store, capacity=2, when_full="wait")
+    results = keeper.save_all([(b"a", 1, b"x"), (b"b", 1, lambda: b"y"), (b"c", 1, lambda: 1 / 0), (b"d", 1, b"z")])  # type: ignore[list-item, return-value]
+    assert {r.key: r.outcome for r in results} == {
+        b"a": Outcome.DURABLE, b"b": Outcome.SUPERSEDED, b"c": Outcome.FAILED, b"d": Outcome.DURABLE,
+    }  # fmt: skip
+    assert keeper.save_all([]) == []
+    assert store.get(b"d") == Saved(1, b"z")
+    keeper.close()
