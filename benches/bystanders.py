@@ -1,7 +1,7 @@
 """How much of the machine others took away while a bench ran: a number beside which every other one has to be read.
 
 Only those count that the scheduler does not put behind us: whoever runs a bench with real-time priority is not held up
-by ordinary processes. What started and ended in between, its parent included, is not seen.
+by ordinary processes. What started and ended in between is not seen.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Bystanders:
 
 
 def _rivals() -> dict[int, float]:
-    """Processor seconds by process, with those of children that ended."""
+    """Processor seconds by process. Not those of children that ended: they come all at once, however old they are."""
     parent: dict[int, int] = {}
     used: dict[int, float] = {}
     rank: dict[int, int] = {}
@@ -39,7 +39,7 @@ def _rivals() -> dict[int, float]:
                 continue  # It ended meanwhile.
             pid = int(path.name)
             parent[pid], rank[pid] = int(fields[1]), int(fields[15])
-            used[pid] = sum(map(int, fields[11:15])) / _TICKS
+            used[pid] = sum(map(int, fields[11:13])) / _TICKS
     # The kernel's own number: below zero for real time, 20 plus nice for everybody else.
     own = rank[os.getpid()]
     return {pid: seconds for pid, seconds in used.items() if rank[pid] <= own and not _ours(pid, parent)}
