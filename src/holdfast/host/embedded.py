@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import tempfile
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql import SparkSession
@@ -24,7 +22,7 @@ from holdfast.host.catalog import HERE, Catalog
 from holdfast.host.host import Host
 from holdfast.model.errors import UsageError
 from holdfast.model.time import duration_us
-from holdfast.spark.pools import write_pools
+from holdfast.spark.pools import pools_file
 from holdfast.spark.session import session
 from holdfast.stream.store import StreamStore
 
@@ -161,8 +159,8 @@ def run(app: App, **options: Any) -> None:
 
 def node_session(name: str, nodes: Iterable[str] = (), *, master: str | None = None, **settings: str) -> SparkSession:
     """A session in which the stable queries and forks of these nodes get their fair shares."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-pools-") as folder:  # Spark reads it at its start only.
-        path = Path(folder) / "pools.xml"
-        write_pools(path, nodes)
-        fair = {"spark_scheduler_mode": "FAIR", "spark_scheduler_allocation_file": path.as_uri()}
-        return session(name, master=master, **{**fair, **settings})
+    fair = {"spark_scheduler_mode": "FAIR"}
+    # Not to be removed when Spark has started: the next session of this process reads it again.
+    if (pools := pools_file(nodes)) is not None:
+        fair["spark_scheduler_allocation_file"] = pools.as_uri()
+    return session(name, master=master, **{**fair, **settings})

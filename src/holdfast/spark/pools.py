@@ -10,6 +10,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
+from holdfast.model.errors import StorageError
+from holdfast.spark.session import own_folder
+from holdfast.stream.disk import VolatileDisk
+from holdfast.stream.frame import crc32c
+
 #: As Spark would make them: within a pool in order, all pools alike, nothing reserved.
 _POOL = "  <pool name={}><schedulingMode>FIFO</schedulingMode><weight>1</weight><minShare>0</minShare></pool>\n"
 
@@ -22,8 +27,17 @@ def fork_pool(node: str) -> str:
     return f"{node}-fork"
 
 
-def write_pools(path: Path, nodes: Iterable[str]) -> None:
-    """The allocation file that Spark reads when its context starts."""
+def pools_file(nodes: Iterable[str]) -> Path | None:
+    """The allocation file that Spark reads when a context starts; None where it has no safe place.
+
+    Its name follows from what it holds, so it may stay for whoever needs the same.
+    """
     names = [pool for node in nodes for pool in (stable_pool(node), fork_pool(node))]
     pools = "".join(_POOL.format(quoteattr(name)) for name in ("default", *names))
-    path.write_text(f'<?xml version="1.0"?>\n<allocations>\n{pools}</allocations>\n')
+    data = f'<?xml version="1.0"?>\n<allocations>\n{pools}</allocations>\n'.encode()
+    try:
+        path = own_folder() / f"pools-{crc32c(data):08x}.xml"
+        VolatileDisk().replace_file(path, data)
+    except StorageError:
+        return None  # Spark makes the pools as it goes, with a warning for each.
+    return path
