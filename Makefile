@@ -23,8 +23,10 @@ $(READY): pyproject.toml
 demo: setup
 	$(BIN)/python -m holdfast.demo
 
+# Two at a time where tests do not mind company; those that start clusters, kill hosts or watch the clock one by one.
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m slow
 
 # The stores at length, with HBase beside them where Maven can bring it: 10,000 operations, 1,000 power cuts.
 test-stores: setup

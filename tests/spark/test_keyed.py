@@ -128,7 +128,7 @@ def test_best_effort_goes_on_from_an_earlier_state_of_each_key(
 ) -> None:
     """C7: what a key goes on from is a sum that it had before."""
     fill(store, "in", ROWS[:20], end=False, until=10)
-    operator = make(tmp_path, every(events=8))
+    operator = make(tmp_path, every(events=3))
     first = gathered(run(spark, store, operator, tmp_path))
     shutil.rmtree(tmp_path / "near")
     fill(store, "in", ROWS[20:], until=30)
