@@ -251,7 +251,7 @@ def test_a_host_that_never_answers_is_given_up_and_not_left_behind(net: Net) -> 
 
 def test_an_interrupted_start_leaves_nothing_behind(net: Net) -> None:
     net.flaw("b", "mute")
-    with net.started("up", net.file, "--json") as child:
+    with net.started("up", net.file, "--json", "--no-wait") as child:
         assert child.stdout is not None
         assert json.loads(child.stdout.readline())["host"] in ("a", "src")
         child.send_signal(signal.SIGINT)
