@@ -8,12 +8,11 @@ Rules:
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from holdfast.console.axis import Axis
-from holdfast.console.style import STYLE
+from holdfast.console.page import escaped, page
 from holdfast.load.history import Movement, Sample
 from holdfast.model.time import SECOND_US, instant_text
 
@@ -45,7 +44,7 @@ def load_html(lines: Sequence[Sample | Movement], title: str = "Load between own
         low, high = min(s.at_us for s in samples), max(s.at_us for s in samples)
         axis = Axis(low, max(high, low + SECOND_US) + 1, low)
         drawing = "".join(_drawing(samples, moves, axis))
-        when = f"<p class='when'>{_e(instant_text(low)[:19])} UTC</p>"
+        when = f"{instant_text(low)[:19]} UTC"
     rows = "".join(_row(move, samples) for move in moves)
     table = (
         "<h2>Movements</h2><table><thead><tr><th>after</th><th>task</th><th>from</th><th>to</th><th>price</th>"
@@ -53,27 +52,7 @@ def load_html(lines: Sequence[Sample | Movement], title: str = "Load between own
         if rows
         else "<p>No task has moved.</p>"
     )
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{_e(title)}</title>
-<style>{STYLE}{_MORE}</style>
-</head>
-<body>
-<header><h1>{_e(title)}</h1>{when}</header>
-{drawing}
-{table}
-</body>
-</html>
-"""
-
-
-def _e(text: object) -> str:
-    return html.escape(str(text))
+    return page(title, when, f"{drawing}\n{table}", style=_MORE)
 
 
 def _row(move: Movement, samples: Sequence[Sample]) -> str:
@@ -81,7 +60,7 @@ def _row(move: Movement, samples: Sequence[Sample]) -> str:
     back = " (back)" if move.back else ""
     cells = (f"{(move.at_us - began) / SECOND_US:.1f} s", move.task, move.source, move.target + back,
              f"{move.price:.3g}", f"{move.took_us / SECOND_US:.1f} s")  # fmt: skip
-    return "<tr>" + "".join(f"<td>{_e(cell)}</td>" for cell in cells) + "</tr>"
+    return "<tr>" + "".join(f"<td>{escaped(cell)}</td>" for cell in cells) + "</tr>"
 
 
 def _drawing(samples: Sequence[Sample], moves: Sequence[Movement], axis: Axis) -> Iterator[str]:
@@ -93,7 +72,7 @@ def _drawing(samples: Sequence[Sample], moves: Sequence[Movement], axis: Axis) -
         yield from _strip(name, own, moves, axis, _TOP + number * (_STRIP + _GAP))
     bottom = _TOP + len(names) * (_STRIP + _GAP)
     for tick in axis.ticks(8):
-        yield f'<text x="{_x(axis, tick):.1f}" y="{bottom}" text-anchor="middle">{_e(axis.text(tick))}</text>'
+        yield f'<text x="{_x(axis, tick):.1f}" y="{bottom}" text-anchor="middle">{escaped(axis.text(tick))}</text>'
     yield "</svg><figcaption>CPU of each participant; dashed: its capacity; ▲ a task left, ▼ a task came</figcaption>"
     yield "</figure>"
 
@@ -108,7 +87,7 @@ def _strip(
     def y(value: float) -> float:
         return base - _STRIP * value / highest
 
-    yield f'<text class="name" x="4" y="{top + 14:.0f}">{_e(name)}</text>'
+    yield f'<text class="name" x="4" y="{top + 14:.0f}">{escaped(name)}</text>'
     yield f'<path class="axis" d="M{_LEFT} {top:.0f}V{base:.0f}H{_WIDTH - _RIGHT}"/>'
     yield f'<path class="bound" d="M{_LEFT} {y(capacity):.1f}H{_WIDTH - _RIGHT}"/>'
     for value in (0.0, capacity):
@@ -123,8 +102,8 @@ def _strip(
         tip, kind = (-9, "out") if out else (9, "in")
         middle = base + 8
         yield (
-            f'<path class="{kind}" d="M{x - 5:.1f} {middle - tip / 2:.1f}h10l-5 {tip}z"><title>{_e(move.task)} '
-            f"{_e(move.source)} → {_e(move.target)}</title></path>"
+            f'<path class="{kind}" d="M{x - 5:.1f} {middle - tip / 2:.1f}h10l-5 {tip}z"><title>{escaped(move.task)} '
+            f"{escaped(move.source)} → {escaped(move.target)}</title></path>"
         )
 
 

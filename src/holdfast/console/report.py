@@ -9,13 +9,12 @@ Rules:
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from holdfast.console.axis import Axis, stime_axis
+from holdfast.console.page import escaped, page
 from holdfast.console.recording import Mark, Recording
-from holdfast.console.style import STYLE
 from holdfast.console.verdict import Verdict, seconds
 from holdfast.model.time import instant_text
 from holdfast.model.tuples import TupleType
@@ -35,9 +34,9 @@ def write_report(
     settings: Mapping[str, str] | None = None,
 ) -> Path:  # fmt: skip
     """Write the page and say where it is. `delay_us` is X, `normal_us` the latency without failure."""
-    page = report_html(recording, verdict, delay_us=delay_us, normal_us=normal_us, since_us=since_us, title=title,
+    written = report_html(recording, verdict, delay_us=delay_us, normal_us=normal_us, since_us=since_us, title=title,
                        settings=settings)  # fmt: skip
-    Path(path).write_text(page, encoding="utf-8")
+    Path(path).write_text(written, encoding="utf-8")
     return Path(path)
 
 
@@ -49,33 +48,17 @@ def report_html(
     """The whole page."""
     good = "pass" if verdict.passed else "fail"
     said = "every promise was kept" if verdict.passed else "a promise was broken"
-    rows = "".join(f"<tr><th scope='row'>{_e(k)}</th><td>{_e(v)}</td></tr>" for k, v in (settings or {}).items())
+    given = (settings or {}).items()
+    rows = "".join(f"<tr><th scope='row'>{escaped(k)}</th><td>{escaped(v)}</td></tr>" for k, v in given)
     table = f"<h2>Settings</h2><table class='settings'>{rows}</table>" if rows else ""
-    when = "" if recording.began_us is None else f"<p class='when'>{_e(instant_text(recording.began_us)[:19])} UTC</p>"
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{_e(title)}</title>
-<style>{STYLE}</style>
-</head>
-<body>
-<header><h1>{_e(title)}</h1>{when}<p class="badge {good}">{said}</p></header>
-<ul class="figures">{"".join(_figures(recording, delay_us, normal_us, since_us))}</ul>
+    when = "" if recording.began_us is None else f"{instant_text(recording.began_us)[:19]} UTC"
+    badge = f'<p class="badge {good}">{said}</p>'
+    body = f"""<ul class="figures">{"".join(_figures(recording, delay_us, normal_us, since_us))}</ul>
 {_Drawing(recording, delay_us, normal_us).html()}
 <h2>Verdict</h2>
 {verdict.html()}
-{table}
-</body>
-</html>
-"""
-
-
-def _e(text: str) -> str:
-    return html.escape(str(text))
+{table}"""
+    return page(title, when, body, badge=badge)
 
 
 _LEGEND = (
@@ -99,7 +82,7 @@ def _figures(recording: Recording, delay_us: int, normal_us: int, since_us: int 
         (f"{recording.stable:,}", "stable tuples"),
         (seconds(max(times)) if times else "–", "from healing to REC_DONE"),
     ):
-        yield f"<li><b>{_e(value)}</b><span>{_e(name)}</span></li>"
+        yield f"<li><b>{escaped(value)}</b><span>{escaped(name)}</span></li>"
 
 
 class _Drawing:
@@ -144,7 +127,7 @@ class _Drawing:
                         top + (_HELD_ROWS - 1 - row) * _HELD_HEIGHT, right - left - 1.4, _HELD_HEIGHT - 1.4)
                 for row in range(_HELD_ROWS)
             )  # fmt: skip
-            parts.append(f"<g><title>{_e(said)}</title>{squares}</g>")
+            parts.append(f"<g><title>{escaped(said)}</title>{squares}</g>")
         for control in self.recording.controls:
             if control.stime_us is not None and at_us is not None and control.wall_us <= at_us:
                 x = _LEFT + self.stimes.share(control.stime_us) * _PLOT
@@ -152,8 +135,8 @@ class _Drawing:
         height = top + _HELD_ROWS * _HELD_HEIGHT
         parts.append(_bottom_axis(axis, height + 2, "stime"))
         return (
-            f"<figure><figcaption>{_e(text)}</figcaption>"
-            f'<svg class="plot" viewBox="0 0 {_WIDTH} {height + 34:.0f}" role="img" aria-label="{_e(text)}">'
+            f"<figure><figcaption>{escaped(text)}</figcaption>"
+            f'<svg class="plot" viewBox="0 0 {_WIDTH} {height + 34:.0f}" role="img" aria-label="{escaped(text)}">'
             f"{''.join(parts)}</svg></figure>"
         )
 
@@ -216,11 +199,11 @@ class _Drawing:
         for (x, y), (kind, us) in largest.items():
             y_at = top + (1 - (y + 0.5) / rows) * _LATENCY_HEIGHT - _SQUARE / 2
             drawn = _square(_kind(kind), _LEFT + x * _SQUARE, y_at, _SQUARE - 0.4)
-            yield f"<g><title>{_e(seconds(us))}, {_kind(kind)}</title>{drawn}</g>"
+            yield f"<g><title>{escaped(seconds(us))}, {_kind(kind)}</title>{drawn}</g>"
         y_bound = top + (1 - scale.share(bound)) * _LATENCY_HEIGHT
         text = f"X = {seconds(self.delay_us)}" + (f" + {seconds(self.normal_us)} as usual" if self.normal_us else "")
         yield f'<path class="bound" d="M{_LEFT} {y_bound:.1f}h{_PLOT}"/>'
-        yield f'<text class="bound-text" x="{_LEFT + 6}" y="{y_bound - 5:.1f}">{_e(text)}</text>'
+        yield f'<text class="bound-text" x="{_LEFT + 6}" y="{y_bound - 5:.1f}">{escaped(text)}</text>'
 
 
 def _kind(type: int) -> str:
@@ -235,7 +218,7 @@ def _square(kind: str, x: float, y: float, width: float, height: float | None = 
 
 
 def _diamond(x: float, y: float, text: str) -> str:
-    return f'<path class="control" d="M{x:.1f} {y - 5:.1f}l5 5l-5 5l-5 -5Z"><title>{_e(text)}</title></path>'
+    return f'<path class="control" d="M{x:.1f} {y - 5:.1f}l5 5l-5 5l-5 -5Z"><title>{escaped(text)}</title></path>'
 
 
 def _bottom_axis(axis: Axis, y: float, name: str) -> str:
@@ -245,7 +228,7 @@ def _bottom_axis(axis: Axis, y: float, name: str) -> str:
         parts.append(f'<path class="axis" d="M{x:.1f} {y:.1f}v5"/>')
         if x < _WIDTH - 110:  # The name of the axis stands at its end.
             parts.append(f'<text class="tick" text-anchor="middle" x="{x:.1f}" y="{y + 18:.1f}">{axis.text(us)}</text>')
-    parts.append(f'<text class="tick" text-anchor="end" x="{_WIDTH - _RIGHT}" y="{y + 18:.1f}">{_e(name)}</text>')
+    parts.append(f'<text class="tick" text-anchor="end" x="{_WIDTH - _RIGHT}" y="{y + 18:.1f}">{escaped(name)}</text>')
     return "".join(parts)
 
 
@@ -255,7 +238,7 @@ def _left_axis(axis: Axis, top: float, height: float, ticks: int, name: str) -> 
         y = top + (1 - axis.share(us)) * height
         parts.append(f'<path class="grid" d="M{_LEFT - 5} {y:.1f}h{_PLOT + 5}"/>')
         parts.append(f'<text class="tick" text-anchor="end" x="{_LEFT - 9}" y="{y + 4:.1f}">{axis.text(us)}</text>')
-    parts.append(f'<text class="name" x="{_LEFT + 6}" y="{top - 6:.1f}">{_e(name)}</text>')
+    parts.append(f'<text class="name" x="{_LEFT + 6}" y="{top - 6:.1f}">{escaped(name)}</text>')
     return "".join(parts)
 
 
@@ -273,6 +256,6 @@ def _event_labels(events: list[tuple[Mark, str]], wall: Axis) -> tuple[str, floa
         anchor, at = ("start", x + 3) if start == x else ("end", x - 3)
         y = (line + 1) * line_height
         parts.append(
-            f'<text class="event {kind}-text" text-anchor="{anchor}" x="{at:.1f}" y="{y}">{_e(mark.text)}</text>'
+            f'<text class="event {kind}-text" text-anchor="{anchor}" x="{at:.1f}" y="{y}">{escaped(mark.text)}</text>'
         )
     return "".join(parts), len(ends) * line_height + 14.0
