@@ -60,11 +60,8 @@ def test_replica_sets_are_those_of_the_file(tmp_path: Path) -> None:
     assert catalog.readers("alarms") == ()
     assert catalog.reading_hosts("active") == ("c", "d")
     assert catalog.host_of("monitor2@src") == "src"
-    assert catalog.address_of("alarms@d") == "127.0.0.1:7404"
     assert catalog.sources_on("src") == ("monitor1", "monitor2")
     assert [node.name for node in catalog.nodes_on("a")] == ["active"]
-    assert catalog.inputs_on("a") == ("monitor1", "monitor2")
-    assert catalog.inputs_on("src") == ()
 
 
 def test_nodes_without_a_line_spread_over_hosts_that_hold_no_source(tmp_path: Path) -> None:

@@ -63,10 +63,6 @@ class Catalog:
         """The source streams that live on this host."""
         return tuple(stream for stream in self.diagram.sources if self.placement.homes[stream] == host)
 
-    def inputs_on(self, host: str) -> tuple[str, ...]:
-        """The streams that replicas on this host read, each once."""
-        return tuple(dict.fromkeys(stream for node in self.nodes_on(host) for stream in node.inputs))
-
     def producers(self, stream: str) -> tuple[str, ...]:
         """The replicas that produce a stream."""
         self._check_stream(stream)
@@ -94,10 +90,6 @@ class Catalog:
         """Address, root and the rest of a deployed host."""
         assert self.deployment is not None, f"{host!r} has no address: everything runs in one process"
         return self.deployment.host(host)
-
-    def address_of(self, replica: str) -> str:
-        """Where to call a replica: the address of its host."""
-        return self.spec_of(self.host_of(replica)).address
 
     def plan_of(self, node: str, host: str, bucket_us: int) -> NodePlan:
         """What one replica's core has to know. `bucket_us` is the bucket size of its inputs."""
