@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -52,6 +53,24 @@ def test_json_lines_and_arrow_are_stored(target: Target) -> None:
         for compression in (None, "zstd", "lz4"):
             assert client.post("/s", content=ipc(TABLE, compression), headers=ARROW).json()["rows"] == 2
     assert target.numbers() == [1, 2, 3, 4, 5, 1, 2, 1, 2, 1, 2]
+
+
+def test_a_caller_who_knows_the_port_may_come_before_the_input_runs(target: Target) -> None:
+    """`send` names the port when the input is built; a caller that was quicker than its thread was refused."""
+    with target.producer() as producer:
+        server = HttpInput({"s": producer})
+        with (
+            socket.create_connection((server.host, server.port), timeout=20) as early,
+            running(server.run, server.stop),
+        ):
+            body = b'{"n": 1}'
+            head = (
+                f"POST /s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+            )
+            early.sendall(head.encode() + b"\r\n\r\n" + body)
+            assert early.recv(1000).startswith(b"HTTP/1.1 200")
+        server.close()
+    assert target.numbers() == [1]
 
 
 def test_a_repeated_request_is_stored_once(target: Target) -> None:

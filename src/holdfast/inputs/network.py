@@ -18,6 +18,8 @@ from holdfast.model.errors import StorageError, UsageError
 
 #: Shorter ones can be guessed over a network.
 TOKEN_CHARS_MIN = 16
+#: Callers that wait until the input accepts.
+BACKLOG = 128
 
 
 class Access(NamedTuple):
@@ -48,13 +50,14 @@ class Access(NamedTuple):
         return token is not None and hmac.compare_digest(token.encode(), self.token.encode())
 
     def listen(self) -> socket.socket:
-        """A bound socket, so that the port is known before the first request."""
+        """A socket that takes connections already: whoever is told the port may call before anybody accepts."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         # With the protocol named, asyncio turns Nagle's delay off; otherwise an answer in two writes takes 40 ms.
         sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind((self.host, self.port))
+            sock.listen(BACKLOG)
         except OSError as error:
             sock.close()
             raise StorageError(
