@@ -15,7 +15,7 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -46,6 +46,14 @@ def rate(query: StreamingQuery, w: Workload) -> float:
     ]
     assert len(taken) == w.batches - 1, f"{len(taken)} batches instead of {w.batches - 1}"
     return w.rows * len(taken) / (sum(taken) / 1e3)
+
+
+class Rates(NamedTuple):
+    """Tuples per second."""
+
+    ours: float
+    unprotected: float
+    peer: float
 
 
 class Bench:
@@ -88,8 +96,16 @@ class Bench:
         )
         return writer.trigger(**NOW).start(out)
 
-    def best(self, run: Callable[[], float], times: int) -> float:
-        return statistics.median(run() for _ in range(times))
+    def turns(self, w: Workload, peer: Callable[[], float], rounds: int, peer_rounds: int) -> Rates:
+        """With checkpoints, without, and the peer: in turns, the order reversed each time, after a run that warms."""
+        self.ours(w, True)
+        runs = [lambda: self.ours(w, True), lambda: self.ours(w, False), peer]
+        found: list[list[float]] = [[], [], []]
+        for n in range(rounds):
+            for which in range(3) if n % 2 else range(2, -1, -1):
+                if which < 2 or n < peer_rounds:
+                    found[which].append(runs[which]())
+        return Rates(*(statistics.median(rates) for rates in found))
 
 
 def main() -> None:
@@ -104,36 +120,21 @@ def main() -> None:
         spark.conf.set("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
         spark.sparkContext.setLogLevel("OFF")
         bench = Bench(spark, Path(folder).absolute())
-        times = 1 if given.quick else 3
-        shapes = [windows(1_000, 500_000, 7), windows(100_000, 500_000, 7), windows(1_000_000, 500_000, 7)]
+        rounds = 1 if given.quick else 4
         rows, found = [], {}
-        for w in shapes:
+        for w in (*(windows(keys, 500_000, 7) for keys in (1_000, 100_000, 1_000_000)), *APPLICATIONS.values()):
             if given.only not in w.name:
                 continue
             fill(bench.store, w)
-            unprotected, ours = [], []
-            for _ in range(times):
-                unprotected.append(bench.ours(w, False))
-                ours.append(bench.ours(w, True))
-            native = bench.best(lambda w=w: bench.native(w), 1 if given.quick else 2)
-            found[w.name] = (statistics.median(ours), statistics.median(unprotected), native)
-            rows.append([w.name, *(round(r) for r in found[w.name]), round(found[w.name][0] / native, 2),
-                         round(100 * (1 - found[w.name][0] / found[w.name][1]), 1)])  # fmt: skip
-            console.print(rows[-1])
-        for w in APPLICATIONS.values():
-            if given.only not in w.name:
-                continue
-            fill(bench.store, w)
-            unprotected, ours = [], []
-            for _ in range(times):
-                unprotected.append(bench.ours(w, False))
-                ours.append(bench.ours(w, True))
-            slower = w._replace(name=f"{w.name}_tws", rows=TWS_ROWS, batches=3)
-            fill(bench.store, slower)
-            peer = bench.tws(slower)
-            found[w.name] = (statistics.median(ours), statistics.median(unprotected), peer)
-            rows.append([w.name, *(round(r) for r in found[w.name]), round(found[w.name][0] / peer, 2),
-                         round(100 * (1 - found[w.name][0] / found[w.name][1]), 1)])  # fmt: skip
+            if w.name in APPLICATIONS:
+                slower = w._replace(name=f"{w.name}_tws", rows=TWS_ROWS, batches=3)
+                fill(bench.store, slower)
+                rates = bench.turns(w, lambda slower=slower: bench.tws(slower), rounds, 1)
+            else:
+                rates = bench.turns(w, lambda w=w: bench.native(w), rounds, 2)
+            found[w.name] = rates
+            rows.append([w.name, *(round(r) for r in rates), round(rates.ours / rates.peer, 2),
+                         round(100 * (1 - rates.ours / rates.unprotected), 1)])  # fmt: skip
             console.print(rows[-1])
         spark.stop()
     table("tuples per second", ["", "with CEC", "without checkpoints", "Spark", "ratio", "cost of CEC, %"], rows)
