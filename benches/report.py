@@ -10,7 +10,9 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.table import Table
 
-console = Console()
+_plain = Console()
+#: A file has no width of its own: tables are not to be cut to that of an imagined terminal.
+console = _plain if _plain.is_terminal else Console(width=160)
 
 
 def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
