@@ -119,7 +119,8 @@ class PlainQuery(threading.Thread):
         self._write(f"state/0/0/{batch + 1}.snapshot", json.dumps(state))
         self._write(f"commits/{batch}", 'v1\n{"nextBatchWatermarkMs":0}')
         progress = {"batchId": batch, "numInputRows": rows + 1, "stateOperators": []}
-        self.lastProgress = {**progress, "durationMs": {"triggerExecution": 1}}
+        offsets = {"startOffset": json.dumps(offset_of(since)), "endOffset": json.dumps(offset_of(until))}
+        self.lastProgress = {**progress, "sources": [offsets], "durationMs": {"triggerExecution": 1}}
         return state
 
     def _file(self, batch: int, until: int, found: list[tuple[Any, ...]]) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from holdfast.console.load_picture import load_html, write_load_picture
 from holdfast.load.history import History, Movement, Sample
-from holdfast.load.meter import Meter, Reading
+from holdfast.load.meter import Meter, Reading, read_progress
 
 S = 1_000_000
+
+
+def offset(until_us: int) -> str:
+    return f'{{"format": 1, "until_us": {until_us}}}'
 
 
 def watched(meter: Meter, seconds: int, busy_ms: float, rows: int, batches: int = 1, start: int = 0) -> None:
@@ -43,6 +48,41 @@ def test_with_a_price_per_row_the_machine_has_no_say() -> None:
     usage = meter.usage("t", 60 * S)
     assert usage is not None
     assert usage.cpu == pytest.approx(0.2, rel=0.01)
+
+
+def test_a_task_that_catches_up_uses_what_its_input_asks_for_and_no_more() -> None:
+    """Three tasks in four went home right after they had moved, because their first batches looked like an overload."""
+    meter = Meter("rows", 1000)
+    for n in range(20):  # Four seconds of input in each second: it was on its way for a minute.
+        meter.take("t", Reading(n, 500, 400, 0, 4 * S), 0, n * S)
+    usage = meter.usage("t", 20 * S)
+    assert usage is not None
+    assert usage.cpu == pytest.approx(0.1, rel=0.02)
+
+
+def test_looks_between_two_batches_change_nothing_and_a_query_that_stands_still_uses_nothing() -> None:
+    meter = Meter("rows", 1000)
+    for n in range(40):
+        meter.take("t", Reading(n // 4, 500, 400, 0, 4 * S), 0, n * S)
+    usage = meter.usage("t", 40 * S)
+    assert usage is not None
+    assert usage.cpu == pytest.approx(0.1, rel=0.1)
+    for n in range(40, 140):
+        meter.take("t", Reading(9, 500, 400, 0, 4 * S), 0, n * S)
+    usage = meter.usage("t", 140 * S)
+    assert usage is not None
+    assert usage.cpu < 0.01
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "span_us"),
+    [("null", '{"format": 1, "until_us": 9}', 0), (offset(-(2**62)), offset(9), 0), (offset(5), offset(9), 4),
+     (offset(5), offset(253_402_214_400_000_000), 0), ('{"topic": {"0": 5}}', '{"topic": {"0": 9}}', None)],
+)  # fmt: skip
+def test_spark_says_how_much_of_the_inputs_time_a_batch_has_read(start: str, end: str, span_us: int | None) -> None:
+    progress = {"batchId": 3, "numInputRows": 11, "stateOperators": [], "durationMs": {"triggerExecution": 70},
+                "sources": [{"startOffset": start, "endOffset": end}]}  # fmt: skip
+    assert read_progress(SimpleNamespace(lastProgress=progress)) == Reading(3, 70, 10, 0, span_us)  # type: ignore[arg-type]
 
 
 def test_nothing_is_known_before_it_was_watched_for_a_while_or_after_it_left() -> None:

@@ -3,25 +3,34 @@
 Rules:
 1. CPU is the share of time that batches take (`busy`), or rows times what a row costs (`rows`), in cores; bandwidth is
    what the output grows by, in MB/s; memory is what Spark says its state holds, in GiB.
-2. Averages are exponential: a spike shorter than the time constant moves nothing.
-3. What has not been watched for long enough is not known yet; whoever needs a number takes the one from the bargain.
+2. CPU is counted per second of input, not of the clock: a task that has just moved makes up for lost time, and would
+   else look like an overload, and be sent back.
+3. Averages are exponential: a spike shorter than the time constant moves nothing.
+4. What has not been watched for long enough is not known yet; whoever needs a number takes the one from the bargain.
 """
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from holdfast.model.time import SECOND_US
+from holdfast.model.errors import UsageError
+from holdfast.model.time import BEGINNING_US, SECOND_US
 from holdfast.protocol.load.usage import Usage
+from holdfast.spark.source import until_of
+from holdfast.stream.merge import FOREVER_US
 
 #: Shorter follows noise, longer comes too late for a spike. The seeds look every ten seconds at larger loads.
 SMOOTHING_S = 4.0
 #: Before this the first batches, which compile, would be taken for the rule.
 _KNOWN_AFTER_US = 4 * SECOND_US
+#: A query without a batch for so long is not between two batches: it does nothing.
+_QUIET_S = 20.0
 
 
 @dataclass(slots=True)
@@ -32,6 +41,8 @@ class Reading:
     busy_ms: float
     rows: int
     state_bytes: int
+    span_us: int | None = None
+    """How much of the input's time the batch has read; 0 if that says nothing, None if Spark does not say."""
 
 
 @dataclass(slots=True)
@@ -60,13 +71,15 @@ class Meter:
             self._tasks[task_id] = _Average(now_us, now_us, reading.batch_id, out_bytes)
             return
         dt = (now_us - known.at_us) / SECOND_US
-        if dt <= 0:
-            return
         # Only the last batch is told; those between two looks are taken to be like it.
         batches = reading.batch_id - known.batch_id
+        if dt <= 0 or (batches == 0 and dt < _QUIET_S):
+            return
         share = 1.0 - math.exp(-dt / SMOOTHING_S)
-        known.busy += share * (batches * reading.busy_ms / 1000 / dt - known.busy)
-        known.rows += share * (batches * reading.rows / dt - known.rows)
+        if reading.span_us != 0 or batches == 0:
+            a_second = batches / dt if reading.span_us is None else bool(batches) * SECOND_US / reading.span_us
+            known.busy += share * (reading.busy_ms / 1000 * a_second - known.busy)
+            known.rows += share * (reading.rows * a_second - known.rows)
         known.bytes += share * (max(0, out_bytes - known.out_bytes) / dt - known.bytes)
         known.memory = reading.state_bytes / (1 << 30)
         known.at_us, known.batch_id, known.out_bytes = now_us, reading.batch_id, out_bytes
@@ -80,7 +93,7 @@ class Meter:
         return 0.0 if known is None else known.rows
 
     def usage(self, task_id: str, now_us: int) -> Usage | None:
-        """Rule 3."""
+        """Rule 4."""
         known = self._tasks.get(task_id)
         if known is None or now_us - known.begun_us < _KNOWN_AFTER_US:
             return None
@@ -96,4 +109,17 @@ def read_progress(query: StreamingQuery) -> Reading | None:
     # A batch has one row more than its inputs: the boundary that drives the watermark.
     rows = max(0, int(progress["numInputRows"]) - 1)
     state = sum(int(operator["memoryUsedBytes"]) for operator in progress["stateOperators"])
-    return Reading(int(progress["batchId"]), float(progress["durationMs"].get("triggerExecution", 0)), rows, state)
+    busy_ms = float(progress["durationMs"].get("triggerExecution", 0))
+    return Reading(int(progress["batchId"]), busy_ms, rows, state, _span_us(progress.get("sources", [])))
+
+
+def _span_us(sources: Sequence[Mapping[str, str]]) -> int | None:
+    """The first batch has no beginning, and the last no end: those say nothing. Inputs move on together."""
+    spans = []
+    for source in sources:
+        try:
+            begin, end = (until_of(json.loads(source[which])) for which in ("startOffset", "endOffset"))
+        except (ValueError, TypeError, KeyError, AttributeError, UsageError):
+            return 0 if source.get("startOffset") in (None, "null", "None") else None
+        spans.append(max(0, end - begin) if begin > BEGINNING_US and end < FOREVER_US else 0)
+    return max(spans, default=None)
