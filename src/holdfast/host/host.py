@@ -233,8 +233,10 @@ class Host:
         stand = self.controllers.pop(replica, None)
         self._network.remove(replica)
         if stand is not None:
-            await asyncio.get_running_loop().run_in_executor(None, stand.stop_queries)
-            stand.close()
+            try:
+                await asyncio.get_running_loop().run_in_executor(None, stand.stop_queries)
+            finally:
+                stand.close()
 
     def _queries(
         self, node: NodeSpec, inputs: Sequence[Stream], home: Path, bucket_us: int

@@ -28,7 +28,7 @@ from holdfast.load.steps import reached
 from holdfast.load.tasks import Guest, GuestNote, HeldTask, OwnTask, guests_on, remove_guest
 from holdfast.load.terms import Terms
 from holdfast.load.words import Words
-from holdfast.model.errors import HoldfastError, PeerError, StorageError, UsageError
+from holdfast.model.errors import HoldfastError, PeerError, UsageError
 from holdfast.model.time import SECOND_US
 from holdfast.protocol.load.effects import Effects, Fetch, Move
 from holdfast.protocol.load.leases import Lease, LeaseState, Role
@@ -188,10 +188,11 @@ class LoadManager:
             if held is None:
                 raise UsageError(f"there is no task {step.task.task_id} here any more")
             await self.mover.leave(held, step.lease_id, step.to)
-        except (HoldfastError, OSError) as error:
+        except Exception as error:
+            # Whatever it was, the core must know, or the lease would be under way for ever.
             log.warning("%s was not moved to %s: %s", step.task.task_id, step.to, error)
-            if isinstance(error, StorageError | OSError):
-                log.error("moving %s: %s", step.task.task_id, error)
+            if not isinstance(error, PeerError | UsageError):
+                log.error("moving %s: %s", step.task.task_id, error, exc_info=not isinstance(error, HoldfastError))
             self.tell(MoveFailed(step.lease_id))
             return
         self.census.forget(step.task.task_id)
@@ -206,8 +207,9 @@ class LoadManager:
             return
         try:
             await self.mover.come_back(held, step.lease_id)
-        except (HoldfastError, OSError) as error:
-            log.warning("%s did not come back from %s yet: %s", step.task.task_id, step.from_, error)
+        except Exception as error:
+            log.warning("%s did not come back from %s yet: %s", step.task.task_id, step.from_, error,
+                        exc_info=not isinstance(error, HoldfastError | OSError))  # fmt: skip
             return
         self._came_back(step.lease_id, step.task.task_id, step.from_, begun)
 

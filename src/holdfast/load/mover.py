@@ -20,6 +20,8 @@ Rules:
 3. Every step may be done again. What was half done is done anew from the beginning.
 4. The parcel is kept while the task is away. If the partner is gone for good, the task goes on from there: what the
    stream holds already is computed once more and left out.
+5. While the file is there, somebody here follows the partner. What fails before the file changes leaves everything as
+   it was; what fails afterwards is tried until it succeeds, since there is no way back (rule 1).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -76,6 +78,8 @@ class Mover:
         """Move the task to the partner; `PeerError` or `UsageError` if it stays here."""
         note = read_note(task.home)
         if note is not None and note.lease_id == lease_id:
+            if self.away(task) is None:
+                await self._follow(task, note)
             return
         controller, partner, guest = task.controller, self._partners[to], guest_name(lease_id)
         if controller is None or not controller.movable:
@@ -88,13 +92,22 @@ class Mover:
         if not controller.movable:
             raise UsageError(f"{task.task_id} is no longer STABLE; it stays here")
         reached("level")
-        write_note(task.home, AwayNote(lease_id, to))
+        note = AwayNote(lease_id, to)
+        await _write(task, note)
         reached("noted")
-        await task.host.take_down(task.replica)
+        await _surely(task, "be stopped here", partial(task.host.take_down, task.replica))
         reached("stopped")
-        self.stand_in(task, AwayNote(lease_id, to))
+        await self._follow(task, note)
         log.info("%s: runs at %s now, under lease %s", task.replica, to, lease_id)
         reached("following")
+
+    async def _follow(self, task: HeldTask, note: AwayNote) -> None:
+        """Rule 5."""
+
+        async def follow() -> None:
+            self.stand_in(task, note)
+
+        await _surely(task, f"be followed at {note.partner}'s", follow)
 
     def _pack(self, task: HeldTask, lease_id: str) -> Path:
         """Step 1, as a file (rule 4)."""
@@ -147,25 +160,40 @@ class Mover:
             raise PeerError(f"{note.partner} handed over {head.definition} instead of {task.definition}")
         reached("fetched")
         away = self.away(task)
-        if away is not None and not await away.reach(waiting.boundary_us, LEVEL_S):
+        if away is None:
+            self.stand_in(task, note)
+            away = self.away(task)
+        assert away is not None
+        # Always: what the partner has filed since our stream stopped following is in neither of the two.
+        if not await away.reach(waiting.boundary_us, LEVEL_S):
             raise PeerError(f"{note.partner} has not sent all of the output of {task.task_id}; it stays there for now")
-        await self._take_up(task, staging, waiting)
+        await self._take_up(task, note, staging, waiting)
 
     async def reclaim(self, task: HeldTask) -> None:
         """Rule 4: go on from where it left, without the partner."""
-        staging = task.home / "coming"
+        note, staging = read_note(task.home), task.home / "coming"
+        if note is None:
+            return
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
         waiting = await _aside(partial(_unpacked, task.home / "parcel", staging))
-        await self._take_up(task, staging, waiting)
+        await self._take_up(task, note, staging, waiting)
 
-    async def _take_up(self, task: HeldTask, staging: Path, waiting: Waiting) -> None:
+    async def _take_up(self, task: HeldTask, note: AwayNote, staging: Path, waiting: Waiting) -> None:
         away = self.away(task)
-        if away is not None:
-            await away.leave()
-        await task.host.take_down(task.replica)
-        await _aside(partial(_file, task, staging, waiting))
-        remove_note(task.home)
+        try:
+            if away is not None:
+                await away.leave()
+            await task.host.take_down(task.replica)
+            await _aside(partial(_file, task, staging, waiting))
+        except Exception:
+            await self._follow(task, note)
+            raise
+
+        async def remove() -> None:
+            remove_note(task.home)
+
+        await _surely(task, "be taken up here", remove)
         reached("unnoted")
         await start(task)
         (task.home / "parcel").unlink(missing_ok=True)
@@ -175,12 +203,30 @@ class Mover:
 
 async def start(task: HeldTask) -> None:
     """Set a task up here, however often it takes: nobody else runs it."""
+    await _surely(task, "be set up", task.start)
+
+
+async def _surely(task: HeldTask, what: str, work: Callable[[], Awaitable[None]]) -> None:
+    """However often it takes (rule 5)."""
     while True:
         try:
-            await task.start()
+            await work()
             return
         except Exception as error:
-            log.error("%s could not be set up and is tried again: %s", task.replica, error)
+            log.error("%s could not %s; it is tried again: %s", task.replica, what, error)
+        await asyncio.sleep(_AGAIN_S)
+
+
+async def _write(task: HeldTask, note: AwayNote) -> None:
+    """Step 4. Once the file has its name it holds, durable or not: then it is made durable, however often it takes."""
+    while True:
+        try:
+            write_note(task.home, note)
+            return
+        except Exception as error:
+            if read_note(task.home) != note:
+                raise
+            log.error("%s: that it is at %s's could not be made durable: %s", task.replica, note.partner, error)
         await asyncio.sleep(_AGAIN_S)
 
 

@@ -1,0 +1,110 @@
+"""A movement of which a step fails (a full disk, a broken file, a partner that stops) instead of dying (B7)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import holdfast.load.mover as mover
+from holdfast.model.errors import StorageError
+from holdfast.protocol.load.leases import LeaseState
+from tests.load.pair import Once, pair
+
+FULL = StorageError("could not write here: No space left on device; free some space")
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mover, "_AGAIN_S", 0.1)
+
+
+@pytest.mark.parametrize("step", ["_file", "take_up"])
+def test_a_return_that_fails_is_tried_again_and_loses_no_bucket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    async def run() -> None:
+        async with pair(tmp_path, monkeypatch) as two:
+            await two.to_ben()
+            broken = Once(getattr(mover, step), FULL)
+            monkeypatch.setattr(mover, step, broken)
+            await two.order("anna")
+            await two.until(lambda: not broken.left, "the first return to fail")
+            await two.until(lambda: two.away is not None or two.note is None, "somebody to stand for it again")
+            await two.at_home()
+            await two.results_come()
+            await two.finish()
+
+    asyncio.run(run())
+
+
+def test_a_partner_that_dies_after_a_failed_return_is_still_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with pair(tmp_path, monkeypatch, patience="1s") as two:
+            await two.to_ben()
+            broken = Once(mover._file, FULL)
+            monkeypatch.setattr(mover, "_file", broken)
+            await two.order("anna")
+            await two.until(lambda: not broken.left, "the first return to fail")
+            await two.ben.stop()
+            await two.at_home()
+            await two.results_come()
+            await two.finish()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("step", ["sync_dir", "take_down", "stand_in"])
+def test_what_fails_after_the_note_does_not_make_the_movement_a_failed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    async def run() -> None:
+        async with pair(tmp_path, monkeypatch) as two:
+            manager = two.anna.manager
+            if step == "sync_dir":
+                monkeypatch.setattr(mover, "write_note", broken := Once(mover.write_note, FULL, after=True))
+            elif step == "take_down":
+                monkeypatch.setattr(two.anna.host, "take_down", broken := Once(two.anna.host.take_down, FULL))
+            else:
+                monkeypatch.setattr(manager.mover, "stand_in", broken := Once(manager.mover.stand_in, FULL, times=3))
+            await two.order("ben")
+            await two.until(lambda: not broken.left, "the step to fail")
+            await two.until(lambda: two.away is not None, "the node to run at ben's")
+            (lease,) = manager.core.book.leases.values()
+            await two.until(lambda: lease.state is LeaseState.RUNNING, "the core to know")
+            await two.results_come()
+            await two.order("anna")
+            await two.at_home()
+            await two.finish()
+
+    asyncio.run(run())
+
+
+def test_a_note_that_cannot_be_written_leaves_the_node_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with pair(tmp_path, monkeypatch) as two:
+            monkeypatch.setattr(mover, "write_note", broken := Once(mover.write_note, FULL))
+            await two.order("ben")
+            await two.until(lambda: not broken.left, "the step to fail")
+            await two.until(lambda: not two.anna.manager.core.book.leases, "the lease to end")
+            await two.finish()
+
+    asyncio.run(run())
+
+
+def test_a_movement_that_breaks_off_unexpectedly_is_told_to_the_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with pair(tmp_path, monkeypatch) as two:
+            odd = RuntimeError("cannot schedule new futures after shutdown")
+            monkeypatch.setattr(two.anna.manager.mover, "_pack", broken := Once(two.anna.manager.mover._pack, odd))
+            await two.order("ben")
+            await two.until(lambda: not broken.left, "the step to fail")
+            await two.until(lambda: two.away is not None, "the next attempt to succeed")
+            await two.finish()
+
+    asyncio.run(run())
