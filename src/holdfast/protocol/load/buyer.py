@@ -144,7 +144,8 @@ class Buyer:
         if sender != contract.seller:
             return
         known = {task.task_id for task in offer.tasks}
-        named = () if isinstance(answer, Reject) else tuple(t for t in answer.task_ids if t in known)
+        wanted = () if isinstance(answer, Reject) else answer.task_ids
+        named = tuple(dict.fromkeys(t for t in wanted if t in known))  # One lease for each, however often it is named.
         current.waiting = None
         turn.note(OfferClosed(offer.offer_id))
         if isinstance(answer, Accept) and named:

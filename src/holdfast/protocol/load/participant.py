@@ -123,6 +123,8 @@ class ParticipantCore:
             self.tenure.refused(turn, sender, message)
         elif isinstance(message, Renew):
             self.tenure.renew(turn, self.judge, sender, message)
+        elif isinstance(message, Renewed | Ended | Ready) and not self.tenure.bought(sender, message.lease_id):
+            return
         elif isinstance(message, Renewed | Ended):
             self.tenure.renewed(turn, message)
         elif isinstance(message, Recall):

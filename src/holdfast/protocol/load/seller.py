@@ -8,6 +8,8 @@ Rules:
 3. An answer is a reservation that binds until it is committed, released, or out of time; then it is forgotten, and a
    commitment that comes too late is refused. Reservations survive a crash.
 4. A commitment opens the leases and charges the first period, in one step.
+5. Ids are the buyer's to give, within its own name: an offer is BUYER:NUMBER and its leases are OFFER#0, OFFER#1 and so
+   on, each for another task, each once. So nobody gets at another's task by an id (X1).
 """
 
 from __future__ import annotations
@@ -54,6 +56,8 @@ class Seller:
 
     def released(self, turn: Turn, sender: str, message: Release) -> None:
         """The buyer needs us no longer."""
+        if not _own(sender, message.offer_id):
+            return
         self._gathered.pop(message.offer_id, None)
         reserved = self.book.reservations.get(message.offer_id)
         if reserved is not None and self.book.contracts[reserved.contract_id].buyer == sender:
@@ -67,11 +71,17 @@ class Seller:
         if contract is None or sender != contract.buyer or offer.price != contract.price_low:
             turn.say(sender, Reject(offer.offer_id))
             return
+        if not _own(sender, offer.offer_id):
+            turn.say(sender, Reject(offer.offer_id))
+            return
         known = self.book.reservations.get(offer.offer_id)
         if known is not None:
             self._answer(turn, sender, known)
             return
         if any(lease.offer_id == offer.offer_id for lease in self.book.leases.values()):
+            return
+        if self.book.ledger.of(f"{offer.offer_id}#0"):
+            turn.say(sender, Reject(offer.offer_id))  # A bargain of long ago had this id: the buyer has lost its book.
             return
         self._gathered[offer.offer_id] = (sender, offer)
         if self._examine_us is None:
@@ -141,7 +151,7 @@ class Seller:
         if reserved is not None and turn.now_us < reserved.until_us:
             contract = self.book.contracts[reserved.contract_id]
             held = {task.task_id: task for task in reserved.tasks}
-            if sender != contract.buyer or any(name not in held for _, name in message.leases):
+            if sender != contract.buyer or not self._proper(message, held):
                 return
             turn.note(ReservationClosed(reserved.offer_id))
             self.lost[contract.contract_id] = False
@@ -155,3 +165,18 @@ class Seller:
             turn.say(sender, Committed(message.offer_id, entries))
         elif not entries:
             turn.say(sender, Refused(message.offer_id))
+
+    def _proper(self, message: Commit, held: dict[str, Task]) -> bool:
+        """Rule 5."""
+        given, names = [lease_id for lease_id, _ in message.leases], [name for _, name in message.leases]
+        if given != [f"{message.offer_id}#{i}" for i in range(len(given))]:
+            return False
+        if len(set(names)) < len(names) or any(name not in held for name in names):
+            return False
+        return not any(lease_id in self.book.leases or self.book.ledger.of(lease_id) for lease_id in given)
+
+
+def _own(sender: str, offer_id: str) -> bool:
+    """Rule 5."""
+    owner, _, number = offer_id.rpartition(":")
+    return owner == sender and number.isascii() and number.isdigit()

@@ -144,6 +144,11 @@ class Tenure:
             mine = charge(lease.lease_id, entry.period, lease.contract, lease.price, entry.units)
         return entry == mine and entry.period <= lease.asked and entry.units <= lease.units
 
+    def bought(self, sender: str, lease_id: str) -> bool:
+        """Whether this lease is one of ours with the sender: nobody else has a say in it."""
+        lease = self.book.leases.get(lease_id)
+        return lease is not None and lease.role is Role.BUYER and lease.partner == sender
+
     def renewed(self, turn: Turn, message: Renewed | Ended) -> None:
         """The seller's entries; with Ended, the last of them."""
         lease = self.book.leases.get(message.lease_id)
@@ -242,10 +247,12 @@ class Tenure:
                 return
             for period in range(paid + 1, message.period + 1):
                 turn.charge(charge(lease.lease_id, period, lease.contract, lease.price, message.units))
-        turn.say(sender, Renewed(lease.lease_id, self._after(lease.lease_id, message.have)))
+        turn.say(sender, Renewed(lease.lease_id, self._after(sender, lease.lease_id, message.have)))
 
-    def _after(self, lease_id: str, have: int) -> tuple[Entry, ...]:
-        return tuple(entry for entry in self.book.ledger.of(lease_id) if entry.period > have or entry.period == VOID)
+    def _after(self, sender: str, lease_id: str, have: int) -> tuple[Entry, ...]:
+        """The entries that the buyer does not have, for nobody but the buyer."""
+        of = [entry for entry in self.book.ledger.of(lease_id) if entry.payer == sender]
+        return tuple(entry for entry in of if entry.period > have or entry.period == VOID)
 
     def _lent(self, sender: str, lease_id: str) -> Lease | None:
         lease = self.book.leases.get(lease_id)
@@ -298,4 +305,4 @@ class Tenure:
             further = self.book.onward(lease.lease_id)
             if further is not None and further.state in _AWAY:
                 self._end(turn, further)
-        turn.say(sender, Ended(message.lease_id, self._after(message.lease_id, message.have)))
+        turn.say(sender, Ended(message.lease_id, self._after(sender, message.lease_id, message.have)))
