@@ -90,6 +90,7 @@ def test_a_note_that_cannot_be_written_leaves_the_node_at_home(tmp_path: Path, m
             await two.order("ben")
             await two.until(lambda: not broken.left, "the step to fail")
             await two.until(lambda: not two.anna.manager.core.book.leases, "the lease to end")
+            assert two.anna.manager.core.ledger.balance("ben") == 0, "it was there, and yet it costs nothing"
             await two.finish()
 
     asyncio.run(run())

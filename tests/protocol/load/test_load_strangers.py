@@ -107,7 +107,8 @@ def test_a_stranger_learns_nothing_of_a_lease_and_ends_nothing() -> None:
 
 
 def anna_with_a_task_away() -> ParticipantCore:
-    plan = ParticipantPlan("anna", Levels(), (CONTRACTS[0], fixed_price("anna>carl", "anna", "carl", 10.5, period_us=S)))
+    dearer = fixed_price("anna>carl", "anna", "carl", 10.5, period_us=S)
+    plan = ParticipantPlan("anna", Levels(), (CONTRACTS[0], dearer))
     core = ParticipantCore(plan, (), 0)
     effects = core.handle(Measured(tuple(tasks("t", 11))), 0)
     (offer,) = [sent.message for sent in effects.send]

@@ -7,6 +7,8 @@ Rules:
 3. The seller enters every period first and the buyer copies it, at the latest from the answer to End: so the ledgers
    agree when a lease is over, whatever was lost on the way (B8).
 4. What is under way is repeated until it is answered. A movement that failed costs nothing.
+5. An answer holds a bounded number of entries; the buyer asks on until it has them all, before anything ends. Nobody is
+   charged for a period that has not nearly begun by the seller's clock.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from holdfast.protocol.load.turn import Turn
 from holdfast.protocol.load.usage import Task
 
 _AWAY = (LeaseState.RUNNING, LeaseState.RETURNING)
+#: Entries in one answer (rule 5): with the longest names it stays below what a partner takes in as one message.
+ENTRIES_MAX = 200
 
 
 class Tenure:
@@ -154,10 +158,14 @@ class Tenure:
         lease = self.book.leases.get(message.lease_id)
         if lease is None or lease.role is not Role.BUYER:
             return
-        for entry in message.entries:
-            if self._due(lease, entry):
-                turn.charge(entry)
-        if isinstance(message, Ended) and lease.state is LeaseState.ENDING:
+        before = self.book.ledger.last(lease.lease_id)
+        due = [entry for entry in message.entries if self._due(lease, entry)]
+        for entry in due:
+            turn.charge(entry)
+        if due and len(message.entries) >= ENTRIES_MAX:
+            if self.book.ledger.last(lease.lease_id) > before:
+                self._again_us.pop(lease.lease_id, None)  # There are more: ask on at once (rule 5).
+        elif isinstance(message, Ended) and lease.state is LeaseState.ENDING:
             turn.step(lease.lease_id, LeaseState.ENDED)
 
     def ready(self, turn: Turn, lease_id: str) -> None:
@@ -245,14 +253,15 @@ class Tenure:
             if self._losing(judge, lease):
                 turn.say(sender, Recall(lease.lease_id))
                 return
-            for period in range(paid + 1, message.period + 1):
+            upto = min(message.period, lease.periods(turn.now_us) + 1, paid + ENTRIES_MAX)
+            for period in range(paid + 1, upto + 1):
                 turn.charge(charge(lease.lease_id, period, lease.contract, lease.price, message.units))
         turn.say(sender, Renewed(lease.lease_id, self._after(sender, lease.lease_id, message.have)))
 
     def _after(self, sender: str, lease_id: str, have: int) -> tuple[Entry, ...]:
-        """The entries that the buyer does not have, for nobody but the buyer."""
+        """The next entries that the buyer does not have, for nobody but the buyer."""
         of = [entry for entry in self.book.ledger.of(lease_id) if entry.payer == sender]
-        return tuple(entry for entry in of if entry.period > have or entry.period == VOID)
+        return tuple(entry for entry in of if entry.period > have or entry.period == VOID)[:ENTRIES_MAX]
 
     def _lent(self, sender: str, lease_id: str) -> Lease | None:
         lease = self.book.leases.get(lease_id)
@@ -296,7 +305,7 @@ class Tenure:
         """The buyer says it is over: enter what is left to enter, and tell it."""
         lease = self._lent(sender, message.lease_id)
         if lease is not None:
-            if lease.state is LeaseState.MOVING and message.void:
+            if message.void and not self.book.ledger.last(lease.lease_id):
                 turn.charge(voided(charge(lease.lease_id, 0, lease.contract, lease.price,
                                           lease.contract.load(lease.task.usage))))  # fmt: skip
             turn.step(lease.lease_id, LeaseState.ENDED)
