@@ -2,10 +2,12 @@
 
 Rules:
 1. Everything about the core happens in the host's event loop, in order. Records are durable before anything that
-   follows from the same signal is said or done (`Effects`, rule 1).
+   follows from the same signal is said or done (`Effects`, rule 1). Once that has failed, the core knows more than the
+   disk, and it is asked nothing more: the host ends, and starts again with what the disk says (L9).
 2. A participant is one host, as in the seeds' prototype; an owner of several gives each of them its contracts.
 3. What runs here is what the disk says: own nodes without a note that they are away, and guests with a folder.
 4. A partner that stays silent beyond our patience is taken for gone: its work for us goes on here.
+5. Time is the wall clock at the start and what has passed since: nobody pays because somebody has set a clock.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ from holdfast.load.steps import reached
 from holdfast.load.tasks import Guest, GuestNote, HeldTask, OwnTask, guests_on, remove_guest
 from holdfast.load.terms import Terms
 from holdfast.load.words import Words
-from holdfast.model.errors import HoldfastError, PeerError, UsageError
+from holdfast.model.errors import HoldfastError, PeerError, StorageError, UsageError
 from holdfast.model.time import SECOND_US
 from holdfast.protocol.load.effects import Effects, Fetch, Move
 from holdfast.protocol.load.leases import Lease, LeaseState, Role
 from holdfast.protocol.load.participant import ParticipantCore
-from holdfast.protocol.load.records import Opened, Reserved
+from holdfast.protocol.load.records import OfferClosed, OfferMade, Opened, Reserved
 from holdfast.protocol.load.signals import (
     Arrived,
     Measured,
@@ -68,14 +70,20 @@ class LoadManager:
                     f"{terms.file} must still have the contract {record.contract_id} with the clauses that it had: the "
                     "journal speaks of it; put it back until its leases have ended"
                 )
-        self.core = ParticipantCore(terms.plan, self.journal.records, now_us())
+        # An offer under clauses that are no longer signed binds nobody: its answer is met with a release.
+        void = [OfferClosed(record.offer_id) for record in self.journal.records
+                if isinstance(record, OfferMade) and record.contract_id not in signed]  # fmt: skip
+        self._begun_us = now_us() - monotonic_us()
+        self.core = ParticipantCore(terms.plan, [*self.journal.records, *void], self.now_us)
+        self._failed: str | None = None
+        """Why nothing may be told to the core any more (rule 1)."""
         self.partners = {name: PartnerLink(partner, terms.name) for name, partner in terms.partners.items()}
         self.tasks: dict[str, HeldTask] = {}
         self.mover = Mover(self.tasks, self.partners)
         self.census = Census(self.tasks, terms, self.lease_of)
         self.words = Words(self.partners, terms.plan.contracts, lambda partner: self.tell(Unreachable(partner)))
         self._under_way: dict[str, asyncio.Task[None]] = {}
-        self._wake_us = self._measured_us = self._last_us = 0
+        self._wake_us = self._measured_us = 0
         for node in host.catalog.nodes_on(host.name):
             self.tasks[node.name] = OwnTask(host, node)
             if read_note(host.home_of(node.name)) is not None:
@@ -108,7 +116,7 @@ class LoadManager:
                 if monotonic_us() - self._measured_us >= _MEASURE_US:
                     await self._measure()
                     self._look_for_the_lost()
-                if now_us() >= self._wake_us:
+                if self._failed is not None or self.now_us >= self._wake_us:
                     self.tell(Tick())
                 await asyncio.sleep(_PULSE_S)
         finally:
@@ -123,8 +131,9 @@ class LoadManager:
                 await held.close()
         for link in self.partners.values():
             await link.close()
-        # What is over need not be read again, and its contracts may go.
-        self.journal.shorten(self.core.snapshot())
+        if self._failed is None:
+            # What is over need not be read again, and its contracts may go.
+            self.journal.shorten(self.core.snapshot())
         self.journal.close()
 
     def start(self, guest: Guest) -> None:
@@ -159,14 +168,27 @@ class LoadManager:
 
     # The core ---------------------------------------------------------------------------------------------------
 
+    @property
+    def now_us(self) -> int:
+        """Rule 5."""
+        return self._begun_us + monotonic_us()
+
     def tell(self, signal: Signal) -> None:
         """Rule 1."""
-        self._last_us = max(self._last_us, now_us())
-        effects = self.core.handle(signal, self._last_us)
-        if effects.record:
-            self.journal.append(effects.record)
-            if self.journal.long:
-                self.journal.shorten(self.core.snapshot())
+        if self._failed is not None:
+            raise StorageError(
+                f"{self.journal.path} could not be written before ({self._failed}), so nothing more is agreed here; "
+                "mend that and start the host again"
+            )
+        try:
+            effects = self.core.handle(signal, self.now_us)
+            if effects.record:
+                self.journal.append(effects.record)
+                if self.journal.long:
+                    self.journal.shorten(self.core.snapshot())
+        except BaseException as error:
+            self._failed = str(error) or type(error).__name__
+            raise
         self._carry_out(effects)
         self._wake_us = effects.wake_us
 
