@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import holdfast.host.host
+import holdfast.load.away
 import holdfast.load.manager
 import holdfast.load.meter
 import holdfast.load.tasks
@@ -100,6 +101,7 @@ class Pair:
         for module in (holdfast.host.host, holdfast.load.tasks):
             monkeypatch.setattr(module, "NodeQueries", PlainQueries)
         monkeypatch.setattr(holdfast.load.words, "_CONSENT_S", 0.1)
+        monkeypatch.setattr(holdfast.load.away, "WAIT_S", 0.2)
         monkeypatch.setattr(holdfast.load.meter, "_KNOWN_AFTER_US", 200_000)
         monkeypatch.setattr(holdfast.load.manager, "_MEASURE_US", 100_000)
         clauses, settings = f"price: 0.1 to 5.0, period: {period}", _SETTINGS.format(patience=patience)

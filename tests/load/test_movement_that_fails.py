@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 import holdfast.load.mover as mover
-from holdfast.model.errors import StorageError
+from holdfast.host.controller import Controller
+from holdfast.model.errors import CorruptLog, StorageError
 from holdfast.protocol.load.leases import LeaseState
-from tests.load.pair import Once, pair
+from tests.load.pair import Once, Pair, pair
 
 FULL = StorageError("could not write here: No space left on device; free some space")
 
@@ -107,5 +108,68 @@ def test_a_movement_that_breaks_off_unexpectedly_is_told_to_the_core(
             await two.until(lambda: not broken.left, "the step to fail")
             await two.until(lambda: two.away is not None, "the next attempt to succeed")
             await two.finish()
+
+    asyncio.run(run())
+
+
+def _breaks(two: Pair, error: Exception) -> Controller:
+    """The guest at Ben's cannot go on."""
+    (guest,) = two.ben.manager.tasks.values()
+    controller = guest.controller
+    assert controller is not None
+    controller._pulse = Once(controller._pulse, error)  # type: ignore[method-assign]
+    return controller
+
+
+def test_a_guest_that_a_full_disk_has_stopped_goes_on_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with pair(tmp_path, monkeypatch) as two:
+            await two.to_ben()
+            broken = _breaks(two, FULL)
+            await two.until(lambda: broken.trouble is not None, "the guest to fail")
+            await two.results_come()
+            assert two.note is not None, "and it goes on where it was"
+            await two.order("anna")
+            await two.at_home()
+            await two.finish()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_guest_that_cannot_go_on_at_all_is_taken_up_at_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, by_hand: bool
+) -> None:
+    async def run() -> None:
+        async with pair(tmp_path, monkeypatch, patience="1s") as two:
+            await two.to_ben()
+            two.flows = not by_hand  # Without inputs it is nobody's fault that nothing comes.
+            broken = _breaks(two, CorruptLog("a checksum does not fit"))
+            await two.until(lambda: broken.trouble is not None, "the guest to fail")
+            if by_hand:
+                await two.order("anna")
+            await two.at_home()
+            why = "has not handed it over" if by_hand else "has brought no results"
+            assert why in caplog.text, "not by silence: Ben answers all the time"
+            two.flows = True
+            await two.results_come()
+            await two.until(lambda: not two.ben.manager.tasks, "ben to let go")
+            await two.finish()
+
+    asyncio.run(run())
+
+
+def test_a_guest_whose_inputs_rest_stays_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with pair(tmp_path, monkeypatch, patience="1s") as two:
+            await two.to_ben()
+            two.flows = False
+            await asyncio.sleep(2.5)
+            assert two.note is not None
+            two.flows = True
+            await two.results_come()
+            assert two.note is not None
 
     asyncio.run(run())

@@ -6,7 +6,8 @@ Rules:
    disk, and it is asked nothing more: the host ends, and starts again with what the disk says (L9).
 2. A participant is one host, as in the seeds' prototype; an owner of several gives each of them its contracts.
 3. What runs here is what the disk says: own nodes without a note that they are away, and guests with a folder.
-4. A partner that stays silent beyond our patience is taken for gone: its work for us goes on here.
+4. A partner that stays silent or brings nothing beyond our patience is taken for gone: its work for us goes on here
+   (`Patience`). What has stopped a guest here may pass: it is set up again, as a node of our own would be.
 5. Time is the wall clock at the start and what has passed since: nobody pays because somebody has set a clock.
 """
 
@@ -20,12 +21,13 @@ from typing import Any
 from holdfast.clock import monotonic_us, now_us
 from holdfast.diagram import Diagram
 from holdfast.host.host import Host
-from holdfast.load.away import read_note
+from holdfast.load.away import Away, read_note
 from holdfast.load.census import Census
 from holdfast.load.history import History, Movement, Sample
 from holdfast.load.journal import Journal
 from holdfast.load.mover import Mover, start
 from holdfast.load.partner import PartnerLink
+from holdfast.load.patience import Patience
 from holdfast.load.steps import reached
 from holdfast.load.tasks import Guest, GuestNote, HeldTask, OwnTask, guests_on, remove_guest
 from holdfast.load.terms import Terms
@@ -82,6 +84,7 @@ class LoadManager:
         self.mover = Mover(self.tasks, self.partners)
         self.census = Census(self.tasks, terms, self.lease_of)
         self.words = Words(self.partners, terms.plan.contracts, lambda partner: self.tell(Unreachable(partner)))
+        self.patience = Patience(terms.patience_us)
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._wake_us = self._measured_us = 0
         for node in host.catalog.nodes_on(host.name):
@@ -115,7 +118,7 @@ class LoadManager:
             while True:
                 if monotonic_us() - self._measured_us >= _MEASURE_US:
                     await self._measure()
-                    self._look_for_the_lost()
+                    self._look_after()
                 if self._failed is not None or self.now_us >= self._wake_us:
                     self.tell(Tick())
                 await asyncio.sleep(_PULSE_S)
@@ -230,6 +233,8 @@ class LoadManager:
         try:
             await self.mover.come_back(held, step.lease_id)
         except Exception as error:
+            if isinstance(error, PeerError):
+                self.patience.refused(step.lease_id)
             log.warning("%s did not come back from %s yet: %s", step.task.task_id, step.from_, error,
                         exc_info=not isinstance(error, HoldfastError | OSError))  # fmt: skip
             return
@@ -237,6 +242,7 @@ class LoadManager:
 
     def _came_back(self, lease_id: str, task_id: str, source: str, begun_us: int) -> None:
         lease = self.core.book.leases.get(lease_id)
+        self.patience.forget(lease_id)
         self.tell(Returned(lease_id))
         self.history.add(Movement(now_us(), task_id, source, self.terms.name, lease.price if lease else 0.0,
                                   monotonic_us() - begun_us, back=True))  # fmt: skip
@@ -258,16 +264,29 @@ class LoadManager:
         log.info("%s: its owner has it again", guest.replica)
         reached("dropped")
 
-    def _look_for_the_lost(self) -> None:
+    def _look_after(self) -> None:
         """Rule 4."""
         for task_id, held in list(self.tasks.items()):
-            away = self.mover.away(held)
-            if away is not None and not away.ended and monotonic_us() - away.heard_us > self.terms.patience_us:
-                self.work(f"fetch {away.note.lease_id}", self._reclaim(task_id, held, away.note.lease_id))
+            away, controller = self.mover.away(held), held.controller
+            if away is not None:
+                self.work(f"look after {task_id}", self._look_for(task_id, held, away))
+            elif isinstance(held, Guest) and controller is not None and controller.may_return:
+                self.work(f"start {task_id}", self._start_again(held))
 
-    async def _reclaim(self, task_id: str, held: HeldTask, lease_id: str) -> None:
+    async def _look_for(self, task_id: str, held: HeldTask, away: Away) -> None:
+        why = await self.patience.over(held, away)
+        if why is not None:
+            self.work(f"fetch {away.note.lease_id}", self._reclaim(task_id, held, away.note.lease_id, why))
+
+    async def _start_again(self, guest: Guest) -> None:
+        """As `Host` does with its own."""
+        await asyncio.sleep(self.host.return_s)
+        await self.host.take_down(guest.replica)
+        await start(guest)
+
+    async def _reclaim(self, task_id: str, held: HeldTask, lease_id: str, why: str) -> None:
         begun, lease = monotonic_us(), self.core.book.leases.get(lease_id)
-        log.warning("%s has been silent for too long; %s goes on here", lease.partner if lease else "?", task_id)
+        log.warning("%s; %s goes on here", why, task_id)
         self.tell(Place(task_id))
         await self.mover.reclaim(held)
         self._came_back(lease_id, task_id, lease.partner if lease else "", begun)

@@ -201,8 +201,14 @@ class Guest(HeldTask):
             queries = NodeQueries(spark, node, [i.stream for i in intakes.values()], self.store.root, self.home)
             return queries, queries.create_output(node.bucket_us or bucket_us)
 
-        queries, output = await loop.run_in_executor(None, prepare)
-        self.host.add(self.replica, Controller(plan, queries, intakes, output, self.home, self.say))
+        try:
+            queries, output = await loop.run_in_executor(None, prepare)
+            controller = Controller(plan, queries, intakes, output, self.home, self.say)
+        except BaseException:
+            for intake in intakes.values():
+                intake.close()  # Whoever tries again opens the same files.
+            raise
+        self.host.add(self.replica, controller)
         log.info("%s: a task of %s, set up here", self.replica, owner)
 
     async def _input(self, stream: str) -> Definition:

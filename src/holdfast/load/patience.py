@@ -1,0 +1,86 @@
+"""How long we wait for a partner that runs a task of ours, and what for.
+
+Rules:
+1. Silence: a partner that has not answered for longer than our patience is taken for gone.
+2. Standstill: one that answers is taken for unable to go on if the output has stood still for longer than that although
+   every input has gone on meanwhile. Where an input rests, so does the output, and nobody is to blame.
+3. Refusal: when we want the task back, it is handed over within that time, or we do without.
+4. To be wrong costs no result: what is computed twice is left out once (B7).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.clock import monotonic_us
+from holdfast.load.away import Away
+from holdfast.load.tasks import HeldTask
+from holdfast.model.errors import PeerError
+from holdfast.model.time import END_OF_TIME_US
+from holdfast.protocol.dpc.signals import Lane
+
+#: Behind everything that a stream holds: who asks from here on is told the boundary and nothing else.
+_BEHIND_US = END_OF_TIME_US // 2
+
+
+@dataclass(slots=True)
+class _Stand:
+    """Where an output stands, and since when."""
+
+    boundary_us: int
+    since_us: int
+    inputs: tuple[int, ...] | None = None
+    """Where the inputs stood soon after; looked at only when the output does not move."""
+
+
+class Patience:
+    """Of one participant, with all its partners."""
+
+    def __init__(self, patience_us: int) -> None:
+        self._patience_us = patience_us
+        self._refused_us: dict[str, int] = {}
+        self._stands: dict[str, _Stand] = {}
+
+    def refused(self, lease_id: str) -> None:
+        """The partner did not hand the task over."""
+        self._refused_us.setdefault(lease_id, monotonic_us())
+
+    def forget(self, lease_id: str) -> None:
+        """The task is here again."""
+        self._refused_us.pop(lease_id, None)
+        self._stands.pop(lease_id, None)
+
+    async def over(self, held: HeldTask, away: Away) -> str | None:
+        """Why we wait no longer; None if we do."""
+        lease_id, now, partner = away.note.lease_id, monotonic_us(), away.note.partner
+        if away.ended:
+            return None
+        if now - away.heard_us > self._patience_us:
+            return f"{partner} has been silent for too long"
+        if now - self._refused_us.get(lease_id, now) > self._patience_us:
+            return f"{partner} has not handed it over for too long"
+        stand = self._stands.get(lease_id)
+        if stand is None or stand.boundary_us != away.boundary_us:
+            self._stands[lease_id] = _Stand(away.boundary_us, now)
+        elif stand.inputs is None:
+            stand.inputs = await _inputs(held)
+        elif now - stand.since_us > self._patience_us:
+            after = await _inputs(held)
+            if all(b > a or b >= END_OF_TIME_US for a, b in zip(stand.inputs, after, strict=True)):
+                return f"{partner} has brought no results for too long, although the inputs have gone on"
+        return None
+
+
+async def _inputs(held: HeldTask) -> tuple[int, ...]:
+    """What each input promises. One that cannot be asked counts as resting, both before and after."""
+    found = []
+    for stream in held.node.inputs:
+        boundary = END_OF_TIME_US - 1
+        for link in held.input_links(stream):
+            try:
+                boundary = (await link.pull(stream, Lane.MAIN, _BEHIND_US, 0, 1)).boundary_us
+                break
+            except PeerError:
+                continue
+        found.append(boundary)
+    return tuple(found)
