@@ -38,8 +38,10 @@ from holdfast.protocol.load.messages import Message
 from holdfast.stream.definition import Definition
 
 _ANSWER_BYTES_MAX = 1 << 20
-#: A parcel may hold gigabytes; whoever sends or takes less than a megabyte in this time has gone.
+#: A parcel may hold gigabytes; whoever sends less than a megabyte in this time has gone.
 _CHUNK_S = 30.0
+#: Whoever takes one makes each file durable on the way; it may take a while for a megabyte of small ones.
+_TAKE_S = 120.0
 _CHUNK = 1 << 20
 _STEADILY = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=_CHUNK_S)
 
@@ -96,7 +98,11 @@ class PartnerLink(HttpLink):
         path = f"{self._below}/guests/{guest}/parcel"
         headers = {"Content-Type": PARCEL_TYPE}
         try:
-            async with self._client.post(path, data=_chunks(parcel), headers=headers, timeout=_STEADILY) as answer:
+            # What aiohttp limits is how long an answer may take, and that begins when all is sent.
+            async with (
+                asyncio.timeout(_TAKE_S) as pace,
+                self._client.post(path, data=_chunks(parcel, pace), headers=headers, timeout=_STEADILY) as answer,
+            ):
                 why = (await answer.content.read(500)).decode(errors="replace")
         except (aiohttp.ClientError, TimeoutError) as error:
             raise PeerError(f"{self.address} broke off while it was sent a task: {_why(error)}") from error
@@ -106,14 +112,19 @@ class PartnerLink(HttpLink):
     async def take_parcel(self, guest: str, into: Unpacking) -> None:
         """Fetch where a task of ours stands there."""
         path = f"{self._below}/guests/{guest}/parcel"
-        loop = asyncio.get_running_loop()
+        loop, came = asyncio.get_running_loop(), 0
         try:
-            async with self._client.get(path, timeout=_STEADILY) as answer:
+            async with asyncio.timeout(_CHUNK_S) as pace, self._client.get(path, timeout=_STEADILY) as answer:
                 if answer.status != 200:
                     why = (await answer.content.read(500)).decode(errors="replace")
                     raise PeerError(f"{self.address} does not hand over the task ({answer.status}): {why}")
                 async for chunk in answer.content.iter_any():
+                    left_s = (pace.when() or 0.0) - loop.time()
+                    pace.reschedule(None)  # Our own disk may take its time.
                     await loop.run_in_executor(None, into.feed, chunk)
+                    came += len(chunk)
+                    whole, came = came >= _CHUNK, came % _CHUNK
+                    pace.reschedule(loop.time() + (_CHUNK_S if whole else left_s))
         except (aiohttp.ClientError, TimeoutError) as error:
             raise PeerError(f"{self.address} broke off while it handed over a task: {_why(error)}") from error
 
@@ -152,11 +163,14 @@ class PartnerLink(HttpLink):
             raise PeerError(f"{self.address} answers, but not as a partner does: {error}") from None
 
 
-async def _chunks(path: Path) -> AsyncIterator[bytes]:
+async def _chunks(path: Path, pace: asyncio.Timeout) -> AsyncIterator[bytes]:
+    """Whoever asks for the next one has got rid of the last."""
     loop = asyncio.get_running_loop()
     with path.open("rb") as file:
         while chunk := await loop.run_in_executor(None, partial(file.read, _CHUNK)):
             yield chunk
+            if not pace.expired():
+                pace.reschedule(loop.time() + _TAKE_S)
 
 
 def write_parcel(path: Path, parts: Iterable[bytes]) -> None:
