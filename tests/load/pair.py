@@ -41,15 +41,17 @@ _BEGIN_US = 1_700_000_000 * SECOND
 
 
 class Spring(Source):
-    """A source that makes its own time: one bucket for each `flow`."""
+    """A source that makes its own time: as many buckets as are asked for."""
 
     def __init__(self, stream: holdfast.Stream) -> None:
         super().__init__(stream)
         self._at_us = _BEGIN_US
 
-    def flow(self) -> None:
-        if not self._open:
-            return
+    def flow(self, buckets: int = 1) -> None:
+        for _ in range(buckets if self._open else 0):
+            self._second()
+
+    def _second(self) -> None:
         new = [(self._at_us + k * 100_000, f"s{k % 3}", len(self.sent) + k) for k in range(10)]
         self._producer.send_many(
             [{"stime": datetime.fromtimestamp(t / 1e6, UTC), "source": s, "bytes": b} for t, s, b in new]

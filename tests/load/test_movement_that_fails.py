@@ -9,8 +9,12 @@ import pytest
 
 import holdfast.load.mover as mover
 from holdfast.host.controller import Controller
-from holdfast.model.errors import CorruptLog, StorageError
+from holdfast.model.errors import CorruptLog, PeerError, StorageError
+from holdfast.protocol.dpc.effects import Send
+from holdfast.protocol.dpc.messages import Ack
 from holdfast.protocol.load.leases import LeaseState
+from holdfast.spark.node import progress_of
+from tests.load.federation import SECOND
 from tests.load.pair import Once, Pair, pair
 
 FULL = StorageError("could not write here: No space left on device; free some space")
@@ -171,5 +175,46 @@ def test_a_guest_whose_inputs_rest_stays_where_it_is(tmp_path: Path, monkeypatch
             two.flows = True
             await two.results_come()
             assert two.note is not None
+
+    asyncio.run(run())
+
+
+def test_input_that_the_copy_would_read_stays_until_the_movement_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with pair(tmp_path, monkeypatch) as two:
+            controller, link = two.task.controller, two.anna.manager.partners["ben"]
+            assert controller is not None
+            sending, broken, let_go = asyncio.Event(), asyncio.Event(), []
+
+            async def send(guest: str, parcel: Path) -> None:
+                sending.set()
+                await broken.wait()
+                raise PeerError("ben broke off")
+
+            def say(sender: str, send: Send) -> None:
+                if isinstance(send.message, Ack):
+                    let_go.append(send.message.upto_us)
+                two.anna.host.say(sender, send)
+
+            monkeypatch.setattr(link, "send_parcel", send)
+            monkeypatch.setattr(controller, "_say", say)
+            monkeypatch.setattr(controller._intakes["m1"], "retain", let_go.append)
+            await two.order("ben")
+            await sending.wait()
+            (tmp_path / "copy").mkdir()
+            mover._unpacked(two.task.home / "parcel", tmp_path / "copy")
+            at_us = progress_of(tmp_path / "copy" / "checkpoint").until_us
+            assert at_us is not None
+            for _ in range(2):
+                two.spring.flow(80)
+                await two.results_come(70)
+                await two.until(lambda: controller.boundary_us >= two.boundary_us - 2 * SECOND, "it to be noticed")
+            assert max(let_go, default=0) <= at_us, "the copy would begin there"
+            broken.set()
+            await two.until(lambda: not two.anna.manager.core.book.leases, "the lease to end")
+            two.spring.flow(80)
+            await two.until(lambda: max(let_go, default=0) > at_us, "the input to go")
 
     asyncio.run(run())

@@ -80,7 +80,7 @@ def test_a_partner_that_takes_its_time_with_every_chunk_is_not(tmp_path: Path, m
         came = 0
         while came < LONG:
             came += len(await reader.read(1 << 20))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.012)
         writer.write(OK % 2 + b"{}")
         await writer.drain()
 

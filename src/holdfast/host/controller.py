@@ -96,6 +96,8 @@ class Controller:
         self._health_us = self._restart_us = 0
         self._pause_us = _RESTART_US_MIN
         self._retained = 0
+        #: The first bucket that a copy of the query, on its way elsewhere, may have to read here after all.
+        self._kept_from: int | None = None
         self.core: NodeCore | None = None
         self._effects: Effects | None = None
         self.stopped = False
@@ -219,6 +221,21 @@ class Controller:
         """What the output promises, as of the last batch."""
         return self._main.boundary_us
 
+    def keep(self) -> None:
+        """A copy of the query is about to be made: what it would read stays, until `release` or the end."""
+        assert self.core is not None
+        self._kept_from = self.core.needed_from
+
+    def release(self) -> None:
+        """Nobody needs the copy any more."""
+        self._kept_from = None
+
+    @property
+    def _needed_from(self) -> int:
+        assert self.core is not None
+        needed = self.core.needed_from
+        return needed if self._kept_from is None else min(needed, self._kept_from)
+
     def copy_to(self, checkpoint: Path) -> Waiting:
         """A copy of where the stable query stands; takes a moment, so not in the loop's thread."""
         return self._queries.copy_to(checkpoint)
@@ -302,8 +319,7 @@ class Controller:
                 self.tell(InputGap(stream, removed))
 
     def _retain(self) -> None:
-        assert self.core is not None
-        needed = self.core.needed_from
+        needed = self._needed_from
         if needed - self._retained >= _RETAIN_BUCKETS:
             self._retained = needed
             for intake in self._intakes.values():
@@ -337,8 +353,7 @@ class Controller:
         """A fork may be on an older checkpoint than the stable query; where there is no mirror, it reads the origin."""
         if not isinstance(message, Ack) or not self._intakes[message.stream].in_place:
             return message
-        assert self.core is not None
-        return Ack(message.stream, min(message.upto_us, self.core.needed_from * self._size))
+        return Ack(message.stream, min(message.upto_us, self._needed_from * self._size))
 
     def _skip(self, order: SkipStable) -> None:
         """The query begins anew behind the gap; what it cannot say is a hole of its output (§4.9.4)."""

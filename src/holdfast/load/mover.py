@@ -18,8 +18,8 @@ Rules:
 1. Who writes the output is decided by the file alone. Before and after it, a crash on either side leaves one writer.
 2. Two may compute the same for a while: results are a function of inputs (D9), and only one's are read.
 3. Every step may be done again. What was half done is done anew from the beginning.
-4. The parcel is kept while the task is away. If the partner is gone for good, the task goes on from there: what the
-   stream holds already is computed once more and left out.
+4. The parcel is kept while the task is away, and so is the input behind it. If the partner is gone for good, the task
+   goes on from there: what the stream holds already is computed once more and left out.
 5. While the file is there, somebody here follows the partner. What fails before the file changes leaves everything as
    it was; what fails afterwards is tried until it succeeds, since there is no way back (rule 1).
 """
@@ -84,16 +84,21 @@ class Mover:
         controller, partner, guest = task.controller, self._partners[to], guest_name(lease_id)
         if controller is None or not controller.movable:
             raise UsageError(f"{task.task_id} must be STABLE to be moved; it is not now; it stays here")
-        parcel = await _aside(partial(self._pack, task, lease_id))
-        reached("copied")
-        await partner.send_parcel(guest, parcel)
-        reached("sent")
-        await self._level(task, partner, guest)
-        if not controller.movable:
-            raise UsageError(f"{task.task_id} is no longer STABLE; it stays here")
-        reached("level")
         note = AwayNote(lease_id, to)
-        await _write(task, note)
+        controller.keep()
+        try:
+            parcel = await _aside(partial(self._pack, task, lease_id))
+            reached("copied")
+            await partner.send_parcel(guest, parcel)
+            reached("sent")
+            await self._level(task, partner, guest)
+            if not controller.movable:
+                raise UsageError(f"{task.task_id} is no longer STABLE; it stays here")
+            reached("level")
+            await _write(task, note)
+        except BaseException:
+            controller.release()
+            raise
         reached("noted")
         await _surely(task, "be stopped here", partial(task.host.take_down, task.replica))
         reached("stopped")
