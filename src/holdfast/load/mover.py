@@ -229,10 +229,19 @@ async def _write(task: HeldTask, note: AwayNote) -> None:
             write_note(task.home, note)
             return
         except Exception as error:
-            if read_note(task.home) != note:
+            if not _stands(task, note):
                 raise
             log.error("%s: that it is at %s's could not be made durable: %s", task.replica, note.partner, error)
         await asyncio.sleep(_AGAIN_S)
+
+
+def _stands(task: HeldTask, note: AwayNote) -> bool:
+    """Whether the file may be there: as long as that cannot be seen, it may."""
+    try:
+        return read_note(task.home) == note
+    except Exception as error:
+        log.error("%s: whether it is at %s's cannot be read: %s", task.replica, note.partner, error)
+        return True
 
 
 def _file(task: HeldTask, staging: Path, waiting: Waiting) -> None:

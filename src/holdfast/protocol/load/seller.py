@@ -68,10 +68,8 @@ class Seller:
     def offered(self, turn: Turn, judge: Judge, sender: str, offer: Offer) -> None:
         """An offer came: at once, or with others after a while."""
         contract = self.book.contracts.get(offer.contract_id)
-        if contract is None or sender != contract.buyer or offer.price != contract.price_low:
-            turn.say(sender, Reject(offer.offer_id))
-            return
-        if not _own(sender, offer.offer_id):
+        own = _own(sender, offer.offer_id)
+        if not own or contract is None or sender != contract.buyer or offer.price != contract.price_low:
             turn.say(sender, Reject(offer.offer_id))
             return
         known = self.book.reservations.get(offer.offer_id)
