@@ -17,6 +17,7 @@ from holdfast.spark.node import progress_of
 from tests.load.federation import SECOND
 from tests.load.pair import Once, Pair, pair
 
+pytestmark = pytest.mark.slow  # Real hosts with their deadlines: not beside others.
 FULL = StorageError("could not write here: No space left on device; free some space")
 
 
@@ -147,7 +148,7 @@ def test_a_guest_that_cannot_go_on_at_all_is_taken_up_at_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, by_hand: bool
 ) -> None:
     async def run() -> None:
-        async with pair(tmp_path, monkeypatch, patience="1s") as two:
+        async with pair(tmp_path, monkeypatch, patience="2s") as two:
             await two.to_ben()
             two.flows = not by_hand  # Without inputs it is nobody's fault that nothing comes.
             broken = _breaks(two, CorruptLog("a checksum does not fit"))
@@ -167,10 +168,10 @@ def test_a_guest_that_cannot_go_on_at_all_is_taken_up_at_home(
 
 def test_a_guest_whose_inputs_rest_stays_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
-        async with pair(tmp_path, monkeypatch, patience="1s") as two:
+        async with pair(tmp_path, monkeypatch, patience="2s") as two:
             await two.to_ben()
             two.flows = False
-            await asyncio.sleep(2.5)
+            await asyncio.sleep(4)
             assert two.note is not None
             two.flows = True
             await two.results_come()
