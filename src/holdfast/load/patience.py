@@ -2,8 +2,8 @@
 
 Rules:
 1. Silence: a partner that has not answered for longer than our patience is taken for gone.
-2. Standstill: one that answers is taken for unable to go on if the output has stood still for longer than that although
-   every input has gone on meanwhile. Where an input rests, so does the output, and nobody is to blame.
+2. Standstill: one that answers is taken for unable to go on if the output has stood still for longer than that after
+   every input had gone on. Where an input rests, so does the output, and nobody is to blame.
 3. Refusal: when we want the task back, it is handed over within that time, or we do without.
 4. To be wrong costs no result: what is computed twice is left out once (B7).
 """
@@ -25,12 +25,13 @@ _BEHIND_US = END_OF_TIME_US // 2
 
 @dataclass(slots=True)
 class _Stand:
-    """Where an output stands, and since when."""
+    """Where an output stands."""
 
     boundary_us: int
-    since_us: int
     inputs: tuple[int, ...] | None = None
     """Where the inputs stood soon after; looked at only when the output does not move."""
+    since_us: int | None = None
+    """Since when it should have moved: every input had gone on then."""
 
 
 class Patience:
@@ -59,28 +60,38 @@ class Patience:
             return f"{partner} has been silent for too long"
         if now - self._refused_us.get(lease_id, now) > self._patience_us:
             return f"{partner} has not handed it over for too long"
-        stand = self._stands.get(lease_id)
-        if stand is None or stand.boundary_us != away.boundary_us:
-            self._stands[lease_id] = _Stand(away.boundary_us, now)
-        elif stand.inputs is None:
-            stand.inputs = await _inputs(held)
-        elif now - stand.since_us > self._patience_us:
-            after = await _inputs(held)
-            if all(b > a or b >= END_OF_TIME_US for a, b in zip(stand.inputs, after, strict=True)):
-                return f"{partner} has brought no results for too long, although the inputs have gone on"
+        if await self._stands_still(held, away) and now - (self._stands[lease_id].since_us or now) > self._patience_us:
+            return f"{partner} has brought no results for too long, although the inputs have gone on"
         return None
 
+    async def _stands_still(self, held: HeldTask, away: Away) -> bool:
+        """Rule 2."""
+        stand = self._stands.get(away.note.lease_id)
+        if stand is None or stand.boundary_us != away.boundary_us:
+            stand = self._stands[away.note.lease_id] = _Stand(away.boundary_us)
+        elif stand.inputs is None:
+            stand.inputs = await _inputs(held)
+        elif stand.since_us is None:
+            # Output moves by whole buckets: what is within one does not show.
+            enough = 2 * held.output.definition.bucket_us
+            before, after = stand.inputs, await _inputs(held)
+            if after is not None and all(
+                new >= old + enough or new >= END_OF_TIME_US for old, new in zip(before, after, strict=True)
+            ):
+                stand.since_us = monotonic_us()
+        return stand.since_us is not None
 
-async def _inputs(held: HeldTask) -> tuple[int, ...]:
-    """What each input promises. One that cannot be asked counts as resting, both before and after."""
+
+async def _inputs(held: HeldTask) -> tuple[int, ...] | None:
+    """What each input promises; None as long as one of them cannot be asked."""
     found = []
     for stream in held.node.inputs:
-        boundary = END_OF_TIME_US - 1
         for link in held.input_links(stream):
             try:
-                boundary = (await link.pull(stream, Lane.MAIN, _BEHIND_US, 0, 1)).boundary_us
+                found.append((await link.pull(stream, Lane.MAIN, _BEHIND_US, 0, 1)).boundary_us)
                 break
             except PeerError:
                 continue
-        found.append(boundary)
+        else:
+            return None
     return tuple(found)
