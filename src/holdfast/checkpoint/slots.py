@@ -7,6 +7,8 @@ attempt may have saved the state it ended with. Rules:
    versions are always there, however many batches passed between them.
 2. A read asks for the newest version that is not newer than a given one.
 3. Marks are values of the whole set, kept the same way and written last: a mark is there only if what it speaks of is.
+4. A state that is removed stays readable as of earlier versions until the save after that: a batch that is executed
+   again may have begun with it. Then its bytes go.
 """
 
 from __future__ import annotations
@@ -19,6 +21,10 @@ from holdfast.checkpoint.store import CheckpointStore, Entry, Saved
 from holdfast.model.errors import StorageError
 
 _STATE, _MARK, _NOTE = b"s", b"m", b"n"
+#: The mark that lists what a save removed.
+_REMOVED = b"removed"
+#: Stands in the slot of a state that was removed. No state is empty: an operator's is at least a MessagePack list.
+_GONE = b""
 
 
 class Slots:
@@ -33,20 +39,28 @@ class Slots:
         return self._newest(_STATE + key, version)
 
     def states(self, version: int) -> dict[bytes, bytes]:
-        """The state of every key as of `version`."""
+        """The state of every key as of `version`, in bulk."""
         prefix = self._prefix + _STATE
-        keys = dict.fromkeys(name[len(prefix) : -1] for name, _ in self._store.scan(prefix))
-        found = {key: self.read(key, version) for key in keys}
-        return {key: state for key, state in found.items() if state is not None}
+        keys = list(dict.fromkeys(name[len(prefix) - 1 : -1] for name, _ in self._store.scan(prefix)))
+        found = zip(keys, self._slots(keys), strict=True)
+        newest = {key[1:]: self._newest_of(key, slots, version) for key, slots in found}
+        return {key: state for key, state in newest.items() if state is not None}
 
     def mark(self, name: bytes, version: int) -> bytes | None:
         return self._newest(_MARK + name, version)
 
-    def save(self, states: Mapping[bytes, bytes], version: int, marks: Mapping[bytes, bytes]) -> None:
-        """Keep states and then marks as of `version`. Done again with the same version, it changes nothing."""
+    def save(self, states: Mapping[bytes, bytes | None], version: int, marks: Mapping[bytes, bytes]) -> None:
+        """Keep states and then marks as of `version`; a state that is None is removed.
+
+        Done again with the same version, it changes nothing.
+        """
+        removed = [key for key, value in states.items() if value is None]
+        before = _keys(self.mark(_REMOVED, version - 1)) if version else []
         if states:
-            self._put([(_STATE + key, value) for key, value in states.items()], version)
-        self._put([(_MARK + name, value) for name, value in marks.items()], version)
+            self._put([(_STATE + key, _GONE if value is None else value) for key, value in states.items()], version)
+        self._clean([key for key in before if key not in states], version)
+        also = {_REMOVED: msgspec.msgpack.encode(removed)} if removed or before else {}
+        self._put([(_MARK + name, value) for name, value in {**marks, **also}.items()], version)
 
     @property
     def pending(self) -> dict[bytes, None]:
@@ -63,8 +77,20 @@ class Slots:
         self._store.put(self._prefix + _NOTE, self._noted, msgspec.msgpack.encode(self._notes))
 
     def _newest(self, key: bytes, version: int) -> bytes | None:
-        found = [s for s in self._slots([key])[0] if s is not None and s.version <= version]
-        return max(found, key=lambda s: s.version).value if found else None
+        return self._newest_of(key, self._slots([key])[0], version)
+
+    def _newest_of(self, key: bytes, slots: tuple[Saved | None, Saved | None], version: int) -> bytes | None:
+        found = [s for s in slots if s is not None and s.version <= version]
+        return (max(found, key=lambda s: s.version).value or None) if found else None
+
+    def _clean(self, keys: list[bytes], version: int) -> None:
+        """Rule 4: what an earlier save removed, nobody can begin with any more."""
+        entries = []
+        for key, slots in zip(keys, self._slots([_STATE + key for key in keys]), strict=True):
+            newest = max((s.version for s in slots if s is not None), default=0)
+            if self._newest_of(key, slots, version) is None and newest < version:
+                entries += [Entry(self._prefix + _STATE + key + slot, newest, None) for slot in (b"0", b"1")]
+        self._store.put_many(entries)
 
     def _slots(self, keys: list[bytes]) -> list[tuple[Saved | None, Saved | None]]:
         names = [self._prefix + key + slot for key in keys for slot in (b"0", b"1")]
@@ -85,3 +111,7 @@ class Slots:
                 f"the state of version {version} cannot be saved: later ones are there already; a query must not go "
                 f"back by more than one batch"
             )
+
+
+def _keys(noted: bytes | None) -> list[bytes]:
+    return [] if noted is None else msgspec.msgpack.decode(noted, type=list[bytes])

@@ -5,7 +5,8 @@ An operator without a key, such as a join with one window over everything or a b
 Rules:
 1. Tuples are taken in the order of `stime` and `tuple_id`. A task starts from the state at exactly the beginning of its
    batch, or says that it cannot. State at the end of each batch goes to scratch on the machine, unsynced: it is for the
-   next batch, whichever Python worker runs it.
+   next batch, whichever Python worker runs it. Scratch always has all keys as of its mark: where it is behind, because
+   the partition ran elsewhere or scratch was lost, all states come from the store first, in bulk.
 2. Of each key two versions stay, in two slots used in turn, so that a batch that is executed again finds the state it
    began with. A version is the number of the batch that it is the beginning of.
 3. By the policy, states also go to the store that survives the machine. *Exact* saves every batch before its results
@@ -159,19 +160,22 @@ class _Task:
                 self._adopt(batch, partition, near, far)
             yield from self._run(batches, batch, near, far)
 
-    def _run(
-        self, batches: list[pa.RecordBatch], batch: int, near: Slots, far: Slots | None
-    ) -> Iterator[pa.RecordBatch]:
+    def _run(self, batches: list[pa.RecordBatch], batch: int, near: Slots, far: Slots | None) -> list[pa.RecordBatch]:
         plan = self._plan
-        load = _Loading(plan, batch, near, far, self._partitions)
+        self._check_partitions(batch, near, far)
+        if batch and near.mark(b"batch", batch) != b"%d" % batch:
+            self._recover(batch, near, far)
+
+        def load(key: bytes) -> bytes | None:
+            return near.read(key, batch)
+
         instances = Instances(plan.name, plan.prototype, plan.key, self._schema, load=load, time=plan.time)
         results = [instances.feed(rows) for rows in _in_order(batches)]
         states = {key: instances.snapshot(key)[1] for key in instances.touched}
         near.save(states, batch + 1, self._marks(batch + 1))
         if far is not None and self._fork is None:
             self._save(states, sum(rows.num_rows for rows in batches), batch, near, far)
-        for table in results:
-            yield from table.to_batches()
+        return [rows for table in results for rows in table.to_batches()]
 
     def _marks(self, batch: int) -> dict[bytes, bytes]:
         return {b"partitions": b"%d" % self._partitions, b"batch": b"%d" % batch}
@@ -188,10 +192,42 @@ class _Task:
         since = near.number(b"saved_us") or now_us()
         due = now_us() - since >= policy.us if policy.us is not None else events >= (policy.events or 1)
         if due:
-            everything = {key: near.read(key, batch + 1) or b"" for key in pending}
+            everything = {key: near.read(key, batch + 1) for key in pending}
             far.save(everything, batch + 1, self._marks(batch + 1))
             pending, events, since = {}, 0, now_us()
         near.note(pending, {b"events": b"%d" % events, b"saved_us": b"%d" % since})
+
+    def _check_partitions(self, batch: int, near: Slots, far: Slots | None) -> None:
+        """Rule 5."""
+        for kept in (near, far):
+            known = None if kept is None else kept.mark(b"partitions", batch)
+            if known is not None and int(known) != self._partitions:
+                raise UsageError(
+                    f"{self._plan.name}: its state lies in {int(known)} partitions, the query has {self._partitions}; "
+                    f"a query must keep their number for life; set spark.sql.shuffle.partitions to {int(known)}, or "
+                    f"start it anew"
+                )
+
+    def _recover(self, batch: int, near: Slots, far: Slots | None) -> None:
+        """The scratch does not have the beginning of this batch: another machine had it, or it was lost."""
+        plan = self._plan
+        mine = int(near.mark(b"batch", batch) or 0)
+        theirs = int((far.mark(b"batch", batch) if far is not None else None) or 0)
+        if isinstance(plan.checkpoint, Every) and plan.checkpoint.exact:
+            if theirs != batch:
+                raise StorageError(
+                    f"{plan.name}: the state at the beginning of batch {batch} is neither on this machine nor in "
+                    f"{plan.store}, whose newest is {theirs or 'none'}; start the query from that batch"
+                )
+        else:
+            warnings.warn(
+                f"{plan.name}: goes on with the state of batch {max(mine, theirs)} in batch {batch} (best effort)",
+                RuntimeWarning, stacklevel=1,
+            )  # fmt: skip
+        if far is not None and theirs > mine:
+            # What scratch has and the store has not is of a run that the store knows nothing of.
+            near.save({**dict.fromkeys(near.states(batch)), **far.states(batch)}, batch, self._marks(batch))
+            near.note((), {})
 
     def _adopt(self, batch: int, partition: int, near: Slots, far: Slots | None) -> None:
         """Rule 6: at the first batch of a fork, all states that its parent had there."""
@@ -246,43 +282,3 @@ def _in_order(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
     table = pa.Table.from_batches(rows)
     keys = [(name, "ascending") for name in ("stime", "stream", "tuple_id") if name in table.column_names]
     return (table.sort_by(keys) if keys else table).combine_chunks().to_batches()  # type: ignore[no-any-return]
-
-
-class _Loading:
-    """The state of a key at the beginning of a batch (rules 1 and 3)."""
-
-    def __init__(self, plan: Keyed, batch: int, near: Slots, far: Slots | None, partitions: int) -> None:
-        self._plan, self._batch, self._near, self._far = plan, batch, near, far
-        begun = near.mark(b"batch", batch)
-        for kept in (near, far):
-            known = None if kept is None else kept.mark(b"partitions", batch)
-            if known is not None and int(known) != partitions:
-                raise UsageError(
-                    f"{plan.name}: its state lies in {int(known)} partitions, the query has {partitions}; a query must "
-                    f"keep their number for life; set spark.sql.shuffle.partitions to {int(known)}, or start it anew"
-                )
-        self._near_is_complete = batch == 0 or begun == b"%d" % batch
-        if not self._near_is_complete:
-            self._recover()
-
-    def _recover(self) -> None:
-        """The scratch does not have the beginning of this batch: another machine had it, or it was lost."""
-        plan, batch = self._plan, self._batch
-        newest = None if self._far is None else self._far.mark(b"batch", batch)
-        if isinstance(plan.checkpoint, Every) and plan.checkpoint.exact:
-            if newest != b"%d" % batch:
-                raise StorageError(
-                    f"{plan.name}: the state at the beginning of batch {batch} is neither on this machine nor in "
-                    f"{plan.store}, whose newest is {(newest or b'none').decode()}; start the query from that batch"
-                )
-        else:
-            warnings.warn(
-                f"{plan.name}: goes on with the state of batch {(newest or b'0').decode()} in batch {batch} (best "
-                f"effort)", RuntimeWarning, stacklevel=1,
-            )  # fmt: skip
-
-    def __call__(self, key: bytes) -> bytes | None:
-        found = self._near.read(key, self._batch)
-        if found is None and not self._near_is_complete and self._far is not None:
-            found = self._far.read(key, self._batch)
-        return found
