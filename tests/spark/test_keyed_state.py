@@ -110,7 +110,7 @@ def test_scratch_lies_where_nobody_else_can_put_state(tmp_path: Path, monkeypatc
     """X1: a folder that anybody may make in /tmp could hold anybody's state."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     sums(task(make(tmp_path, None, scratch=False)), "q", 0, ("a", 1))
-    assert (own_folder() / "operators" / "q" / "running" / "0").is_dir()
+    assert [p.parts[-3:] for p in (own_folder() / "operators").glob("boot-*/*/*/*")] == [("q", "running", "0")]
     assert own_folder().stat().st_mode & 0o077 == 0
 
 
@@ -164,3 +164,45 @@ def test_best_effort_goes_on_from_the_newer_of_scratch_and_store_as_a_whole(tmp_
         machines.run("B", 2, ("a", 2), ("b", 20))
     with pytest.warns(RuntimeWarning, match="goes on with the state of batch 3 in batch 4"):
         assert machines.run("A", 4, ("c", 1), ("a", 1), ("b", 1)) == [("c", 1), ("a", 4), ("b", 31)]
+
+
+def bytes_of(tmp_path: Path) -> list[Path]:
+    return [path for path in sorted((tmp_path / "near").rglob("*")) if path.is_file() and path.stat().st_size > 40]
+
+
+@pytest.mark.parametrize("flip", ["head", "middle", "end"])
+def test_damaged_scratch_costs_nothing_where_the_state_is_safe_in_the_store(tmp_path: Path, flip: str) -> None:
+    """Scratch is never synced, so it may be anything after a power failure."""
+    exact, twin = task(make(tmp_path, EXACT)), task(make(tmp_path / "twin", EXACT))
+    for batch in range(3):
+        sums(exact, "q", batch, ("a", 1), ("b", 10))
+        sums(twin, "q", batch, ("a", 1), ("b", 10))
+    files = bytes_of(tmp_path)
+    assert files
+    for path in files:
+        raw = bytearray(path.read_bytes())
+        raw[{"head": 10, "middle": len(raw) // 2, "end": len(raw) - 5}[flip]] ^= 4
+        path.write_bytes(raw)
+    told = [sums(ran, "q", 3, ("b", 1), ("a", 1)) for ran in (exact, twin)]
+    assert told[0] == told[1] == [("b", 31), ("a", 4)]
+    assert sums(exact, "q", 4, ("b", 1), ("a", 1)) == [("b", 32), ("a", 5)]
+
+
+def test_scratch_in_which_a_single_state_is_damaged_counts_as_lost_as_a_whole(tmp_path: Path) -> None:
+    operator = task(make(tmp_path, EXACT))
+    sums(operator, "q", 0, ("a", 1), ("b", 10))
+    (segment,) = (path for path in bytes_of(tmp_path) if path.name.startswith("segment"))
+    raw = bytearray(segment.read_bytes())
+    raw[raw.index(b"s" + encode("b") + b"0") + 6] ^= 1
+    segment.write_bytes(raw)
+    with pytest.warns(RuntimeWarning, match="damaged and counts as lost"):
+        assert sums(operator, "q", 1, ("a", 1), ("b", 10)) == [("a", 2), ("b", 20)]
+
+
+def test_scratch_of_an_earlier_boot_is_not_believed(tmp_path: Path) -> None:
+    operator = task(make(tmp_path, EXACT))
+    sums(operator, "q", 0, ("a", 1))
+    (mine,) = (tmp_path / "near").iterdir()
+    mine.rename(mine.with_name("boot-of-yesterday"))
+    assert sums(operator, "q", 1, ("a", 1)) == [("a", 2)]
+    assert [folder.name for folder in (tmp_path / "near").iterdir()] == [mine.name]

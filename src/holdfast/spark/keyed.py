@@ -21,13 +21,13 @@ Rules:
 from __future__ import annotations
 
 import contextlib
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -39,18 +39,17 @@ from holdfast.checkpoint.derive import Protection, StateKind, derive
 from holdfast.checkpoint.policy import Every, NoCheckpoint
 from holdfast.checkpoint.slots import Slots
 from holdfast.checkpoint.stores import open_store
-from holdfast.checkpoint.stores.log import LogStore
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.clock import now_us
-from holdfast.model.errors import StorageError, StreamBusy, UsageError
+from holdfast.model.errors import StorageError, UsageError
 from holdfast.model.names import check_name
 from holdfast.operators.paired import paired
 from holdfast.operators.udop import Instances, UserOperator
+from holdfast.spark.scratch import ScratchLost, of_this_boot, opened
 from holdfast.spark.session import own_folder
-from holdfast.stream.disk import VolatileDisk
 
-#: How long a task waits for the one before it, on another worker, to let go of the scratch.
-_BUSY_S = 20.0
+#: How often a batch is begun with scratch that turns out to be damaged: once with a fork's own, once with its parent's.
+_ATTEMPTS = 3
 
 
 class ForkOf(NamedTuple):
@@ -155,10 +154,21 @@ class _Task:
             yield from self._run(batches, 0, Slots(MemoryStore()), None)
             return
         owner = self._fork.query_id if self._fork is not None else query
+        yield from self._tried(batches, query, owner, batch, partition)
+
+    def _tried(self, *what: Any) -> list[pa.RecordBatch]:
+        for _ in range(_ATTEMPTS - 1):
+            with contextlib.suppress(ScratchLost):
+                return self._attempt(*what)
+        return self._attempt(*what)
+
+    def _attempt(
+        self, batches: list[pa.RecordBatch], query: str, owner: str, batch: int, partition: int
+    ) -> list[pa.RecordBatch]:
         with self._near(self._own(query), partition) as near, self._far(owner, partition) as far:
             if self._fork is not None:
                 self._adopt(batch, partition, near, far)
-            yield from self._run(batches, batch, near, far)
+            return self._run(batches, batch, near, far)
 
     def _run(self, batches: list[pa.RecordBatch], batch: int, near: Slots, far: Slots | None) -> list[pa.RecordBatch]:
         plan = self._plan
@@ -242,24 +252,14 @@ class _Task:
                     return
 
     def _scratch(self) -> Path:
-        return Path(self._plan.scratch) if self._plan.scratch is not None else own_folder() / "operators"
+        given = self._plan.scratch
+        return of_this_boot(Path(given) if given is not None else own_folder() / "operators")
 
     def _own(self, query: str) -> Path:
         return self._scratch() / query if self._fork is None else Path(self._fork.scratch)
 
-    @contextlib.contextmanager
-    def _near(self, folder: Path, partition: int) -> Iterator[Slots]:
-        until = time.monotonic() + _BUSY_S
-        while True:
-            try:
-                store = LogStore(folder / self._plan.name / str(partition), background=False, disk=VolatileDisk())
-                break
-            except StreamBusy:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.01)
-        with store:
-            yield Slots(store)
+    def _near(self, folder: Path, partition: int) -> AbstractContextManager[Slots]:
+        return opened(folder / self._plan.name / str(partition))
 
     @contextlib.contextmanager
     def _far(self, query: str, partition: int) -> Iterator[Slots | None]:
