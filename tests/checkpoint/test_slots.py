@@ -13,6 +13,7 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.stores.files import FilesStore
 from holdfast.checkpoint.stores.log import LogStore
 from holdfast.checkpoint.stores.memory import MemoryStore
+from holdfast.model.errors import CorruptLog
 
 Make = Callable[[Path], CheckpointStore]
 
@@ -49,3 +50,27 @@ def test_the_newest_two_versions_are_what_a_dictionary_says(seed: int) -> None:
         states.append({key: value for key, value in now.items() if value is not None})
         assert slots.states(version) == states[version]
         assert slots.states(version - 1) == states[version - 1]
+
+
+def damage(folder: Path, name: bytes) -> None:
+    """Flip a bit in the newest file of every key of the store that has these bytes in its name."""
+    for path in folder.iterdir():
+        raw = bytearray(path.read_bytes()) if len(path.name) == 32 else bytearray()
+        if name in raw:
+            raw[-1] ^= 1
+            path.write_bytes(raw)
+
+
+def test_an_earlier_version_in_place_of_a_damaged_one_is_an_error_where_exact_was_promised(tmp_path: Path) -> None:
+    """C11. Slot 0 has versions 1 and 3, slot 1 has 2; without 3, what is left is 2, which nobody may go on from."""
+    with FilesStore(tmp_path) as store:
+        for version in (1, 2, 3):
+            Slots(store).save({b"a": b"%d" % version}, version, {b"batch": b"%d" % version})
+        damage(tmp_path, b"sa0")
+        with pytest.raises(CorruptLog, match="newest version is damaged"):
+            Slots(store).read(b"a", 3)
+        with pytest.raises(CorruptLog, match="newest version is damaged"):
+            Slots(store).states(3)
+        assert Slots(store).read(b"a", 2) == b"2", "this one is not in doubt"
+        with pytest.warns(RuntimeWarning, match="newest version is damaged"):
+            assert Slots(store, exact=False).read(b"a", 3) == b"2"

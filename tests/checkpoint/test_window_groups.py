@@ -155,6 +155,38 @@ def test_a_corrupt_group_costs_that_group_and_is_told(tmp_path: Path) -> None:
         assert restored.lost == len(whole - left) or restored.next < 18
 
 
+def test_a_group_that_fell_back_to_an_earlier_version_is_told(tmp_path: Path) -> None:
+    """C11: with what the store kept of a slot's earlier use, something is missing all the same."""
+    with FilesStore(tmp_path, keep=2) as store:
+        _saved(store, 60, 3)
+        for path in tmp_path.iterdir():
+            if len(path.name) == 32:
+                raw = bytearray(path.read_bytes())
+                raw[-3] ^= 4
+                path.write_bytes(raw)
+        restored = WindowGroups(b"w", 15, 5).restore(store, LETTERS)[b"*"]
+    assert len(restored.problems) == 4
+    assert all("an earlier one is used" in problem for problem in restored.problems)
+
+
+def test_an_exact_window_whose_newest_mark_is_damaged_is_refused(tmp_path: Path) -> None:
+    chance = random.Random(3)
+    made = {"left": Input(LEFT, 9), "right": Input(RIGHT, 0), "on": "k"}
+    join = WindowJoin("j", **made, checkpoint=groups(3, every="1s", exact=True))  # type: ignore[arg-type]
+    with contextlib.closing(SafeKeeper(FilesStore(tmp_path))) as keeper:
+        for _ in range(2):
+            join.feed(*_random_batch(chance))
+            join.checkpoint(keeper, 0)
+    with FilesStore(tmp_path) as store:
+        (mark,) = (p for p in store.folder.iterdir() if len(p.name) == 32 and b"=mark" in p.read_bytes())
+        raw = bytearray(mark.read_bytes())
+        raw[-1] ^= 1
+        mark.write_bytes(raw)
+        again = WindowJoin("j", **made, checkpoint=groups(3, every="1s", exact=True))  # type: ignore[arg-type]
+        with pytest.raises(CorruptLog, match="newest mark is damaged"):
+            again.restore(store)
+
+
 def test_stale_tuples_are_trimmed_by_the_measured_rate_only_when_asked() -> None:
     """004 §4.4: N = (recovery − serialisation) · rate; here one tuple per second."""
     store = MemoryStore()

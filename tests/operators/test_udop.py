@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pickle
 import random
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from holdfast.checkpoint.policy import Guarantee, every
+from holdfast.checkpoint.stores.files import FilesStore
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.model.errors import CorruptLog, UsageError
 from holdfast.operators.barrier import Barrier
@@ -123,6 +125,23 @@ def test_an_instance_without_tuples_leaves_memory_and_comes_back_from_its_checkp
     instances.feed(_batch([("b", 1, 501)]))
     assert len(instances) == 1
     assert instances.feed(_batch([("a", 1, 502)])).to_pylist() == [{"k": "a", "sum": 12}]
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_who_goes_on_from_an_earlier_checkpoint_than_the_last_says_so(tmp_path: Path, eager: bool) -> None:
+    """C11."""
+    with FilesStore(tmp_path) as store:
+        first = Instances("op", Total, "k", OUT, load=lazily("op", store))
+        for _ in range(2):
+            first.feed(_batch([("a", 5, 0)]))
+            store.put_many(first.entries(first.touched))
+        (newest,) = (path for path in tmp_path.iterdir() if len(path.name) == 32)
+        raw = bytearray(newest.read_bytes())
+        raw[-1] ^= 1
+        newest.write_bytes(raw)
+        again = Instances("op", Total, "k", OUT, load=lazily("op", store))
+        with pytest.warns(RuntimeWarning, match="goes on from an earlier one, of 1 tuples"):
+            again.restore_all(store) if eager else again.feed(_batch([("a", 1, 0)]))
 
 
 def test_only_keys_with_enough_tuples_since_their_last_save_are_due() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from pyspark.sql.types import LongType, StringType, StructType
 
 from holdfast.checkpoint.policy import every
 from holdfast.checkpoint.stores import open_store
-from holdfast.model.errors import StorageError, UsageError
+from holdfast.model.errors import CorruptLog, StorageError, UsageError
 from holdfast.operators.udop import UserOperator, decode, encode
 from holdfast.spark.keyed import ForkOf, Keyed, _Task, udop
 from holdfast.spark.session import own_folder
@@ -206,3 +207,22 @@ def test_scratch_of_an_earlier_boot_is_not_believed(tmp_path: Path) -> None:
     mine.rename(mine.with_name("boot-of-yesterday"))
     assert sums(operator, "q", 1, ("a", 1)) == [("a", 2)]
     assert [folder.name for folder in (tmp_path / "near").iterdir()] == [mine.name]
+
+
+def files_of(tmp_path: Path, name: bytes) -> list[Path]:
+    return [p for p in (tmp_path / "far").rglob("*") if len(p.name) == 32 and name in p.read_bytes()]
+
+
+@pytest.mark.parametrize("runs", [1, 2, 3])
+def test_exact_does_not_go_on_from_less_than_was_saved(tmp_path: Path, runs: int) -> None:
+    """C11: one file of the store damaged; with three runs it has an earlier version, with one nobody knows its key."""
+    operator = task(replace(make(tmp_path, EXACT), store=f"files:{tmp_path}/far"))
+    for batch in range(runs):
+        sums(operator, "q", batch, ("a", 1), ("b", 10))
+    (path,) = files_of(tmp_path, b"s" + encode("a") + (b"0" if runs % 2 else b"1"))
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    shutil.rmtree(tmp_path / "near")
+    with pytest.raises(CorruptLog):
+        sums(operator, "q", runs, ("b", 1))

@@ -118,6 +118,11 @@ class ExactGroups:
         if saved is None:
             self.mark = Mark(0, 0, [])
             return {}
+        if saved.passed_over:
+            raise CorruptLog(
+                f"{self.name.decode()}: its newest mark is damaged; what an earlier one names is not the state that "
+                f"was saved last; restore the store from a copy or begin anew"
+            )
         try:
             self.mark = _decode.decode(saved.value)
         except msgspec.MsgspecError as error:

@@ -9,16 +9,19 @@ attempt may have saved the state it ended with. Rules:
 3. Marks are values of the whole set, kept the same way and written last: a mark is there only if what it speaks of is.
 4. A state that is removed stays readable as of earlier versions until the save after that: a batch that is executed
    again may have begun with it. Then its bytes go.
+5. A store that passed over a damaged version gives an older one. Where that may not be the newest, it is an error, or a
+   warning where a policy of best effort was chosen.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from holdfast.checkpoint.store import CheckpointStore, Entry, Saved
-from holdfast.model.errors import StorageError
+from holdfast.model.errors import CorruptLog, StorageError
 
 _STATE, _MARK, _NOTE = b"s", b"m", b"n"
 #: The mark that lists what a save removed.
@@ -28,8 +31,8 @@ _GONE = b""
 
 
 class Slots:
-    def __init__(self, store: CheckpointStore, prefix: bytes = b"") -> None:
-        self._store, self._prefix = store, prefix
+    def __init__(self, store: CheckpointStore, prefix: bytes = b"", *, exact: bool = True) -> None:
+        self._store, self._prefix, self._exact = store, prefix, exact
         noted = store.get(prefix + _NOTE)
         self._notes: dict[bytes, bytes] = msgspec.msgpack.decode(noted.value, type=dict[bytes, bytes]) if noted else {}
         self._noted = noted.version if noted else 0
@@ -81,7 +84,15 @@ class Slots:
 
     def _newest_of(self, key: bytes, slots: tuple[Saved | None, Saved | None], version: int) -> bytes | None:
         found = [s for s in slots if s is not None and s.version <= version]
-        return (max(found, key=lambda s: s.version).value or None) if found else None
+        newest = max(found, key=lambda s: s.version, default=None)
+        if any(s is not None and s.passed_over for s in slots) and (newest is None or newest.version < version):
+            self._tell(f"{(self._prefix + key)!r:.80}: its newest version is damaged; an earlier one is left")
+        return (newest.value or None) if newest is not None else None
+
+    def _tell(self, problem: str) -> None:
+        if self._exact:
+            raise CorruptLog(f"{problem}, which is not the state that was saved last; restore the store from a copy")
+        warnings.warn(f"{problem} and is used (best effort)", RuntimeWarning, stacklevel=4)
 
     def _clean(self, keys: list[bytes], version: int) -> None:
         """Rule 4: what an earlier save removed, nobody can begin with any more."""

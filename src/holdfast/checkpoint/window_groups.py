@@ -144,6 +144,10 @@ class WindowGroups:
             try:
                 saved = store.get(key)
                 if saved is not None:
+                    if saved.passed_over:
+                        problems.setdefault(window, []).append(
+                            f"{key.decode(errors='replace')}: its newest version is damaged; an earlier one is used"
+                        )
                     found.setdefault(window, []).append(decode_group(saved.value, schema))
             except (CorruptLog, msgspec.MsgspecError, pa.ArrowInvalid) as error:
                 problems.setdefault(window, []).append(f"{key.decode(errors='replace')}: {error}")

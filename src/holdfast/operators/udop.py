@@ -25,6 +25,7 @@ Rules:
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from typing import Any, ClassVar
 import msgspec
 import pyarrow as pa
 
-from holdfast.checkpoint.store import CheckpointStore, Entry
+from holdfast.checkpoint.store import CheckpointStore, Entry, Saved
 from holdfast.model.errors import CorruptLog, UsageError
 
 Row = dict[str, Any]
@@ -235,6 +236,7 @@ class Instances:
         prefix = self.name.encode() + b"/"
         saved = store.get_many(key for key, _ in store.scan(prefix))
         for key, found in saved.items():
+            _tell_fallback(self.name, key, found)
             self._alive[key[len(prefix) :]] = self._restored(found.value)
         return len(saved)
 
@@ -245,9 +247,21 @@ def lazily(name: str, store: CheckpointStore) -> Callable[[bytes], bytes | None]
 
     def load(key: bytes) -> bytes | None:
         saved = store.get(prefix + key)
-        return None if saved is None else saved.value
+        if saved is None:
+            return None
+        _tell_fallback(name, key, saved)
+        return saved.value
 
     return load
+
+
+def _tell_fallback(name: str, key: bytes, saved: Saved) -> None:
+    """C11: what goes on from less than was saved says so."""
+    if saved.passed_over:
+        warnings.warn(
+            f"{name}: the newest checkpoint of {key!r:.80} is damaged; goes on from an earlier one, of {saved.version} "
+            f"tuples", RuntimeWarning, stacklevel=3,
+        )  # fmt: skip
 
 
 def _last_us(rows: pa.RecordBatch, column: str | None) -> int:

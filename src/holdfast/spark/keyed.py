@@ -41,7 +41,7 @@ from holdfast.checkpoint.slots import Slots
 from holdfast.checkpoint.stores import open_store
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.clock import now_us
-from holdfast.model.errors import StorageError, UsageError
+from holdfast.model.errors import CorruptLog, StorageError, UsageError
 from holdfast.model.names import check_name
 from holdfast.operators.paired import paired
 from holdfast.operators.udop import Instances, UserOperator
@@ -176,25 +176,33 @@ class _Task:
         if batch and near.mark(b"batch", batch) != b"%d" % batch:
             self._recover(batch, near, far)
 
+        new: set[bytes] = set()
+
         def load(key: bytes) -> bytes | None:
-            return near.read(key, batch)
+            found = near.read(key, batch)
+            if found is None:
+                new.add(key)
+            return found
 
         instances = Instances(plan.name, plan.prototype, plan.key, self._schema, load=load, time=plan.time)
         results = [instances.feed(rows) for rows in _in_order(batches)]
         states = {key: instances.snapshot(key)[1] for key in instances.touched}
-        near.save(states, batch + 1, self._marks(batch + 1))
+        marks = self._marks(batch + 1, _keys_in(near, batch) + len(new))
+        near.save(states, batch + 1, marks)
         if far is not None and self._fork is None:
-            self._save(states, sum(rows.num_rows for rows in batches), batch, near, far)
+            self._save(states, marks, sum(rows.num_rows for rows in batches), batch, near, far)
         return [rows for table in results for rows in table.to_batches()]
 
-    def _marks(self, batch: int) -> dict[bytes, bytes]:
-        return {b"partitions": b"%d" % self._partitions, b"batch": b"%d" % batch}
+    def _marks(self, batch: int, keys: int) -> dict[bytes, bytes]:
+        return {b"partitions": b"%d" % self._partitions, b"keys": b"%d" % keys, b"batch": b"%d" % batch}
 
-    def _save(self, states: dict[bytes, bytes], rows: int, batch: int, near: Slots, far: Slots) -> None:
+    def _save(
+        self, states: dict[bytes, bytes], marks: dict[bytes, bytes], rows: int, batch: int, near: Slots, far: Slots
+    ) -> None:
         policy = self._plan.checkpoint
         assert isinstance(policy, Every)
         if policy.exact:
-            far.save(states, batch + 1, self._marks(batch + 1))
+            far.save(states, batch + 1, marks)
             return
         # What is due is judged over all keys of the partition: their states of this moment belong together.
         pending = near.pending | dict.fromkeys(states)
@@ -203,7 +211,7 @@ class _Task:
         due = now_us() - since >= policy.us if policy.us is not None else events >= (policy.events or 1)
         if due:
             everything = {key: near.read(key, batch + 1) for key in pending}
-            far.save(everything, batch + 1, self._marks(batch + 1))
+            far.save(everything, batch + 1, marks)
             pending, events, since = {}, 0, now_us()
         near.note(pending, {b"events": b"%d" % events, b"saved_us": b"%d" % since})
 
@@ -236,8 +244,19 @@ class _Task:
             )  # fmt: skip
         if far is not None and theirs > mine:
             # What scratch has and the store has not is of a run that the store knows nothing of.
-            near.save({**dict.fromkeys(near.states(batch)), **far.states(batch)}, batch, self._marks(batch))
+            states = self._whole(far, batch)
+            near.save({**dict.fromkeys(near.states(batch)), **states}, batch, self._marks(batch, len(states)))
             near.note((), {})
+
+    def _whole(self, kept: Slots, batch: int) -> dict[bytes, bytes]:
+        """All states. One that is damaged as a whole cannot even be listed, but it was counted (C11)."""
+        states, known = kept.states(batch), kept.mark(b"keys", batch)
+        if known is not None and len(states) < int(known):
+            problem = f"{self._plan.name}: {int(known) - len(states)} of {int(known)} states cannot be read any more"
+            if isinstance(self._plan.checkpoint, Every) and self._plan.checkpoint.exact:
+                raise CorruptLog(f"{problem}; restore {self._plan.store} from a copy, or start the query anew")
+            warnings.warn(f"{problem}; goes on without them (best effort)", RuntimeWarning, stacklevel=1)
+        return states
 
     def _adopt(self, batch: int, partition: int, near: Slots, far: Slots | None) -> None:
         """Rule 6: at the first batch of a fork, all states that its parent had there."""
@@ -248,7 +267,8 @@ class _Task:
         with self._near(self._scratch() / self._fork.query_id, partition) as elder:
             for parent in (elder, far):
                 if parent is not None and parent.mark(b"batch", batch) == wanted:
-                    near.save(parent.states(batch), batch, self._marks(batch))
+                    states = self._whole(parent, batch)
+                    near.save(states, batch, self._marks(batch, len(states)))
                     return
 
     def _scratch(self) -> Path:
@@ -271,7 +291,8 @@ class _Task:
         local = kind in ("log", "files", "rocksdb")
         address = f"{plan.store}/{plan.name}/{query}/{partition}" if local else plan.store
         with open_store(address) as store:
-            yield Slots(store, b"" if local else f"{plan.name}/{query}/{partition}/".encode())
+            prefix = b"" if local else f"{plan.name}/{query}/{partition}/".encode()
+            yield Slots(store, prefix, exact=isinstance(plan.checkpoint, Every) and plan.checkpoint.exact)
 
 
 def _in_order(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
@@ -282,3 +303,8 @@ def _in_order(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
     table = pa.Table.from_batches(rows)
     keys = [(name, "ascending") for name in ("stime", "stream", "tuple_id") if name in table.column_names]
     return (table.sort_by(keys) if keys else table).combine_chunks().to_batches()  # type: ignore[no-any-return]
+
+
+def _keys_in(near: Slots, batch: int) -> int:
+    known = near.mark(b"keys", batch)
+    return int(known) if known is not None else len(near.states(batch))
