@@ -198,6 +198,92 @@ def test_stale_tuples_are_trimmed_by_the_measured_rate_only_when_asked() -> None
     assert late.rows.column(0).to_pylist() == [str(i) for i in range(29, 40)]
 
 
+class Clocked:
+    """A join that is fed one tuple per second and group, saved each second; times are seconds."""
+
+    def __init__(self, store: Any, per: str | None) -> None:
+        self.store, self.results, self.at = store, [], 0
+        self.keeper = SafeKeeper(store, on_result=self.results.append)
+        self.input = Input(LEFT, 15, per)
+        self.join = self.made()
+
+    def made(self) -> WindowJoin:
+        return WindowJoin("j", self.input, Input(RIGHT, 0), on="k", checkpoint=groups(5, every="1s"))
+
+    def run(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.at += 1
+            rows = [{"k": self.at, "g": g, "l": f"{self.at}.{g}"} for g in range(2)]
+            self.join.feed(_batch(rows if self.input.per else rows[:1], LEFT), _batch([], RIGHT))
+            self.join.checkpoint(self.keeper, self.at * 1_000_000)
+            assert self.keeper.flush(30)
+
+    def crash(self, outage: int | None) -> list[Any]:
+        self.at += outage or 0
+        self.join = self.made()
+        return self.join.restore(self.store, now_us=None if outage is None else self.at * 1_000_000)
+
+    def window(self) -> dict[bytes, list[str]]:
+        return {name: rows.column("l").to_pylist() for name, rows in self.join.contents()[0].items() if rows.num_rows}
+
+
+@pytest.mark.parametrize("per", [None, "g"])
+@pytest.mark.parametrize("fed", [17, 20])
+def test_after_an_outage_of_any_length_later_checkpoints_are_taken_and_restore_what_was_there(
+    fed: int, per: str | None
+) -> None:
+    """004 §4.4: trimmed in part, into the newest group, or as a whole; then saved and lost again."""
+    for outage in (0, 3, 12, 13, 14, 15, 21):
+        clocked = Clocked(MemoryStore(), per)
+        clocked.run(fed)
+        clocked.crash(outage)
+        before = clocked.window()
+        assert all(len(rows) == 15 - outage for rows in before.values())
+        assert bool(before) == (outage < 15)
+        for more in (1, 4):
+            clocked.run(more)
+            held = clocked.window()
+            assert {r.outcome for r in clocked.results} == {Outcome.DURABLE}
+            assert [r.lost for r in clocked.crash(None)] == [0] * len(held)
+            assert clocked.window() == held, outage
+        clocked.keeper.close()
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3, 4])
+def test_where_the_newest_groups_are_lost_later_checkpoints_are_taken(tmp_path: Path, lost: int) -> None:
+    """The store remembers their numbers although it cannot give them back."""
+
+    class Damaged(MemoryStore):
+        broken: frozenset[bytes] = frozenset()
+
+        def _read(self, keys: Sequence[bytes]) -> list[Any]:
+            if self.broken & set(keys):
+                raise CorruptLog("does not match its checksum")
+            return super()._read(keys)
+
+        def _write(self, entries: Sequence[Entry]) -> list[bool]:
+            self.broken -= {entry.key for entry in entries}
+            return super()._write(entries)
+
+    clocked = Clocked(store := Damaged(), None)
+    clocked.run(18)
+    assert [version for _, version in store.scan()] == [5, 10, 15, 18]
+    store.broken = frozenset(key for key, _ in sorted(store.scan(), key=lambda pair: pair[1])[-lost:])
+    (restored,) = clocked.crash(None)
+    assert len(restored.problems) == lost
+    left = clocked.window().get(b"*", [])
+    for more in (1, 3, 7):
+        clocked.run(more)
+        assert {r.outcome for r in clocked.results} == {Outcome.DURABLE}
+    held = clocked.window()[b"*"]
+    assert held == [*left, *(f"{i}.0" for i in range(19, 30))][-15:]
+    clocked.crash(None)
+    again = clocked.window()[b"*"]
+    assert again == held[-len(again) :], "none twice, none in another order"
+    assert len(again) >= 11
+    clocked.keeper.close()
+
+
 def test_a_save_that_was_dropped_is_made_again() -> None:
     window = WindowGroups(b"w", 15, 5)
     window.advance(b"*", 13)

@@ -11,6 +11,7 @@ The intuition: a sliding window loses tuples at one end and gains them at the ot
    was saved before a crash is a state that existed (C7).
 5. In best effort, tuples that would have left the window while the operator was down are trimmed: the measured rate
    times the time since the save. In exact mode nothing is trimmed: replay moves the window on.
+6. Numbers never begin again while the store has later ones: its newer would refuse what follows as older.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class Head(msgspec.Struct, array_like=True, frozen=True):
     """Tuples per second that the window gained lately."""
     position: int = 0
     """The operator's input position that the save belongs to."""
+    oldest: int = 0
+    """Tuples before this one had been trimmed from the window: they are not to come back."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -62,6 +65,10 @@ class _Counted:
     saved: int = 0
     saved_us: int = 0
     rate: float = 0.0
+    first: int = 0
+    """The oldest tuple that came back; after a loss, those before the hole count as if they stood right after it."""
+    oldest: int = 0
+    """The same as the store numbers it."""
 
 
 @dataclass
@@ -73,6 +80,8 @@ class Restored:
     next: int
     rows: pa.Table
     position: int
+    oldest: int = 0
+    """The number that the store knows the oldest tuple by."""
     lost: int = 0
     """Tuples of groups that could not be read."""
     trimmed: int = 0
@@ -111,7 +120,7 @@ class WindowGroups:
         for window, counted in self._counted.items():
             gained = counted.next - counted.saved
             if gained:
-                oldest = max(0, counted.next - self.window)
+                oldest = max(counted.first, counted.next - self.window)
                 begin = max(counted.saved, oldest) // self.size
                 for group in range(begin, (counted.next - 1) // self.size + 1):
                     first = max(group * self.size, oldest)
@@ -129,7 +138,8 @@ class WindowGroups:
 
     def value(self, dirty: Dirty, rows: pa.RecordBatch, now_us: int, position: int) -> bytes:
         """The bytes of a group."""
-        return encode_group(dirty, rows, self.size, now_us, self._counted[dirty.window].rate, position)
+        counted = self._counted[dirty.window]
+        return encode_group(dirty, rows, self.size, now_us, counted.rate, position, counted.oldest)
 
     def key(self, window: bytes, group: int) -> bytes:
         return b"%b/%b/%06d" % (self.name, window.hex().encode(), group % self.slots)
@@ -138,9 +148,11 @@ class WindowGroups:
         """All windows as they were saved. With `now_us`, stale tuples are trimmed (best effort)."""
         found: dict[bytes, list[tuple[Head, pa.RecordBatch]]] = {}
         problems: dict[bytes, list[str]] = {}
+        ends: dict[bytes, int] = {}
         prefix = self.name + b"/"
-        for key, _ in store.scan(prefix):
+        for key, version in store.scan(prefix):
             window = bytes.fromhex(key[len(prefix) :].partition(b"/")[0].decode())
+            ends[window] = max(version, ends.get(window, 0))
             try:
                 saved = store.get(key)
                 if saved is not None:
@@ -152,28 +164,34 @@ class WindowGroups:
             except (CorruptLog, msgspec.MsgspecError, pa.ArrowInvalid) as error:
                 problems.setdefault(window, []).append(f"{key.decode(errors='replace')}: {error}")
         windows = {
-            window: self._assemble(found.get(window, []), schema, problems.get(window, []), now_us)
+            window: self._assemble(found.get(window, []), schema, problems.get(window, []), ends[window], now_us)
             for window in sorted({*found, *problems})
         }
         for window, restored in windows.items():
-            self._counted[window] = _Counted(restored.next, restored.next, now_us or 0)
+            self._counted[window] = _Counted(
+                restored.next, restored.next, now_us or 0, first=restored.first, oldest=restored.oldest
+            )
         return windows
 
     def _assemble(
-        self, groups: list[tuple[Head, pa.RecordBatch]], schema: pa.Schema, problems: list[str], now_us: int | None
-    ) -> Restored:
+        self, groups: list[tuple[Head, pa.RecordBatch]], schema: pa.Schema, problems: list[str], end: int,
+        now_us: int | None,
+    ) -> Restored:  # fmt: skip
         if not groups:
-            return Restored(0, 0, schema.empty_table(), 0, 0, 0, problems)
+            after = self._after(end)
+            return Restored(after, after, schema.empty_table(), 0, after, 0, 0, problems)
         groups.sort(key=lambda pair: pair[0].group)
         newest = groups[-1][0]
         next_number = newest.first + newest.rows
-        oldest = max(0, next_number - self.window)
+        oldest = max(newest.oldest, next_number - self.window)
         parts, have = [], 0
+        numbers: list[range] = []
         for head, rows in groups:
             if head.first + head.rows <= oldest:
                 continue  # An earlier use of a slot, whose tuples have left the window.
             skip = max(0, oldest - head.first)
             parts.append(rows.slice(skip))
+            numbers.append(range(head.first + skip, head.first + head.rows))
             have += head.rows - skip
         table = pa.Table.from_batches(parts, schema)
         lost = next_number - oldest - have
@@ -183,12 +201,30 @@ class WindowGroups:
             # The window had room for that many more before it would have lost any.
             trimmed = min(table.num_rows, max(0, stale - (self.window - (next_number - oldest))))
             table = table.slice(trimmed)
-        return Restored(next_number - table.num_rows, next_number, table, newest.position, lost, trimmed, problems)
+        oldest = _number_at(numbers, trimmed, next_number)
+        if end > next_number:
+            next_number = self._after(end)
+        first = next_number - table.num_rows
+        return Restored(first, next_number, table, newest.position, oldest, lost, trimmed, problems)
+
+    def _after(self, end: int) -> int:
+        """Rule 6, where the newest group is lost: on with the next one, so that none is half of old and half of new."""
+        return -(-end // self.size) * self.size
 
 
-def encode_group(dirty: Dirty, rows: pa.RecordBatch, size: int, now_us: int, rate: float, position: int) -> bytes:
+def _number_at(numbers: list[range], index: int, default: int) -> int:
+    for held in numbers:
+        if index < len(held):
+            return held[index]
+        index -= len(held)
+    return default
+
+
+def encode_group(
+    dirty: Dirty, rows: pa.RecordBatch, size: int, now_us: int, rate: float, position: int, oldest: int = 0
+) -> bytes:
     """The bytes of a group: its head and its tuples."""
-    head = _encode(Head(dirty.group, dirty.first, rows.num_rows, size, now_us, rate, position))
+    head = _encode(Head(dirty.group, dirty.first, rows.num_rows, size, now_us, rate, position, oldest))
     return b"".join((len(head).to_bytes(2, "little"), head, rows.serialize()))
 
 

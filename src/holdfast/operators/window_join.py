@@ -75,6 +75,8 @@ class _Side:
         """A tuple's number within its window."""
         self._codes: dict[object, int] = {}
         self._next: Ints = np.empty(0, np.int64)
+        self._resume: dict[bytes, int] = {}
+        """Where the numbers of windows go on that came back without tuples."""
 
     def take(self, batch: Batch) -> Ints:
         """Append a batch; the positions at which each tuple is evicted, as far as this batch tells."""
@@ -98,8 +100,9 @@ class _Side:
         code = self._codes.get(value)
         if code is None:
             code = self._codes[value] = len(self.windows)
-            self.windows.append(_WHOLE if self.spec.per is None else repr(value).encode())
-            self._next = np.append(self._next, 0)
+            name = _WHOLE if self.spec.per is None else repr(value).encode()
+            self.windows.append(name)
+            self._next = np.append(self._next, self._resume.pop(name, 0))
         return code
 
     def _numbers(self, window: Ints) -> Ints:
@@ -186,6 +189,8 @@ class _Side:
                 parts.append(rows)
                 windows.append(np.full(rows.num_rows, code, np.int64))
                 numbers.append(window.next - rows.num_rows + np.arange(rows.num_rows, dtype=np.int64))
+            else:
+                self._resume[name] = window.next
         if parts:
             table = pa.concat_tables(parts)
             positions = np.asarray(table.column(_AT))
