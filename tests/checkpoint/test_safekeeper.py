@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint.histogram import Histogram
-from holdfast.checkpoint.pending import WhenFull
+from holdfast.checkpoint.pending import Pending, WhenFull
 from holdfast.checkpoint.safekeeper import Outcome, Result, SafeKeeper
 from holdfast.checkpoint.store import Entry, Saved
 from holdfast.checkpoint.stores.log import LogStore
@@ -196,6 +196,72 @@ def test_closing_without_a_store_to_reach_counts_what_is_left_as_dropped(tmp_pat
     keeper.save(b"k", 1, b"x")
     keeper.close(patience_s=0.2)
     assert keeper.status().outcomes == {"durable": 0, "superseded": 0, "dropped": 1, "failed": 0}
+
+
+class Away(MemoryStore):
+    """A store that cannot be reached."""
+
+    def _write(self, entries: Sequence[Entry]) -> list[bool]:
+        raise StorageError("away")
+
+
+@pytest.mark.parametrize("when_full", ["drop_oldest", "wait"])
+@pytest.mark.parametrize("made", [True, False])
+def test_closing_ends_every_checkpoint_that_waits_however_many_they_are(when_full: WhenFull, made: bool) -> None:
+    results: list[Result] = []
+    keeper = SafeKeeper(Away(), capacity=1000, when_full=when_full, on_result=results.append)
+    state = b"x" if made else (lambda: b"x")
+    keeper.save_many([(b"k%d" % i, 1, state) for i in range(900)])
+    waiter: list[list[Result]] = []
+    exact = threading.Thread(target=lambda: waiter.append(keeper.save_all([(b"e%d" % i, 1, state) for i in range(90)])))
+    exact.start()
+    _until(lambda: keeper.status().waiting > 600)
+    keeper.close(patience_s=0.05)
+    keeper.save(b"late", 1, state)
+    assert keeper.flush(30)
+    exact.join(30)
+    assert [len(told) for told in waiter] == [90]
+    assert keeper.status().outcomes == {"durable": 0, "superseded": 0, "dropped": 991, "failed": 0}
+    assert len({r.key for r in results}) == len(results) == 991
+
+
+def test_a_store_with_a_fault_of_its_own_fails_what_it_was_given_and_is_used_on() -> None:
+    class Faulty(MemoryStore):
+        def _write(self, entries: Sequence[Entry]) -> list[bool]:
+            if any(entry.value == b"bad" for entry in entries):
+                raise ValueError("not JSON")
+            return super()._write(entries)
+
+    keeper = SafeKeeper(Faulty())
+    (told,) = keeper.save_all([(b"a", 1, b"bad")])
+    assert (told.outcome, str(told.error)) == (Outcome.FAILED, "not JSON")
+    assert [r.outcome for r in keeper.save_all([(b"a", 2, b"good")])] == [Outcome.DURABLE]
+    keeper.close()
+
+
+def test_a_closed_queue_forgets_nothing() -> None:
+    full: Pending[Entry] = Pending(2, "drop_oldest")
+    first, second, third = (Entry(b"%d" % i, 1, b"") for i in range(3))
+    assert full.put_all([first, second]) == [(None, None), (None, None)]
+    full.close()
+    assert full.put(third) == (None, third)
+    assert full.take(9) == [first, second]
+
+
+def test_who_waited_for_room_does_not_overwrite_a_newer_one_that_came_meanwhile() -> None:
+    queue: Pending[Entry] = Pending(1, "wait")
+    blocker, older, newer = Entry(b"other", 1, b""), Entry(b"k", 1, b""), Entry(b"k", 2, b"")
+    queue.put(blocker)
+    ends: list[tuple[Entry | None, Entry | None]] = []
+    threads = [threading.Thread(target=lambda e=entry: ends.append(queue.put(e))) for entry in (newer, older)]
+    for thread in threads:
+        thread.start()
+        _until(lambda: len(queue._changed._waiters) >= threads.index(thread) + 1)  # type: ignore[attr-defined] # noqa: B023
+    assert queue.take(1) == [blocker]
+    for thread in threads:
+        thread.join(30)
+    assert queue.take(9) == [newer]
+    assert [superseded for superseded, _ in ends if superseded is not None] == [older]
 
 
 def test_latencies_are_kept_within_a_tenth() -> None:

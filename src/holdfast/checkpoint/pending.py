@@ -5,6 +5,7 @@ Rules:
 2. An older one than that which waits is refused: older never overwrites newer, here neither (C8).
 3. When full, either the oldest goes (S4's way, 002 §3.2: a fresh state is worth more than a stale one), or the caller
    waits until there is room. What goes is handed back, to be counted and told: nothing disappears silently.
+4. A closed queue takes nothing more: what is put is handed back; what waits can still be taken.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Pending(Generic[T]):
             return ends
 
     def _put(self, item: T) -> tuple[T | None, T | None]:
+        if self._closed:
+            return None, item
         waiting = self._items.get(item.key)
         if waiting is not None:
             if waiting.version > item.version:
@@ -60,9 +63,10 @@ class Pending(Generic[T]):
                 dropped = self._items.popitem(last=False)[1]
             else:
                 self._changed.notify_all()  # Of what was put before this one: room comes from those who take.
-                self._changed.wait_for(lambda: len(self._items) < self._capacity or self._closed)
-        if self._closed:
-            return None, item
+                self._changed.wait_for(
+                    lambda: len(self._items) < self._capacity or item.key in self._items or self._closed
+                )
+                return self._put(item)  # Somebody else may have put one of this key meanwhile.
         self._items[item.key] = item
         return None, dropped
 

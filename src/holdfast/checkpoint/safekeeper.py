@@ -5,8 +5,9 @@ Rules:
    Two bounded queues follow, one in front of the serialiser, one in front of the store.
 2. A full queue drops its oldest checkpoint, or makes the caller wait: the policy's choice. Drops are counted and told.
    A policy that promises *exact* waits; dropping gives an earlier valid state only (C7).
-3. Every checkpoint ends in one result: DURABLE at the store's durability point and not before (C8), SUPERSEDED by a
-   newer one, DROPPED, or FAILED because its bytes could not be made.
+3. Every checkpoint ends in one result, whatever fails and whenever the keeper is closed: DURABLE at the store's
+   durability point and not before (C8), SUPERSEDED by a newer one, DROPPED, or FAILED because its bytes could not be
+   made or the store refused them for a reason that does not pass.
 4. A store that fails is tried again, with growing pauses, until it is back; the stream goes on meanwhile by rule 2.
    A store of files that gave up on its disk is opened anew, if the keeper was told how.
 """
@@ -24,7 +25,7 @@ from holdfast.checkpoint.histogram import Histogram, Summary
 from holdfast.checkpoint.pending import Pending, WhenFull
 from holdfast.checkpoint.store import CheckpointStore, Entry
 from holdfast.clock import monotonic_us
-from holdfast.model.errors import HoldfastError, PeerError, StorageError, UsageError
+from holdfast.model.errors import PeerError, StorageError, UsageError
 
 #: Checkpoints handed to the store with one wait.
 _BATCH = 256
@@ -98,6 +99,7 @@ class SafeKeeper:
         self._counts: Counter[Outcome] = Counter()
         self._retries = 0
         self._problem: str | None = None
+        self._error: Exception | None = None
         self._saved = 0
         self._ended = threading.Condition()
         self._giving_up = threading.Event()
@@ -168,6 +170,8 @@ class SafeKeeper:
         self._giving_up.set()
         for storer in self._storers:
             storer.join()
+        # It may have waited for room; the closed queue has given back to it what it still had.
+        self._serialiser.join(patience_s)
         self._store.close()
 
     def _queue(self, queue: Pending[_Task], tasks: Sequence[_Task]) -> None:
@@ -207,39 +211,42 @@ class SafeKeeper:
     def _keep(self) -> None:
         while tasks := self._to_store.take(_BATCH):
             pause = _PAUSE_S_FIRST
-            entries = [Entry(task.key, task.version, task.state) for task in tasks]  # type: ignore[arg-type]
-            while True:
-                begun = monotonic_us()
-                try:
-                    taken = self._store.put_many(entries)
+            while not self._stored(tasks):
+                if self._giving_up.wait(pause):
+                    self._end(tasks, Outcome.DROPPED, self._error)
                     break
-                except (PeerError, StorageError) as error:
-                    self._problem = str(error)
-                    self._retries += 1
-                    if self._giving_up.wait(pause):
-                        self._end(tasks, Outcome.DROPPED, error)
-                        return
-                    pause = min(2 * pause, _PAUSE_S_MAX)
-                    self._mend(error)
-                except HoldfastError as error:
-                    taken = None
-                    self._end(tasks, Outcome.FAILED, error)
-                    break
-            if taken is not None:
-                self._problem = None
-                self._storing.add(monotonic_us() - begun)
-                pairs = list(zip(tasks, taken, strict=True))
-                self._end([task for task, durable in pairs if durable], Outcome.DURABLE)
-                self._end([task for task, durable in pairs if not durable], Outcome.SUPERSEDED)
+                pause = min(2 * pause, _PAUSE_S_MAX)
+                self._mend(self._error)
 
-    def _mend(self, error: Exception) -> None:
+    def _stored(self, tasks: list[_Task]) -> bool:
+        """Whether these have their results. Not if the store is away: then they may be tried again."""
+        if self._giving_up.is_set():
+            return False
+        begun = monotonic_us()
+        try:
+            entries = [Entry(task.key, task.version, task.state) for task in tasks]  # type: ignore[arg-type]
+            pairs = list(zip(tasks, self._store.put_many(entries), strict=True))
+        except (PeerError, StorageError) as error:
+            self._problem, self._error = str(error), error
+            self._retries += 1
+            return False
+        except Exception as error:  # A store's own fault must not end the thread that all others wait for.
+            self._end(tasks, Outcome.FAILED, error)
+            return True
+        self._problem = None
+        self._storing.add(monotonic_us() - begun)
+        self._end([task for task, durable in pairs if durable], Outcome.DURABLE)
+        self._end([task for task, durable in pairs if not durable], Outcome.SUPERSEDED)
+        return True
+
+    def _mend(self, error: Exception | None) -> None:
         """A store that gave up on its files does not come back by itself (L9); a server does."""
         if self._reopen is None or isinstance(error, PeerError):
             return
         with self._mending:
-            with contextlib.suppress(HoldfastError):
+            with contextlib.suppress(Exception):
                 self._store.close()
-            with contextlib.suppress(HoldfastError):
+            with contextlib.suppress(Exception):
                 self._store = self._reopen()
 
     def _end(self, tasks: Sequence[_Task], outcome: Outcome, error: Exception | None = None) -> None:

@@ -99,7 +99,7 @@ class HBaseStore(CheckpointStore):
             if i == len(keys) - 1 or sum(map(len, some)) > _MANY_BYTES:
                 answer = self._ask("GET", f"multiget?{'&'.join(some)}", also=(404,))
                 if answer.status_code == 200:
-                    found |= _cells(answer.json())
+                    found |= self._cells(answer)
                 some = []
         return found
 
@@ -119,13 +119,25 @@ class HBaseStore(CheckpointStore):
         found = []
         try:
             while (answer := self._ask("GET", path)).status_code == 200:
-                for key, raw in _cells(answer.json()).items():
+                for key, raw in self._cells(answer).items():
                     saved = unwrap(key, raw, self._url)
                     if saved is not None:
                         found.append((key, saved.version))
         finally:
             self._ask("DELETE", path, also=(404,))
         return sorted(found)
+
+    def _cells(self, answer: httpx.Response) -> dict[bytes, bytes]:
+        try:
+            return {
+                bytes.fromhex(base64.b64decode(row["key"]).decode()): base64.b64decode(row["Cell"][0]["$"])
+                for row in answer.json().get("Row", [])
+            }
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise PeerError(
+                f"the HBase gateway {self._url} answered something that is no table: {answer.text[:200].strip()!r}; "
+                f"look into its log, and into what stands between"
+            ) from error
 
     def close(self) -> None:
         self._client.close()
@@ -138,10 +150,3 @@ def _coded(raw: bytes) -> str:
 def _row(entry: Entry) -> dict[str, Any]:
     cell = {"column": _coded(COLUMN), "timestamp": entry.version, "$": _coded(wrap(entry))}
     return {"key": _coded(entry.key.hex().encode()), "Cell": [cell]}
-
-
-def _cells(answer: dict[str, Any]) -> dict[bytes, bytes]:
-    return {
-        bytes.fromhex(base64.b64decode(row["key"]).decode()): base64.b64decode(row["Cell"][0]["$"])
-        for row in answer.get("Row", [])
-    }

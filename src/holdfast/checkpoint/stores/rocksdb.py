@@ -55,7 +55,7 @@ class RocksStore(CheckpointStore):
         versions: dict[bytes, int] = {}
         for entry in entries:
             if entry.key not in versions:
-                raw = self._db.get(entry.key)
+                raw = self._get(entry.key)
                 versions[entry.key] = -1 if raw is None else version_of(raw)
             takes = entry.version >= versions[entry.key]
             taken.append(takes)
@@ -69,13 +69,19 @@ class RocksStore(CheckpointStore):
             raise StorageError(f"could not write to RocksDB in {self.folder}: {error}; check the disk") from None
         return taken
 
+    def _get(self, key: bytes) -> bytes | None:
+        try:
+            return self._db.get(key)  # type: ignore[no-any-return]
+        except Exception as error:
+            raise StorageError(f"could not read from RocksDB in {self.folder}: {error}; check the disk") from None
+
     def _check(self) -> None:
         if self._closed:
             raise StorageError(f"the checkpoint store {self.folder} is closed; open it again")
 
     def _read(self, keys: Sequence[bytes]) -> list[Saved | None]:
         self._check()
-        raws = [self._db.get(key) for key in keys]
+        raws = [self._get(key) for key in keys]
         return [
             None if raw is None else unwrap(key, raw, str(self.folder)) for key, raw in zip(keys, raws, strict=True)
         ]
