@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -108,6 +109,36 @@ def test_a_batch_that_was_passed_already_is_refused_and_not_applied_again(databa
     assert left(database) == {"ale": 5, "bread": 5}
     kernel.step({}, rows(("ale", 1)), 200, 300)
     assert left(database) == {"ale": 4, "bread": 5}
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_attempts_at_once_apply_a_batch_once(database: Database, first: bool) -> None:
+    """A task that is taken for dead and one in its place: the second waits for the first, and finds its note."""
+    sql = "update stock set left_over = left_over - :n where item = :item"
+    if not database.is_sqlite:  # The first is still under way when the second comes.
+        sql += " and pg_sleep(0.3) is not null"
+    if not first:
+        UpdateKernel(database, SQL, "op", {"item": "_v0", "n": "_v1"}, ("_v0",)).step({}, rows(("bread", 1)), -100, 0)
+    given, gate = rows(("ale", 3)), threading.Barrier(3)
+    found: list[list[int] | Exception] = []
+
+    def attempt() -> None:
+        kernel = UpdateKernel(database, sql, "op", {"item": "_v0", "n": "_v1"}, ("_v0", "_v1"))
+        gate.wait(30)
+        try:
+            results = kernel.step({}, given, 0, 100).results
+            assert results is not None
+            found.append(results["rows"].to_list())
+        except Exception as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=attempt) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == [[1], [1], [1]]
+    assert left(database) == {"ale": 7, "bread": 5 if first else 4}
 
 
 def test_a_statement_that_fails_leaves_nothing_behind(database: Database) -> None:

@@ -8,6 +8,7 @@ Rules:
    `holdfast_applied`. A batch that is executed again finds its note, changes nothing and gives the same results (S2).
    One that begins before the noted position, a task that slept through a batch or a query whose checkpoint went back,
    would do again what was done: it is refused.
+4. Two attempts at the same batch take turns: the second looks for a note only when the first has committed or is gone.
 """
 
 from __future__ import annotations
@@ -122,13 +123,28 @@ class UpdateKernel:
         )
         return Step({}, made, [])
 
+    def _alone(self, cursor: Any, place: dict[str, Any]) -> None:
+        """Rule 4. SQLite's transaction has the database to itself already."""
+        if self.database.is_sqlite:
+            cursor.execute(_NOTES.format(bytes="blob"))
+            return
+        cursor.execute("select to_regclass('holdfast_applied') is null")
+        if cursor.fetchone()[0]:
+            # "If not exists" does not help two who make it at once.
+            cursor.execute("select pg_advisory_xact_lock(hashtext('holdfast_applied')::bigint)")
+            cursor.execute(_NOTES.format(bytes="bytea"))
+        cursor.execute(
+            self.database.prepared("select pg_advisory_xact_lock(hashtext(:operator), cast(:partition as integer))"),
+            place,
+        )
+
     def _applied(self, rows: pl.DataFrame, since_us: int, until_us: int) -> list[int]:
         """Rule 3."""
         db = self.database
         given = [{p: row[c] for p, c in self.names.items()} for row in rows.iter_rows(named=True)]
         with db.transaction() as cursor:
-            cursor.execute(_NOTES.format(bytes="blob" if db.is_sqlite else "bytea"))
             place = {"operator": self.operator, "partition": self.partition}
+            self._alone(cursor, place)
             cursor.execute(db.prepared("select position_us, outcome from holdfast_applied "
                                        "where operator = :operator and partition_no = :partition"), place)  # fmt: skip
             note = cursor.fetchone()
