@@ -17,7 +17,8 @@ from holdfast.checkpoint.policy import every
 from holdfast.checkpoint.stores import open_store
 from holdfast.model.errors import CorruptLog, StorageError, UsageError
 from holdfast.operators.udop import UserOperator, decode, encode
-from holdfast.spark.keyed import ForkOf, Keyed, _Task, udop
+from holdfast.spark.keyed import ForkOf, Keyed, udop
+from holdfast.spark.keyed_task import Task
 from holdfast.spark.session import own_folder
 
 EXACT = every("1ms", exact=True)
@@ -45,11 +46,11 @@ def make(tmp_path: Path, checkpoint: Any, scratch: bool = True) -> Keyed:
                 scratch=str(tmp_path / "near") if scratch else None)  # fmt: skip
 
 
-def task(operator: Keyed, partitions: int = 1, fork: ForkOf | None = None) -> _Task:
-    return _Task(operator, to_arrow_schema(operator.schema), partitions, fork)
+def task(operator: Keyed, partitions: int = 1, fork: ForkOf | None = None) -> Task:
+    return Task(operator, to_arrow_schema(operator.schema), partitions, fork)
 
 
-def sums(ran: _Task, query: str | None, batch: int, *values: tuple[str, int]) -> list[tuple[str, int]]:
+def sums(ran: Task, query: str | None, batch: int, *values: tuple[str, int]) -> list[tuple[str, int]]:
     rows = pa.record_batch({"key": [k for k, _ in values], "value": [v for _, v in values]})
     return [(r["key"], r["sum"]) for out in ran.run([rows], query, batch, 0) for r in out.to_pylist()]
 
