@@ -16,7 +16,7 @@ attempt may have saved the state it ended with. Rules:
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -26,6 +26,8 @@ from holdfast.model.errors import CorruptLog, StorageError
 _STATE, _MARK, _NOTE = b"s", b"m", b"n"
 #: The mark that lists what a save removed.
 _REMOVED = b"removed"
+#: Keys that are read together: enough that a server is asked seldom, few enough that their states fit memory.
+_PART = 1024
 #: Stands in the slot of a state that was removed. No state is empty: an operator's is at least a MessagePack list.
 _GONE = b""
 
@@ -42,12 +44,18 @@ class Slots:
         return self._newest(_STATE + key, version)
 
     def states(self, version: int) -> dict[bytes, bytes]:
-        """The state of every key as of `version`, in bulk."""
+        """The state of every key as of `version`."""
+        return {key: state for part in self.parts(version) for key, state in part.items()}
+
+    def parts(self, version: int) -> Iterator[dict[bytes, bytes]]:
+        """The same in parts, in the order of the keys: read in bulk, but not all at once."""
         prefix = self._prefix + _STATE
         keys = list(dict.fromkeys(name[len(prefix) - 1 : -1] for name, _ in self._store.scan(prefix)))
-        found = zip(keys, self._slots(keys), strict=True)
-        newest = {key[1:]: self._newest_of(key, slots, version) for key, slots in found}
-        return {key: state for key, state in newest.items() if state is not None}
+        for begin in range(0, len(keys), _PART):
+            some = keys[begin : begin + _PART]
+            found = zip(some, self._slots(some), strict=True)
+            newest = {key[1:]: self._newest_of(key, slots, version) for key, slots in found}
+            yield {key: state for key, state in newest.items() if state is not None}
 
     def mark(self, name: bytes, version: int) -> bytes | None:
         return self._newest(_MARK + name, version)

@@ -17,10 +17,12 @@ Rules:
    is restored from that first (lazy), unless all were brought in beforehand (eager).
 2. An instance sees the tuples of its key in order. `VectorOperator` gets those of one batch together, as columns.
 3. `output` is called after every `output_every` tuples of the key, or at the end of a batch once `output_after` has
-   passed since its last one, measured in the tuples' own time.
-4. An instance without tuples for `time_to_live` leaves memory; its checkpoint stays, and a tuple that comes later finds
-   it again (002 §3.1).
-5. Checkpoints are bytes that the operator makes itself; `encode` and `decode` give MessagePack. No pickle (X3).
+   passed since its last one, also where the key got no tuples.
+4. An instance without tuples for `time_to_live` leaves memory. Its checkpoint stays, and a tuple that comes later finds
+   it again (002 §3.1); with `forget` its state goes with it (002 §2.3), and a later tuple finds a new instance.
+5. Time is that of the tuples, in the column `time`: a tuple's own, or that of an earlier one of any key if that was
+   greater, so it never goes back. Without a column it is what the caller says it is, `now_us`.
+6. Checkpoints are bytes that the operator makes itself; `encode` and `decode` give MessagePack. No pickle (X3).
 """
 
 from __future__ import annotations
@@ -29,10 +31,13 @@ import warnings
 from abc import ABC
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from holdfast.checkpoint.store import CheckpointStore, Entry, Saved
 from holdfast.model.errors import CorruptLog, UsageError
@@ -55,9 +60,9 @@ class UserOperator(ABC):  # noqa: B024 - which methods are needed depends on the
 
     #: Tuples of a key between two calls of `output`; None for none.
     output_every: ClassVar[int | None] = None
-    #: Microseconds of the tuples' time between two calls of `output`.
+    #: Microseconds between two calls of `output`.
     output_after_us: ClassVar[int | None] = None
-    #: Microseconds of the tuples' time without a tuple after which the instance leaves memory.
+    #: Microseconds without a tuple after which the instance leaves memory, on Spark with its state.
     time_to_live_us: ClassVar[int | None] = None
 
     def process(self, row: Row) -> Iterable[Row] | None:
@@ -111,10 +116,13 @@ class Instances:
 
     def __init__(
         self, name: str, prototype: Callable[[], UserOperator], key: str | None, schema: pa.Schema, *,
-        load: Callable[[bytes], bytes | None] | None = None, time: str | None = None,
+        load: Callable[[bytes], bytes | None] | None = None, time: str | None = None, forget: bool = False,
+        now_us: int = 0,
     ) -> None:  # fmt: skip
         self.name, self._prototype, self._key, self.schema, self._time = name, prototype, key, schema, time
-        self._load = load
+        self._load, self._forget = load, forget
+        self.now_us = now_us
+        """How far time has come (rule 5)."""
         self._alive: dict[bytes, _Instance] = {}
         self.touched: dict[bytes, None] = {}
         """Keys whose state changed since `settle`, in order."""
@@ -125,16 +133,50 @@ class Instances:
     def feed(self, batch: pa.RecordBatch) -> pa.Table:
         """Results of a batch, key by key in the order in which the keys first appear."""
         parts: list[pa.Table] = []
-        now_us = 0
-        for key, rows in self._by_key(batch):
-            instance = self._instance(key)
-            last = _last_us(rows, self._time)
-            now_us = max(now_us, last)
-            self._run(instance, rows, last, parts)
-            instance.last_us = max(instance.last_us, last)
+        fed: set[bytes] = set()
+        for key, rows, times in self._by_key(batch, self._times(batch)):
+            instance, begin = self._instance(key), 0
+            for end in [*self._ends(instance, times), rows.num_rows]:
+                if end > begin:
+                    self._run(instance, rows.slice(begin, end - begin), int(times[end - 1]), parts)
+                if end < rows.num_rows:
+                    # Versions count on: a store would refuse those of a new beginning as older.
+                    instance = self._alive[key] = _Instance(self._prototype(), instance.events, instance.events)
+                begin = end
             self.touched[key] = None
-        self._expire(now_us)
+            fed.add(key)
+        for key in [key for key in self._alive if key not in fed]:
+            parts += self.wake(key)
+        self._expire()
         return pa.concat_tables(parts) if parts else self.schema.empty_table()
+
+    def _ends(self, instance: _Instance, times: npt.NDArray[np.int64]) -> list[int]:
+        """Before which tuples the instance of a key is forgotten (rule 4)."""
+        lasts = instance.operator.time_to_live_us
+        if not self._forget or lasts is None:
+            return []
+        since = instance.last_us or int(times[0])
+        return np.flatnonzero(np.diff(times, prepend=since) >= lasts).tolist()  # type: ignore[no-any-return]
+
+    def wake(self, key: bytes) -> list[pa.Table]:
+        """Rule 3, for a key that may have no tuples: its output, if it is due."""
+        instance = self._instance(key)
+        found = self._output_by_time(instance, self.now_us)
+        if found is None:
+            return []
+        self.touched[key] = None
+        return [pa.Table.from_pylist(found, schema=self.schema)] if found else []
+
+    def _output_by_time(self, instance: _Instance, now_us: int) -> list[Row] | None:
+        """None if it is not due."""
+        after = instance.operator.output_after_us
+        if after is None:
+            return None
+        instance.output_us = instance.output_us or now_us
+        if now_us - instance.output_us < after:
+            return None
+        instance.output_us = now_us
+        return list(instance.operator.output() or ())
 
     def _run(self, instance: _Instance, rows: pa.RecordBatch, last_us: int, parts: list[pa.Table]) -> None:
         operator = instance.operator
@@ -157,19 +199,30 @@ class Instances:
                 if instance.since_output == operator.output_every:
                     found += operator.output() or ()
                     instance.since_output = 0
-        if operator.output_after_us is not None:
-            instance.output_us = instance.output_us or last_us
-            if last_us - instance.output_us >= operator.output_after_us:
-                found += operator.output() or ()
-                instance.output_us = last_us
+        instance.last_us = last_us
+        found += self._output_by_time(instance, last_us) or ()
         if found:
             parts.append(pa.Table.from_pylist(found, schema=self.schema))
 
-    def _by_key(self, batch: pa.RecordBatch) -> Iterable[tuple[bytes, pa.RecordBatch]]:
+    def _times(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """When each tuple counts as come (rule 5)."""
+        if self._time is None or not batch.num_rows:
+            return np.full(batch.num_rows, self.now_us, np.int64)
+        given = batch.column(self._time)
+        if pa.types.is_temporal(given.type):
+            given = given.cast(pa.timestamp("us", getattr(given.type, "tz", None)), safe=False)
+        own = np.asarray(pc.fill_null(given.cast(pa.int64()), 0))
+        times: npt.NDArray[np.int64] = np.maximum(np.maximum.accumulate(own), self.now_us)
+        self.now_us = int(times[-1])
+        return times
+
+    def _by_key(
+        self, batch: pa.RecordBatch, times: npt.NDArray[np.int64]
+    ) -> Iterable[tuple[bytes, pa.RecordBatch, npt.NDArray[np.int64]]]:
         if not batch.num_rows:
             return
         if self._key is None:
-            yield b"*", batch
+            yield b"*", batch, times
             return
         coded = batch.column(self._key).dictionary_encode(null_encoding="encode")
         codes = coded.indices.to_numpy()
@@ -177,7 +230,7 @@ class Instances:
         ends = codes[order].searchsorted(range(len(coded.dictionary)), side="right").tolist()
         rows, begin = batch.take(pa.array(order)), 0
         for value, end in zip(coded.dictionary.to_pylist(), ends, strict=True):
-            yield encode(value), rows.slice(begin, end - begin)
+            yield encode(value), rows.slice(begin, end - begin), times[order[begin:end]]
             begin = end
 
     def _instance(self, key: bytes) -> _Instance:
@@ -197,12 +250,16 @@ class Instances:
         return _Instance(operator, envelope.events, envelope.events, envelope.since_output, envelope.output_us,
                          envelope.last_us)  # fmt: skip
 
-    def _expire(self, now_us: int) -> None:
+    def _expire(self) -> None:
         """Rule 4. Those that were touched since the last save stay until their state is safe."""
-        for key, instance in list(self._alive.items()):
-            ttl = instance.operator.time_to_live_us
-            if ttl is not None and now_us - instance.last_us >= ttl and key not in self.touched:
-                del self._alive[key]
+        for key in [key for key in self._alive if key not in self.touched and self.expired(key)]:
+            del self._alive[key]
+
+    def expired(self, key: bytes) -> bool:
+        """Whether an instance had no tuples for its time to live."""
+        instance = self._alive[key]
+        lasts = instance.operator.time_to_live_us
+        return lasts is not None and self.now_us - instance.last_us >= lasts
 
     def snapshot(self, key: bytes) -> tuple[int, bytes]:
         """Version and bytes of an instance's state."""
@@ -264,8 +321,17 @@ def _tell_fallback(name: str, key: bytes, saved: Saved) -> None:
         )  # fmt: skip
 
 
-def _last_us(rows: pa.RecordBatch, column: str | None) -> int:
-    if column is None:
-        return 0
-    values = rows.column(column)
-    return int(values.cast(pa.int64())[len(values) - 1].as_py() or 0)
+class Times(NamedTuple):
+    """When a key had its last tuple and its last output by time."""
+
+    last_us: int
+    output_us: int
+
+
+def times_of(saved: bytes) -> Times:
+    """Those of a saved instance, without making it."""
+    try:
+        envelope = _open_envelope(saved)
+    except msgspec.MsgspecError as error:
+        raise CorruptLog(f"a checkpoint cannot be read ({error}); restore an earlier one") from error
+    return Times(envelope.last_us, envelope.output_us)

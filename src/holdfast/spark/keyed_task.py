@@ -12,7 +12,8 @@ Rules:
    saying so.
 4. What comes from scratch or store is bytes with a checksum, decoded by the operator itself; nothing is unpickled (X3).
 5. A key stays in its partition: the number of partitions is part of the plan, noted with the state, and may not change.
-6. State belongs to one query, in scratch and in the store. A fork takes its parent's over once and then keeps its own,
+6. Keys without tuples are forgotten after the operator's time to live, here and in the store (`holdfast.spark.quiet`).
+7. State belongs to one query, in scratch and in the store. A fork takes its parent's over once and then keeps its own,
    beside its checkpoint; it never writes to what is its parent's (S1). A query over past data has no state to keep.
 """
 
@@ -35,6 +36,7 @@ from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.clock import now_us
 from holdfast.model.errors import CorruptLog, StorageError, UsageError
 from holdfast.operators.udop import Instances
+from holdfast.spark.quiet import Passing
 from holdfast.spark.scratch import ScratchLost, of_this_boot, opened
 from holdfast.spark.session import own_folder
 
@@ -96,26 +98,39 @@ class Task:
                 new.add(key)
             return found
 
-        instances = Instances(plan.name, plan.prototype, plan.key, self._schema, load=load, time=plan.time)
+        passing = Passing(plan.prototype, plan.time is not None, batch, near, far)
+        instances = Instances(
+            plan.name, plan.prototype, plan.key, self._schema, load=load, time=plan.time, forget=True,
+            now_us=passing.begin_us,
+        )  # fmt: skip
         results = [instances.feed(rows) for rows in _in_order(batches)]
-        states = {key: instances.snapshot(key)[1] for key in instances.touched}
-        marks = self._marks(batch + 1, _keys_in(near, batch) + len(new))
-        near.save(states, batch + 1, marks)
-        if far is not None and self._fork is None:
-            self._save(states, marks, sum(rows.num_rows for rows in batches), batch, near, far)
+        due, gone = passing.look(instances)
+        states: dict[bytes, bytes | None] = {key: instances.snapshot(key)[1] for key in instances.touched}
+        states |= dict.fromkeys(gone)
+        marks = self._marks(batch + 1, _keys_in(near, batch) + len(new) - len(gone))
+        marks |= passing.marks(instances.now_us)
+        self._save(states, marks, sum(rows.num_rows for rows in batches), batch, near, far)
+        results += due
         return [rows for table in results for rows in table.to_batches()]
 
     def _marks(self, batch: int, keys: int) -> dict[bytes, bytes]:
         return {b"partitions": b"%d" % self._partitions, b"keys": b"%d" % keys, b"batch": b"%d" % batch}
 
     def _save(
-        self, states: dict[bytes, bytes], marks: dict[bytes, bytes], rows: int, batch: int, near: Slots, far: Slots
-    ) -> None:
+        self, states: dict[bytes, bytes | None], marks: dict[bytes, bytes], rows: int, batch: int, near: Slots,
+        far: Slots | None,
+    ) -> None:  # fmt: skip
         policy = self._plan.checkpoint
-        assert isinstance(policy, Every)
-        if policy.exact:
-            far.save(states, batch + 1, marks)
+        if far is None or self._fork is not None or not isinstance(policy, Every):
+            near.save(states, batch + 1, marks)
             return
+        if policy.exact:
+            # First, so that whatever is in scratch is in the store as well: whoever executes the batch elsewhere must
+            # find what this execution noted.
+            far.save(states, batch + 1, marks)
+            near.save(states, batch + 1, marks)
+            return
+        near.save(states, batch + 1, marks)
         # What is due is judged over all keys of the partition: their states of this moment belong together.
         pending = near.pending | dict.fromkeys(states)
         events = near.number(b"events") + rows
@@ -156,11 +171,10 @@ class Task:
             )  # fmt: skip
         if far is not None and theirs > mine:
             # What scratch has and the store has not is of a run that the store knows nothing of.
-            states = self._whole(far, batch)
-            near.save({**dict.fromkeys(near.states(batch)), **states}, batch, self._marks(batch, len(states)))
+            self._take_over(near, far, batch)
             near.note((), {})
 
-    def _whole(self, kept: Slots, batch: int) -> dict[bytes, bytes]:
+    def _take_over(self, near: Slots, kept: Slots, batch: int) -> None:
         """All states. One that is damaged as a whole cannot even be listed, but it was counted (C11)."""
         states, known = kept.states(batch), kept.mark(b"keys", batch)
         if known is not None and len(states) < int(known):
@@ -168,10 +182,11 @@ class Task:
             if isinstance(self._plan.checkpoint, Every) and self._plan.checkpoint.exact:
                 raise CorruptLog(f"{problem}; restore {self._plan.store} from a copy, or start the query anew")
             warnings.warn(f"{problem}; goes on without them (best effort)", RuntimeWarning, stacklevel=1)
-        return states
+        marks = self._marks(batch, len(states)) | Passing.taken_over(kept, batch)
+        near.save({**dict.fromkeys(near.states(batch)), **states}, batch, marks)
 
     def _adopt(self, batch: int, partition: int, near: Slots, far: Slots | None) -> None:
-        """Rule 6: at the first batch of a fork, all states that its parent had there."""
+        """Rule 7: at the first batch of a fork, all states that its parent had there."""
         assert self._fork is not None
         if near.mark(b"batch", batch) is not None:
             return
@@ -179,8 +194,7 @@ class Task:
         with self._near(self._scratch() / self._fork.query_id, partition) as elder:
             for parent in (elder, far):
                 if parent is not None and parent.mark(b"batch", batch) == wanted:
-                    states = self._whole(parent, batch)
-                    near.save(states, batch, self._marks(batch, len(states)))
+                    self._take_over(near, parent, batch)
                     return
 
     def _scratch(self) -> Path:
