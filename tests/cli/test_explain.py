@@ -41,6 +41,31 @@ def test_explain_tells_what_is_saved_and_what_that_promises(tmp_path: Path) -> N
     assert 'counted (functor, variables): every("10s") saves its variables; guarantee: best effort' in people.output
 
 
+ON_SPARK = """
+import pyarrow as pa
+from holdfast.checkpoint.policy import every
+from holdfast.operators.udop import UserOperator
+from holdfast.spark.keyed import barrier, udop
+
+model = udop("model", UserOperator, key="k", schema="k string, y double", checkpoint=every("10s"), store="log:/far")
+inputs = {"a": pa.schema([("x", pa.int64())]), "b": pa.schema([("y", pa.int64())])}
+gate = barrier("gate", inputs, schema="x bigint, y bigint", store="log:/far")
+"""
+
+
+def test_operators_on_spark_are_explained_without_a_session_and_a_barrier_as_what_it_is(tmp_path: Path) -> None:
+    """004 §4: upstream backup is enforced for a barrier."""
+    (tmp_path / "program.py").write_text(ON_SPARK)
+    result = CliRunner().invoke(app, ["explain", str(tmp_path / "program.py")])
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines() == [
+        'model (user-defined operator, instances by key): every("10s") saves what checkpoint() gives, per key into '
+        "log:/far; guarantee: best effort",
+        "gate (barrier, tuples in flight): upstream() saves the tuples on their way, with each batch into log:/far; "
+        "guarantee: exact",
+    ]
+
+
 def test_a_program_without_operators_or_none_at_all_is_said(tmp_path: Path) -> None:
     (tmp_path / "empty.py").write_text("x = 1")
     for program in (str(tmp_path / "empty.py"), str(tmp_path / "none.py"), "no.such.module"):

@@ -47,6 +47,7 @@ def make(tmp_path: Path, checkpoint: Any, scratch: bool = True) -> Keyed:
 
 
 def task(operator: Keyed, partitions: int = 1, fork: ForkOf | None = None) -> Task:
+    assert isinstance(operator.schema, StructType)
     return Task(operator, to_arrow_schema(operator.schema), partitions, fork)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,14 +55,19 @@ class Keyed:
     name: str
     prototype: Callable[[], UserOperator]
     key: str | None
-    schema: StructType
+    schema: str | StructType
     checkpoint: Every | NoCheckpoint
     store: str | None
     scratch: str | None
     time: str | None
+    in_flight: bool = False
+    """A barrier: its state is nothing but tuples on their way."""
 
     @property
     def protection(self) -> Protection:
+        if self.in_flight:
+            enforced = derive(self.name, "barrier", StateKind.IN_FLIGHT, None, self.store)
+            return replace(enforced, saves="the tuples on their way, with each batch")
         return derive(self.name, "user-defined operator", StateKind.KEYED, self.checkpoint, self.store)
 
     def __call__(self, frame: DataFrame) -> DataFrame:
@@ -71,9 +76,12 @@ class Keyed:
         partitions = 1
         if self.key is not None:
             partitions = int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
-        task = Task(self, to_arrow_schema(self.schema), partitions, _fork.get())
+        # Not earlier: Spark reads the text of a schema only where a session runs, and `holdfast explain` has none.
+        schema = _parse_datatype_string(self.schema) if isinstance(self.schema, str) else self.schema
+        assert isinstance(schema, StructType)
+        task = Task(self, to_arrow_schema(schema), partitions, _fork.get())
         by = [] if self.key is None else [self.key]
-        return frame.repartition(partitions, *by).mapInArrow(task, self.schema)
+        return frame.repartition(partitions, *by).mapInArrow(task, schema)
 
 
 def udop(
@@ -85,13 +93,13 @@ def udop(
 
     `store` is the address of the checkpoint store that outlives the machine ("log:/mnt/shared/…", "redis://…"); paths
     get a folder per query and partition. `scratch` is a folder of the machine, by default one that only this user can
-    write to. `time` names the timestamp column that `output_after_us` and `time_to_live_us` go by.
+    write to. `time` names the timestamp column that `output_after_us` and `time_to_live_us` go by; without it they go by
+    the clock.
     """
     policy = checkpoint or NoCheckpoint()
     if not isinstance(policy, NoCheckpoint) and store is None:
         raise UsageError(f"{name}: {policy} needs a store, such as store='log:/var/lib/app/checkpoints'")
-    columns = _parse_datatype_string(schema) if isinstance(schema, str) else schema
-    made = Keyed(check_name(name), prototype, key, columns, policy, store, scratch, time)
+    made = Keyed(check_name(name), prototype, key, schema, policy, store, scratch, time)
     made.protection  # noqa: B018 - refuses a policy that does not fit
     return made
 
@@ -105,5 +113,6 @@ def barrier(
     Its tuples in flight are saved with each batch; a weaker policy would pair the wrong ones after a loss.
     """
     exact = Every(events=1, exact=True)
-    return udop(name, paired(name, inputs, side=side), key=None, schema=schema, checkpoint=exact, store=store,
+    made = udop(name, paired(name, inputs, side=side), key=None, schema=schema, checkpoint=exact, store=store,
                 scratch=scratch)  # fmt: skip
+    return replace(made, in_flight=True)
