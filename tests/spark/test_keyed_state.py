@@ -137,6 +137,15 @@ def test_a_key_that_was_quiet_while_its_partition_moved_has_its_state(tmp_path: 
     assert machines.run("B", 2, ("a", 3), ("b", 20)) == [("a", 6), ("b", 30)]
 
 
+def test_after_a_loss_all_states_are_restored_in_bulk_with_the_first_batch(tmp_path: Path) -> None:
+    """002 §6.2: eager. Once they are in scratch, the store is not asked again."""
+    machines = Machines(tmp_path, EXACT)
+    machines.run("A", 0, *((key, 1) for key in "abcdefgh"))
+    assert machines.run("B", 1, ("a", 2)) == [("a", 3)]
+    shutil.rmtree(tmp_path / "far")
+    assert machines.run("B", 2, *((key, 1) for key in "hgfedcba")) == [*((key, 2) for key in "hgfedcb"), ("a", 4)]
+
+
 def test_a_partition_that_comes_back_goes_on_from_the_state_of_the_machine_between(tmp_path: Path) -> None:
     machines = Machines(tmp_path, EXACT)
     assert machines.run("A", 0, ("a", 1), ("b", 10)) == [("a", 1), ("b", 10)]
