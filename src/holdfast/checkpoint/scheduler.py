@@ -1,4 +1,4 @@
-"""One thread per process that takes checkpoints when they are due.
+"""One thread per process that takes checkpoints when they are due (`holdfast.checkpoint.protect` gives them to it).
 
 `take` is called with the scheduler's thread and must leave the operator alone quickly: take a snapshot under the
 operator's lock, hand it to a SafeKeeper, return.

@@ -39,6 +39,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.checkpoint.safekeeper import Result, SafeKeeper, State
 from holdfast.checkpoint.store import CheckpointStore, Entry, Saved
 from holdfast.model.errors import CorruptLog, UsageError
 
@@ -287,6 +288,23 @@ class Instances:
             version, value = self.snapshot(key)
             found.append(Entry(prefix + key, version, value))
         return found
+
+    def checkpoint(
+        self, keeper: SafeKeeper, now_us: int, *, events: int = 0, told: Callable[[Result], None] | None = None
+    ) -> int:
+        """Hand the touched keys to the keeper, those with `events` tuples or more since their last save."""
+        keys = self.due(events)
+        states: list[State] = [(key, version, value or b"") for key, version, value in self.entries(keys)]
+        self.settle(keys)
+        keeper.save_many(states, told)
+        return len(keys)
+
+    def unsaved(self, result: Result) -> None:
+        """What was dropped on its way must be saved again."""
+        key = result.key[len(self.name) + 1 :]
+        if key in self._alive:
+            self.touched[key] = None
+            self._alive[key].saved = 0
 
     def restore_all(self, store: CheckpointStore) -> int:
         """Eager restore in bulk (002 §6.2): every saved instance, before the first tuple comes."""

@@ -16,6 +16,7 @@ State is versioned by position: the number of tuples taken in so far, both input
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -211,7 +212,7 @@ class WindowJoin:
         for side in (left, right):
             if side.window < 0 or on not in side.schema.names or (side.per and side.per not in side.schema.names):
                 raise UsageError(f"{name}: a join needs its columns {on!r} and per-group ones on each side; got {side}")
-        self.name, self.on, self.position = name, on, 0
+        self.name, self.on, self.position, self._saved_at = name, on, 0, 0
         self.protection: Protection = derive(name, "join", self.state_kind, checkpoint)
         self._sides = (_Side(f"{name}.left", left, on), _Side(f"{name}.right", right, on))
         size = checkpoint.size if isinstance(checkpoint, Groups) else max(left.window, right.window, 1)
@@ -286,11 +287,17 @@ class WindowJoin:
         at = np.concatenate([part[0] for part in parts])
         return pa.concat_tables([part[1] for part in parts]).take(pa.array(np.argsort(at, kind="stable")))
 
-    def checkpoint(self, keeper: SafeKeeper, now_us: int) -> int:
-        """Hand the dirty groups to the keeper; how many they were. Nothing is fed meanwhile.
+    def checkpoint(
+        self, keeper: SafeKeeper, now_us: int, *, events: int = 0, told: Callable[[Result], None] | None = None
+    ) -> int:
+        """Hand the dirty groups to the keeper, after `events` tuples or more since the last time; how many they were.
 
-        An exact policy waits until they are durable; then the input before `position` is not needed any more.
+        Nothing is fed meanwhile. An exact policy waits until they are durable; then the input before `position` is not
+        needed any more.
         """
+        if self.position - self._saved_at < events:
+            return 0
+        self._saved_at = self.position
         if self._exact is not None:
             return self._checkpoint_exactly(self._exact, keeper)
         states = []
@@ -302,7 +309,7 @@ class WindowJoin:
                 # Slices never change, so the bytes are made beside the stream, in the keeper's thread.
                 value = functools.partial(groups.value, d, rows, now_us, self.position)
                 states.append((groups.key(d.window, d.group), d.end, value))
-        keeper.save_many(states)
+        keeper.save_many(states, told)
         return len(states)
 
     def _checkpoint_exactly(self, exact: ExactGroups, keeper: SafeKeeper) -> int:
@@ -345,7 +352,7 @@ class WindowJoin:
                 restored = groups.restore(store, side.saved, now_us=now_us)
                 side.load(restored)
                 found += restored.values()
-        self.position = max((r.position for r in found), default=0)
+        self.position = self._saved_at = max((r.position for r in found), default=0)
         return found
 
     def snapshot(self) -> bytes:

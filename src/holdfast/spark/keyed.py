@@ -93,8 +93,8 @@ def udop(
 
     `store` is the address of the checkpoint store that outlives the machine ("log:/mnt/shared/…", "redis://…"); paths
     get a folder per query and partition. `scratch` is a folder of the machine, by default one that only this user can
-    write to. `time` names the timestamp column that `output_after_us` and `time_to_live_us` go by; without it they go by
-    the clock.
+    write to. `time` names the timestamp column that `output_after_us` and `time_to_live_us` go by; without it, they go
+    by the clock.
     """
     policy = checkpoint or NoCheckpoint()
     if not isinstance(policy, NoCheckpoint) and store is None:
