@@ -127,6 +127,27 @@ def test_an_instance_without_tuples_leaves_memory_and_comes_back_from_its_checkp
     assert instances.feed(_batch([("a", 1, 502)])).to_pylist() == [{"k": "a", "sum": 12}]
 
 
+@pytest.mark.parametrize("unit", [pa.timestamp("us", "UTC"), pa.timestamp("ns"), pa.timestamp("s"), pa.int64()])
+def test_with_forget_a_key_begins_anew_after_its_time_to_live_whatever_its_time_is_written_in(
+    unit: pa.DataType,
+) -> None:
+    class Lasting(Total):
+        output_every, time_to_live_us = 1, 3_000_000
+
+    instances = Instances("op", Lasting, "k", OUT, time="t", forget=True)
+    found = []
+    for events in (
+        [("a", 1, 10), ("b", 1, 12), ("a", 1, 12)],
+        [("b", 1, 11), ("a", 1, 15), ("b", 1, 15), ("b", 1, 17)],
+    ):
+        seconds = pa.array([t for _, _, t in events], pa.timestamp("s"))
+        times = seconds.cast(pa.timestamp("us")).cast(unit) if unit == pa.int64() else seconds.cast(unit)
+        batch = pa.record_batch({"k": [k for k, _, _ in events], "x": [x for _, x, _ in events], "t": times})
+        found.append(instances.feed(batch))
+    # b's tuple of 11 comes after one of 12 and counts as come then.
+    assert _gathered(found) == {"a": [1, 2, 1], "b": [1, 2, 1, 2]}
+
+
 @pytest.mark.parametrize("eager", [False, True])
 def test_who_goes_on_from_an_earlier_checkpoint_than_the_last_says_so(tmp_path: Path, eager: bool) -> None:
     """C11."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,25 @@ def test_best_effort_goes_on_from_an_earlier_state_of_each_key(
         added = [value for _, k, value in ROWS[20:] if k == key]
         assert sums[0] - added[0] in [0, *first[key]]
         assert sums[0] - added[0] > 0, "something had been saved"
+
+
+def test_a_key_without_tuples_for_its_time_to_live_begins_anew(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    """By `stime`, over batches and restarts: "d" is quiet for 8 s, "c" never for 4."""
+
+    class Lasting(make(tmp_path, None).prototype):  # type: ignore[misc]
+        time_to_live_us = 4_000_000
+
+    rows = [(t, k, v) for t, k, v in ROWS if k != "d" or t < 5 or t >= 11]
+    fill(store, "in", [r for r in rows if r[0] < 10], end=False, until=10)
+    operator = replace(make(tmp_path, every("1ms", exact=True)), prototype=Lasting, time="stime")
+    first = run(spark, store, operator, tmp_path)
+    fill(store, "in", [r for r in rows if r[0] >= 10], until=30)
+    found = gathered(first + run(spark, store, operator, tmp_path))
+    early, late = ([r for r in rows if (r[0] < 10) == before and r[1] == "d"] for before in (True, False))
+    assert found["d"] == expected(early)["d"] + expected(late)["d"]
+    assert found["c"] == expected(rows)["c"]
 
 
 def test_a_join_with_a_window_per_key_runs_in_executors(spark: SparkSession, tmp_path: Path) -> None:

@@ -210,7 +210,7 @@ class Instances:
         if self._time is None or not batch.num_rows:
             return np.full(batch.num_rows, self.now_us, np.int64)
         given = batch.column(self._time)
-        if pa.types.is_temporal(given.type):
+        if pa.types.is_timestamp(given.type) or pa.types.is_date(given.type):
             given = given.cast(pa.timestamp("us", getattr(given.type, "tz", None)), safe=False)
         own = np.asarray(pc.fill_null(given.cast(pa.int64()), 0))
         times: npt.NDArray[np.int64] = np.maximum(np.maximum.accumulate(own), self.now_us)
