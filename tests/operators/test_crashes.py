@@ -4,6 +4,9 @@ One operator runs over a stream's log with a real writer. At random it dies: bef
 of it (the torn rest stays in the file), or after it. The next one finds nothing but the log. The results of the whole
 history are compared with those of an operator that never died, and the log with a ledger kept by hand.
 
+In a second test scratch survives: batches that the log has already are executed once more, and what that leaves behind
+is what the next batch starts from, until scratch is lost after all.
+
 HOLDFAST_CRASHES=1000 for the full number.
 """
 
@@ -11,10 +14,12 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pytest
 
 import holdfast
@@ -24,7 +29,10 @@ from holdfast.operators.joined import JoinKernel, keep_last, keep_time
 from holdfast.operators.kernel import aggregate_kernel
 from holdfast.operators.plan import Plan
 from holdfast.operators.windows import Window, count_window, time_window
-from holdfast.protocol.cec.policy import Shot
+from holdfast.protocol.cec.policy import Continuous, Shot
+from holdfast.spark import control
+from holdfast.spark.stage import Batch, Output, Stage, StagePlan
+from holdfast.spark.versions import Scratch, _memory
 from holdfast.stream.control import ControlLog, operator_number
 from holdfast.stream.record import Control
 
@@ -193,6 +201,82 @@ def tear(writer: Any, saved: Any, end: int, chance: random.Random) -> None:
             writer.commit([], now_us=end, boundary_us=end, control=[frame_of(saved, end)])
     finally:
         writer.disk.write = real
+
+
+class Tasks:
+    """The same operator as Spark runs it: each batch a task that finds its state on scratch, or else in the log."""
+
+    def __init__(self, kind: str, root: Path, tuples: list[tuple[int, ...]]) -> None:
+        self.operator, self.tuples = Operator(kind, root), tuples
+        self.output, self.scratch = Output(str(root), "out"), Scratch(str(root / "scratch"), "op")
+        joined, timed = kind == "join", kind == "sliding"
+        names = ("stime", "_h", "_v0", "_v1") if joined else ("stime", *(["_w"] * timed), "_h", "count", "s", "a")
+        types = {"s": pa.float64(), "a": pa.float64()}
+        self.schema = pa.schema([*((n, types.get(n, pa.int64())) for n in names), (control.COLUMN, pa.binary())])
+
+    def run(self, number: int, since: int, until: int, policy: Continuous) -> tuple[list[Any], list[Control]]:
+        """Results and checkpoints; the version it leaves behind lies on scratch."""
+
+        def rows(start: int, end: int) -> pl.DataFrame:
+            return self.operator.frame([t for t in self.tuples if start <= t[0] < end])
+
+        names = tuple(self.schema.names[:-1])
+        plan = StagePlan("op", self.operator.kernel, self.operator.panes, self.schema, names, BUCKET, self.scratch,
+                         policy, self.output)  # fmt: skip
+        batch = Batch(since, until, rows(since, until), lambda position: rows(position, since))
+        results, frames = [], []
+        for out in Stage(plan, 0, number).run(batch):
+            for row in out.to_pylist():
+                raw = row.pop(control.COLUMN)
+                if raw is None:
+                    results.append(tuple(row.values()))
+                else:
+                    frames.append(control.decode(raw, self.operator.stream.folder / "staging"))
+        return results, frames
+
+    def lose(self) -> None:
+        _memory.clear()
+        shutil.rmtree(self.scratch.folder, ignore_errors=True)
+
+
+@pytest.mark.parametrize("kind", ["fast", "slow", "mixed", "sliding", "join"])
+def test_a_batch_executed_again_leaves_nothing_behind_that_the_log_does_not_know(kind: str, tmp_path: Path) -> None:
+    """C1, C2: the log has the checkpoints of the first execution, scratch those of the second; they differ."""
+    chance = random.Random(f"repeated {kind}")
+    repeated = 0
+    while repeated < CRASHES:
+        repeated += repeated_history(kind, chance, tmp_path / str(repeated))
+
+
+def repeated_history(kind: str, chance: random.Random, root: Path) -> int:
+    batches = 24
+    tuples = tuples_of(kind, chance, batches)
+    holdfast.open(root).create("out", "n bigint", bucket="100ms")
+    ends = [BUCKET * n for n in range(1, batches + 1)]
+    want, states = undisturbed(kind, root, tuples, ends)
+    tasks, found, repeated, since = Tasks(kind, root, tuples), [], 0, BEGIN
+    for number, end in enumerate(ends):
+        made, frames = tasks.run(number, since, end, drawn_policy(chance))
+        writer = tasks.operator.stream.writer()
+        writer.commit([], now_us=end, boundary_us=end, control=frames)
+        writer.release(end)
+        found += made
+        while chance.random() < 0.4:
+            repeated += 1
+            assert tasks.run(number, since, end, drawn_policy(chance))[0] == made
+        version = tasks.scratch.load(0, end)
+        assert version is not None
+        assert canonical(version.blocks) == states[end]
+        if chance.random() < 0.3:
+            tasks.lose()
+        since = end
+    assert sorted(found) == want
+    return repeated
+
+
+def drawn_policy(chance: random.Random) -> Continuous:
+    """What a shot can afford differs from one execution to the next; here it is chance and not the clock."""
+    return Continuous(chance.choice([1, BUCKET]), chance.choice([0, 2 * BUCKET]), chance.choice([0, 1, 5, 1000]), 1.0)
 
 
 def check_log(operator: Operator, frames: int) -> None:

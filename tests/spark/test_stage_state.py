@@ -68,7 +68,7 @@ class Running:
         _memory.clear()
         shutil.rmtree(self.scratch.folder, ignore_errors=True)
 
-    def batch(self, number: int, since: int, until: int) -> None:
+    def batch(self, number: int, since: int, until: int, *, written: bool = True) -> None:
         read_from = self.planner.again_us(since)
         self.again.append(since - read_from)
 
@@ -84,9 +84,11 @@ class Running:
             for row in out.to_pylist():
                 raw = row.pop(control.COLUMN)
                 if raw is None:
-                    self.results.append(tuple(row.values()))
+                    self.results += [tuple(row.values())] * written
                 else:
                     messages.append(control.decode(raw, self.stream.folder / "staging"))
+        if not written:
+            return
         writer = self.stream.writer()
         writer.commit([], now_us=until, boundary_us=until, control=messages)
         writer.release(until)
@@ -101,7 +103,7 @@ class Running:
     def measured(self) -> Measured:
         found = self.scratch.load(0, max(int(p.stem) for p in Path(self.scratch.folder).rglob("*.state")))
         assert found is not None
-        return found[1]
+        return found.measured
 
 
 SLOW = continuous(period="2s", slow=0, budget=1.0)
@@ -127,6 +129,24 @@ def test_a_query_that_loses_its_scratch_mid_run_restores_it_and_goes_on(tmp_path
     assert running.results == undisturbed(tmp_path, given, 14)
     assert [n for n, span in enumerate(running.again) if span] == [5, 6, 11]
     assert max(running.again) <= 4 * SECOND
+
+
+def test_a_batch_that_was_in_the_log_already_can_be_executed_again_with_other_checkpoints(tmp_path: Path) -> None:
+    """C1, C2, L8. The driver dies between the log and Spark's own note, and the repeated task can afford more."""
+    given = tuples(12)
+    running = Running(tmp_path, "out", given, continuous(period="1s", slow=0, at_most=3, budget=1.0), window=25)
+    running.run(0, 6)
+    running.policy = continuous(period="1s", slow=0, budget=1.0)
+    running.batch(5, 6 * SECOND, 7 * SECOND, written=False)
+    assert running.planner.needed_us(7 * SECOND) <= 3 * SECOND
+    running.policy = continuous(period="1h")
+    running.run(6, 8)
+    running.lose()
+    running.run(8, 12)
+    whole = Running(tmp_path / "whole", "out", given, SLOW, window=25)
+    whole.run(0, 12)
+    assert running.results == whole.results
+    assert whole.results
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "older"])

@@ -10,7 +10,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import msgspec
@@ -71,7 +71,7 @@ class Spec(msgspec.Struct, frozen=True):
 
 def checkpoints(
     store: StreamStore, stream: str, origin: Origin | None, operator: str, position_us: int, partition: int | None
-) -> Iterator[tuple[Footprint, Body]]:
+) -> Generator[tuple[Footprint, Body], None, None]:
     """The checkpoints of an operator up to a position, the newest first (rule 2)."""
     number = operator_number(operator)
     ends = [(stream, position_us)]

@@ -7,7 +7,9 @@ Rules:
    beginning: from memory, from scratch, or restored from the output's log and brought forward with the rows in front of
    the batch. It never starts from anything else; if it can do none of these, because its scratch was lost after the
    planner had seen it, it says so (`StateLost`) and the query, started again, reads what is missing.
-3. Results, boundary and checkpoints of the batch leave together. A repeated task gives the same results again.
+3. Results, boundary and checkpoints of the batch leave together. A repeated task gives the same results again, but not
+   the same checkpoints: how many there are hangs on how long it took. Only one task's are in the log. If they are not
+   those that a version believes to be there, every window is saved anew, and nothing before that counts any more.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -30,10 +32,12 @@ from holdfast.model.tuples import TupleType
 from holdfast.operators.footprints import Kernel, blocks_of, replay, restore, save
 from holdfast.operators.numbering import NULL_KEY
 from holdfast.operators.state import Blocks
-from holdfast.protocol.cec.policy import Continuous, Measured
+from holdfast.protocol.cec.policy import EVERYTHING, Continuous, Measured
 from holdfast.spark import control
+from holdfast.spark.logged import logged_mark
 from holdfast.spark.restore import Origin, checkpoints
-from holdfast.spark.versions import Scratch
+from holdfast.spark.versions import Scratch, Version
+from holdfast.stream.frame import checksum
 from holdfast.stream.merge import FOREVER_US, MARKS
 from holdfast.stream.store import StreamStore
 
@@ -115,6 +119,15 @@ def _ordered(rows: pl.DataFrame, order_us: int) -> pl.DataFrame:
     return rows if in_order else rows[np.lexsort((ids, bucket))]
 
 
+class _Start(NamedTuple):
+    """What a batch starts from."""
+
+    blocks: Blocks
+    measured: Measured
+    in_log: bool = True
+    """The checkpoints that it believes to be in the log are there."""
+
+
 class Stage:
     def __init__(self, plan: StagePlan, partition: int, batch_id: int) -> None:
         self.plan, self.partition, self.batch_id = plan, partition, batch_id
@@ -123,44 +136,54 @@ class Stage:
         began = time.perf_counter()
         if hasattr(self.plan.kernel, "partition"):
             self.plan.kernel.partition = self.partition
-        blocks, measured = self._state(batch)
+        blocks, measured, in_log = self._state(batch)
         step = self.plan.kernel.step(blocks, batch.rows, batch.since_us, batch.until_us)
         if step.results is not None:
             yield from self._shaped(step.results)
         after: Blocks = step.blocks
+        mark = None
         span = batch.until_us - batch.since_us if batch.since_us > BEGINNING_US and batch.until_us < FOREVER_US else 0
         if self.plan.policy is not None:
             busy, began_saving = time.perf_counter() - began, time.perf_counter()
             policy = self.plan.policy
             shot = policy.shot(batch.until_us, span, sum(map(len, after.values())), busy, measured)
+            shot = shot if in_log else EVERYTHING
             after, saved = save(step, shot, batch.until_us, self.plan.operator, self.plan.kernel.by_group)
             message = control.Message(self.plan.operator, self.partition, saved.rows, saved.windows, saved.since_us,
                                       batch.until_us)  # fmt: skip
             yield self._control(control.encode(message, saved.body, self._staging()))
+            mark = checksum(saved.body)
             measured = measured.after(
                 busy_s=busy, span_us=span, saved=saved.opened + saved.checked,
                 saving_s=time.perf_counter() - began_saving,
             )  # fmt: skip
         if not getattr(self.plan.kernel, "stateless", False):
-            self.plan.scratch.store(self.partition, batch.until_us, after, measured)
+            self.plan.scratch.store(self.partition, batch.until_us, Version(after, measured, mark))
 
     # -- state -------------------------------------------------------------------------------------------------------
 
-    def _state(self, batch: Batch) -> tuple[Blocks, Measured]:
-        """Rule 2."""
+    def _state(self, batch: Batch) -> _Start:
+        """Rules 2 and 3."""
         if getattr(self.plan.kernel, "stateless", False):
-            return {}, Measured()
+            return _Start({}, Measured())
         if self.batch_id == 0 or batch.since_us == BEGINNING_US:
-            return {}, Measured()
+            return _Start({}, Measured())
         found = self.plan.scratch.load(self.partition, batch.since_us)
         if found is not None:
-            return found
+            return _Start(found.blocks, found.measured, self._in_log(found, batch.since_us))
         if self.plan.policy is None or self.plan.output is None:
             raise StateLost(
                 f"{self.plan.operator}: the state of partition {self.partition} at {instant_text(batch.since_us)} is "
                 f"lost, and it has no checkpoints; start it with a new checkpoint folder, or with continuous()"
             )
-        return self._restored(batch), Measured()
+        return _Start(self._restored(batch), Measured())
+
+    def _in_log(self, version: Version, position_us: int) -> bool:
+        plan, out = self.plan, self.plan.output
+        if plan.policy is None or out is None or version.mark is None:
+            return plan.policy is None
+        store = StreamStore(out.root)
+        return version.mark == logged_mark(store, out.stream, out.origin, plan.operator, self.partition, position_us)
 
     def _restored(self, batch: Batch) -> Blocks:
         plan = self.plan

@@ -2,7 +2,9 @@
 
 Rules:
 1. A version is (lineage, operator, partition, position): the state after all input before that position. It is one
-   file, written once, by rename, and never changed; whoever writes it again writes the same.
+   file, written by rename. Whoever writes it again writes the same windows. Which of them have a checkpoint may differ,
+   because that hangs on how long things took; so a version names the checkpoints it goes with (`mark`), and who takes
+   it looks whether the log has those.
 2. A reader takes exactly the version it needs or none. A fork looks for the versions of its parents, too, and copies
    nothing.
 3. Scratch is not durable and need not be. A version has a format and checksums: one that a power cut or a disk has
@@ -18,8 +20,9 @@ import itertools
 import os
 import shutil
 import struct
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import polars as pl
@@ -36,7 +39,14 @@ _PREFIX = struct.Struct("<8sIIIIQ")
 _MAGIC, _FORMAT, _ALIGNMENT = b"HOLDVERS", 1, 64
 #: Versions that a worker holds in memory: more than it has partitions of living queries.
 _MEMORY_MAX = 64
-_memory: dict[tuple[str, str, int], tuple[int, Blocks, Measured]] = {}
+_memory: dict[tuple[str, str, int], tuple[int, Version]] = {}
+
+
+class Version(NamedTuple):
+    blocks: Blocks
+    measured: Measured
+    mark: int | None = None
+    """Checksum of the checkpoints that left with it; None if there were none, or an older Holdfast wrote it."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +64,12 @@ class Scratch:
     def _path(self, lineage: str, partition: int, position_us: int) -> Path:
         return self._folder(lineage, partition) / f"{position_us}.state"
 
-    def load(self, partition: int, position_us: int) -> tuple[Blocks, Measured] | None:
+    def load(self, partition: int, position_us: int) -> Version | None:
         """The state at exactly that position, if it is at hand."""
         for lineage in (self.lineage, *self.parents):
             kept = _memory.get((self._key(lineage), self.operator, partition))
             if kept is not None and kept[0] == position_us:
-                return kept[1], kept[2]
+                return kept[1]
             found = _read(self._path(lineage, partition, position_us))
             if found is not None:
                 return found
@@ -70,15 +80,15 @@ class Scratch:
         lineages = (self.lineage, *self.parents)
         return all(any(_whole(self._path(lineage, p, position_us)) for lineage in lineages) for p in range(partitions))
 
-    def store(self, partition: int, position_us: int, blocks: Blocks, measured: Measured) -> None:
+    def store(self, partition: int, position_us: int, version: Version) -> None:
         folder = self._folder(self.lineage, partition)
         folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f".{position_us}.{os.getpid()}"
-        _write(temporary, _joined(blocks), measured)
+        temporary = folder / f".{position_us}.{os.getpid()}.{os.urandom(4).hex()}"  # Two machines may share a number.
+        _write(temporary, version)
         os.rename(temporary, self._path(self.lineage, partition, position_us))
         key = (self._key(self.lineage), self.operator, partition)
         _memory.pop(key, None)
-        _memory[key] = (position_us, blocks, measured)
+        _memory[key] = (position_us, version)
         while len(_memory) > _MEMORY_MAX:
             del _memory[next(iter(_memory))]  # Of a query that has ended, or of a partition that runs elsewhere now.
         self._forget(folder, position_us)
@@ -112,10 +122,10 @@ def local_scratch() -> Path:
     return folder / name
 
 
-def _write(path: Path, table: pl.DataFrame, measured: Measured) -> None:
-    notes = msgspec.json.encode(measured)
+def _write(path: Path, version: Version) -> None:
+    notes = msgspec.json.encode({**asdict(version.measured), "mark": version.mark})
     sink = io.BytesIO()
-    table.write_ipc(sink, compression="uncompressed")
+    _joined(version.blocks).write_ipc(sink, compression="uncompressed")
     body = sink.getvalue()
     with path.open("wb") as file:
         file.write(_PREFIX.pack(_MAGIC, _FORMAT, len(notes), crc32c(notes), crc32c(body), len(body)))
@@ -144,7 +154,7 @@ def _whole(path: Path) -> bool:
         return False
 
 
-def _read(path: Path) -> tuple[Blocks, Measured] | None:
+def _read(path: Path) -> Version | None:
     """A version as it was written, or None. A damaged one is removed, so that the planner sees that it is lost."""
     try:
         with pa.memory_map(str(path)) as source:
@@ -156,7 +166,9 @@ def _read(path: Path) -> tuple[Blocks, Measured] | None:
         notes, body = whole.slice(_PREFIX.size, length), whole.slice(start)
         if crc32c(notes) == notes_crc and crc32c(body) == body_crc:
             table = pa.ipc.open_file(pa.BufferReader(body)).read_all()
-            return _split(pl.from_arrow(table)), msgspec.json.decode(notes, type=Measured)  # type: ignore[arg-type]
+            noted = msgspec.json.decode(notes, type=dict)
+            mark = noted.pop("mark", None)
+            return Version(_split(pl.from_arrow(table)), msgspec.convert(noted, Measured), mark)  # type: ignore[arg-type]
     with contextlib.suppress(OSError):
         path.unlink()
     return None

@@ -34,6 +34,8 @@ class Shot:
 
 
 NO_SHOT = Shot(BEGINNING_US, BEGINNING_US, 0)
+#: Every window. What was said of them before does not matter any more.
+EVERYTHING = Shot(2**62, 2**62, 2**62)
 
 
 @dataclass(frozen=True)
