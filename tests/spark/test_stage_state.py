@@ -28,7 +28,7 @@ from holdfast.spark.direct import DirectStage, StageReader, encode_stage
 from holdfast.spark.restore import Origin, Restore, Spec, origin_of
 from holdfast.spark.source import offset_of
 from holdfast.spark.stage import Batch, Output, Stage, StagePlan
-from holdfast.spark.versions import KEPT, Scratch, _memory
+from holdfast.spark.versions import KEPT, Scratch, Version, _memory, scratch_folder
 
 SECOND = 1_000_000
 SCHEMA = pa.schema([("stime", pa.int64()), ("key", pa.int64()), ("count", pa.int64()), ("sum", pa.int64()),
@@ -170,6 +170,20 @@ def test_a_version_that_is_damaged_counts_as_lost_and_is_never_believed(tmp_path
         assert not running.scratch.has(1, 7 * SECOND)
     running.run(6, 8)
     assert running.results == undisturbed(tmp_path, given, 8)
+
+
+def test_operators_that_are_given_one_scratch_folder_do_not_take_each_others_state(tmp_path: Path) -> None:
+    """They have the same name, lineage and positions; only the stream that they write tells them apart."""
+
+    def folder(root: str, stream: str) -> Scratch:
+        return Scratch(scratch_folder(root, stream, tmp_path, local=True), "aggregate")
+
+    kept = Version({0: pl.DataFrame({"_h": [1]})}, Measured())
+    folder("/streams", "a").store(0, SECOND, kept)
+    for root, stream in (("/streams", "b"), ("/other", "a")):
+        assert folder(root, stream).load(0, SECOND) is None
+    assert folder("/streams", "a").load(0, SECOND) is not None
+    assert scratch_folder("/streams", "a", None, local=False) == "/streams/a/state"
 
 
 def fork(tmp_path: Path, given: list[tuple[int, int, int]]) -> Running:

@@ -40,8 +40,7 @@ from holdfast.spark.joining import JoinStage, SortStage
 from holdfast.spark.restore import Spec, origin_of
 from holdfast.spark.stage import Output
 from holdfast.spark.stages import Inputs, StatefulStage, staged
-from holdfast.spark.versions import Scratch, local_scratch
-from holdfast.stream.frame import crc32c
+from holdfast.spark.versions import Scratch, scratch_folder
 from holdfast.stream.store import StreamStore
 
 Expression: TypeAlias = "Column | str"
@@ -209,12 +208,7 @@ class Flow:
     ) -> Spec:
         local = str(self.spark.sparkContext.master).startswith("local")
         home = fork_of or stream  # A fork finds its parent's versions where its parent looks for them.
-        if scratch is not None:
-            folder = str(scratch)
-        elif local:
-            folder = str(local_scratch() / f"{crc32c(f'{self.root}/{home}'.encode()):08x}")
-        else:
-            folder = os.path.join(self.root, home, "state")
+        folder = scratch_folder(self.root, home, scratch, local=local)
         operator = ""
         if self.stage is not None:
             # Both ways number groups differently, so neither must take up the other's state.

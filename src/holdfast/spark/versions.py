@@ -107,6 +107,14 @@ class Scratch:
                 (folder / name).unlink()
 
 
+def scratch_folder(root: str, stream: str, given: str | os.PathLike[str] | None, *, local: bool) -> str:
+    """Where the versions of the operator that writes a stream lie. No two streams share one, whatever was given."""
+    own = f"{crc32c(f'{root}/{stream}'.encode()):08x}"
+    if given is not None:
+        return os.path.join(given, own)
+    return str(local_scratch() / own) if local else os.path.join(root, stream, "state")
+
+
 def local_scratch() -> Path:
     """A folder of this user on this machine, since this boot."""
     from holdfast.spark.session import own_folder
