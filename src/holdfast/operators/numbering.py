@@ -2,13 +2,15 @@
 
 Rules:
 1. The number is the key itself if that is one whole number, else the first 64 bits of a BLAKE2b over the key's parts.
-   Neither depends on machine, process or library version, because states and logs outlive all of these.
+   Neither depends on machine, process or library version, because states and logs outlive all of these; nor on what
+   the process has numbered before. Floating-point keys that count as one (0.0 and -0.0, all NaN) have one number.
 2. The partition follows from the number alone.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +23,8 @@ import polars as pl
 NULL_KEY = -(2**63) + 1
 #: Keys whose number is remembered between batches. At some 150 bytes each this is 75 MB at most.
 _REMEMBERED = 500_000
-_known: dict[tuple[int, Any], int] = {}
+#: By the columns' types, too: to Python 1, 1.0 and True are one key.
+_known: dict[tuple[int, str, tuple[Any, ...]], int] = {}
 
 
 def whole(dtype: pl.DataType) -> bool:
@@ -36,24 +39,27 @@ def numbered(keys: Sequence[pl.Series], salt: int) -> pl.Series:
     frame = pl.DataFrame([k.alias(f"_k{i}") for i, k in enumerate(keys)])
     names = frame.columns
     distinct = frame.unique(maintain_order=True)
-    hashes = [_number(row, salt) for row in distinct.iter_rows()]
+    kinds = ", ".join(str(dtype) for dtype in distinct.dtypes)
+    hashes = [_number(row, salt, kinds) for row in distinct.iter_rows()]
     table = distinct.with_columns(pl.Series("_h", hashes, dtype=pl.Int64))
     return frame.join(table, on=names, how="left", nulls_equal=True, maintain_order="left")["_h"]
 
 
-def _number(key: tuple[Any, ...], salt: int) -> int:
-    found = _known.get((salt, key))
+def _number(key: tuple[Any, ...], salt: int, kinds: str) -> int:
+    found = _known.get((salt, kinds, key))
     if found is None:
-        raw = msgspec.msgpack.encode([salt, *(part if _plain(part) else repr(part) for part in key)])
+        raw = msgspec.msgpack.encode([salt, *map(_plain, key)])
         found = int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little", signed=True)
         if len(_known) >= _REMEMBERED:
             _known.clear()
-        _known[salt, key] = found
+        _known[salt, kinds, key] = found
     return found
 
 
-def _plain(part: Any) -> bool:
-    return part is None or isinstance(part, bool | int | float | str | bytes)
+def _plain(part: Any) -> Any:
+    if isinstance(part, float):
+        return math.nan if math.isnan(part) else part + 0.0
+    return part if part is None or isinstance(part, bool | int | str | bytes) else repr(part)
 
 
 def partition_of(numbers: npt.NDArray[np.int64], partitions: int) -> npt.NDArray[np.int64]:
