@@ -9,6 +9,8 @@ Rules:
    (`sum` and `add.reduceat` add in pairs), so float sums go through it.
 2. Panes of overlapping windows are merged in their order; that, too, is fixed by the data.
 3. States are flat columns (a user's own is MessagePack): they go to the log and come back as they were.
+4. A sum of whole numbers that leaves 64 bits, after whichever tuple, is refused and never wrapped around. That, too,
+   does not depend on how batches were cut.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from holdfast.model.errors import UsageError
 from holdfast.operators.functions import UserFunction
 
 Ints = npt.NDArray[np.int64]
 _INT_MIN, _INT_MAX = -(2**63), 2**63 - 1
+_LOW = 2**32 - 1
 
 
 class Segments:
@@ -67,7 +71,7 @@ class Values:
         self.series = series
         dtype = series.dtype
         self.is_float = dtype.is_float()
-        self.flat = dtype.is_numeric() or dtype.is_temporal() or dtype == pl.Boolean
+        self.flat = _flat(dtype)
         self._numbers: npt.NDArray[Any] | None = None
         self.nulls = series.null_count() > 0
         self.valid: npt.NDArray[np.bool_] | None = series.is_not_null().to_numpy() if self.nulls else None
@@ -80,6 +84,11 @@ class Values:
             series = series.cast(pl.Float64 if self.is_float else pl.Int64)
             self._numbers = (series.fill_null(0) if self.nulls else series).to_numpy()
         return self._numbers
+
+
+def _flat(dtype: pl.DataType) -> bool:
+    """Can it be computed as int64 or float64? A decimal cannot: it would lose its fraction."""
+    return (dtype.is_numeric() and not dtype.is_decimal()) or dtype.is_temporal() or dtype == pl.Boolean
 
 
 def nulls(dtype: pl.DataType, count: int) -> pl.Series:
@@ -108,6 +117,18 @@ def _before(before: pl.Series | None, has: npt.NDArray[np.bool_], neutral: Any, 
     return found
 
 
+def _reach(numbers: Ints) -> int:
+    """How far from zero any of them lies."""
+    return max(-int(numbers.min()), int(numbers.max())) if len(numbers) else 0
+
+
+def _running(numbers: Ints, seg: Segments, first: Ints) -> Ints:
+    """The sum after each row of a segment, which begins with `first`."""
+    every = np.cumsum(numbers)
+    found: Ints = every + (first - every[seg.starts] + numbers[seg.starts])[seg.ids]
+    return found
+
+
 class Count(Accumulator):
     """Tuples, or values that are not null."""
 
@@ -125,14 +146,16 @@ class Count(Accumulator):
 
 
 class Sum(Accumulator):
-    def __init__(self, value: int) -> None:
-        self.value, self.name = value, f"s{value}"
+    def __init__(self, value: int, function: str = "sum") -> None:
+        self.value, self.name, self.function = value, f"s{value}", function
 
     def fold(self, values: Values | None, seg: Segments, before: pl.Series | None, has: npt.NDArray[np.bool_]) -> Any:
         assert values is not None
         if not values.is_float:
+            given = None if before is None else _before(before, has, 0, np.int64)
+            self.check(values.numbers, seg, given)
             new = np.add.reduceat(values.numbers, seg.starts)
-            return new + _before(before, has, 0, np.int64) if before is not None else new
+            return new if given is None else new + given
         if before is None:
             return np.bincount(seg.ids, values.numbers, len(seg))
         ids = np.concatenate([np.arange(len(seg)), seg.ids])
@@ -140,9 +163,26 @@ class Sum(Accumulator):
 
     def merge(self, states: pl.Series, seg: Segments) -> Any:
         numbers = states.to_numpy()
-        return (
-            np.bincount(seg.ids, numbers, len(seg)) if states.dtype.is_float() else np.add.reduceat(numbers, seg.starts)
-        )
+        if states.dtype.is_float():
+            return np.bincount(seg.ids, numbers, len(seg))
+        self.check(numbers, seg, None)
+        return np.add.reduceat(numbers, seg.starts)
+
+    def check(self, numbers: Ints, seg: Segments, before: Ints | None) -> None:
+        """Rule 4."""
+        reach = _reach(numbers) * int(seg.lengths.max()) + (0 if before is None else _reach(before))
+        if reach <= _INT_MAX:
+            return
+        # Both halves of every running sum, which fit; what carries over from the lower belongs to the upper one.
+        first = np.zeros(len(seg), np.int64) if before is None else before
+        high = _running(numbers >> 32, seg, first >> 32)
+        low = _running(numbers & _LOW, seg, first & _LOW)
+        upper = high + (low >> 32)
+        if (upper >= 2**31).any() or (upper < -(2**31)).any():
+            raise UsageError(
+                f"{self.function}: the sum of a window must fit into 64 bits; one does not; sum a double instead, for "
+                f"example col(…).cast('double')"
+            )
 
 
 class Extreme(Accumulator):
@@ -163,7 +203,7 @@ class Extreme(Accumulator):
         return new if before is None else self._least(new, _before(before, has, neutral, new.dtype))
 
     def merge(self, states: pl.Series, seg: Segments) -> Any:
-        if states.dtype.is_numeric():
+        if _flat(states.dtype):
             return self._least.reduceat(states.to_numpy(), seg.starts)
         return self._texts(states, seg, None, np.zeros(0, bool))
 

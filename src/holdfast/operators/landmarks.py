@@ -76,6 +76,9 @@ class LandmarkAggregate:
             if isinstance(a, Count):
                 assert values.valid is not None
                 numbers = values.valid.astype(np.int64)
+            elif not values.is_float:
+                assert isinstance(a, Sum)
+                a.check(numbers, seg, None if given is None else np.where(has, given.to_numpy(), 0))
         found = numbers.copy()
         first = given.to_numpy() if given is not None else None
         for i, (start, end) in enumerate(zip(seg.starts.tolist(), seg.ends.tolist(), strict=True)):

@@ -36,7 +36,7 @@ class Plan:
         if kind in ("sum", "avg"):
             if not self.types[value].is_numeric() or self.types[value].is_decimal():
                 raise UsageError(f"{kind} needs whole or floating-point numbers; got {self.types[value]}; cast it")
-            return [Count(value), Sum(value)]
+            return [Count(value), Sum(value, function.name)]
         if kind in ("min", "max"):
             return [Count(value), Extreme(value, kind == "max")]
         if kind == "count":
