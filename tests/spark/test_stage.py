@@ -21,7 +21,7 @@ from holdfast.protocol.cec.policy import continuous
 from holdfast.spark.flow import Flow, flow
 from holdfast.spark.fork import fork_checkpoint
 from tests.operators.reference import count_windows, time_windows
-from tests.spark.conftest import T0, fill, layout, tuples
+from tests.spark.conftest import T0, at, fill, layout, tuples
 
 NOW = {"availableNow": True}
 Row = tuple[float, str, int]
@@ -186,6 +186,22 @@ def test_input_that_an_open_window_relies_on_is_not_acknowledged(
     never_full.write("out", checkpoint_location=tmp_path / "c", trigger=NOW, scratch=tmp_path / "s").awaitTermination()
     acknowledged = store.open("in").acks()["windows"].until_us
     assert acknowledged <= (T0 + 2) * 1_000_000, "the windows opened in the first batch and were not saved since"
+
+
+def test_keys_of_several_columns_may_be_null_in_any_of_them(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    """Spark's hash passes nulls over; (null, x) and (x, null) are groups of their own all the same."""
+    stream = store.create("in", "a string, b string", bucket="1s")
+    producer = stream.producer(stime="stime", slack="0s")
+    keys = [(None, "x"), ("x", None), (None, None), ("x", "x"), (None, "x")]
+    producer.send_many([{"stime": at(i * 0.1), "a": a, "b": b} for i, (a, b) in enumerate(keys)])
+    producer.close(end=True)
+    counted = flow(spark, "in", root=store.root, partitions=2).filter("true")
+    counted = counted.aggregate(count(), window=time_window("1s"), by=["a", "b"])
+    counted.write("out", checkpoint_location=tmp_path / "c", trigger=NOW, scratch=tmp_path / "s").awaitTermination()
+    got = {t[3:5]: t[5] for t in tuples(store.open("out"))}
+    assert got == {(None, "x"): 2, ("x", None): 1, (None, None): 1, ("x", "x"): 1}
 
 
 def test_a_second_operator_with_state_is_refused(spark: SparkSession, store: holdfast.StreamStore) -> None:

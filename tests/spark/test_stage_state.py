@@ -25,7 +25,7 @@ from holdfast.operators.windows import count_window
 from holdfast.protocol.cec.policy import Continuous, Measured, continuous
 from holdfast.spark import control
 from holdfast.spark.direct import DirectStage, StageReader, encode_stage
-from holdfast.spark.restore import Origin, Restore, Spec, origin_of
+from holdfast.spark.restore import Origin, Restore, Spec, operator_name, origin_of
 from holdfast.spark.source import offset_of
 from holdfast.spark.stage import Batch, Output, Stage, StagePlan
 from holdfast.spark.versions import KEPT, Scratch, Version, _memory, scratch_folder
@@ -184,6 +184,22 @@ def test_operators_that_are_given_one_scratch_folder_do_not_take_each_others_sta
         assert folder(root, stream).load(0, SECOND) is None
     assert folder("/streams", "a").load(0, SECOND) is not None
     assert scratch_folder("/streams", "a", None, local=False) == "/streams/a/state"
+
+
+def test_an_operator_that_has_numbered_its_groups_already_keeps_its_name(tmp_path: Path) -> None:
+    """Names stand for the way of numbering. What was begun under the older one would not be found under the newer."""
+
+    def name(scratch: str, stream: str = "out", lineage: str = "main") -> str:
+        return operator_name("op", holdfast.open(tmp_path), stream, str(tmp_path / scratch), (lineage,))
+
+    assert name("scratch") == name("scratch", stream=".frames") == "op-nulls"
+    running = Running(tmp_path, "out", tuples(3), SLOW)
+    assert name("scratch") == "op-nulls"
+    running.run(0, 2)
+    assert name("scratch") == name("lost") == "op"
+    assert name("lost", stream="another") == "op-nulls"
+    holdfast.open(tmp_path).create("another", "key bigint", bucket="1s")
+    assert name("lost", stream="another") == name("scratch", stream="another", lineage="fork") == "op-nulls"
 
 
 def fork(tmp_path: Path, given: list[tuple[int, int, int]]) -> Running:

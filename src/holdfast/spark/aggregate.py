@@ -32,11 +32,12 @@ class AggregateStage(StatefulStage):
         if not functions:
             raise UsageError("an aggregate needs one or more functions, for example count() or avg('price')")
         self.functions, self.window, self.by, self.salt = tuple(functions), window, by, salt
+        self.several_keys = len(by) > 1
 
     def plan(
         self, frame: DataFrame, inputs: Inputs, scratch: Scratch, policy: Continuous | None, output: Output | None
     ) -> tuple[list[Column], StagePlan, T.StructType]:
-        columns, keys, fields = grouped(frame, self.by, self.salt)
+        columns, keys, fields = grouped(frame, self.by, self.salt, scratch.operator)
         values, numbers = self._values(frame)
         types = {i: _polars(frame.select(v).schema[0].dataType) for i, v in enumerate(values)}
         kernel, keeps_panes = aggregate_kernel(self.window, Plan(self.functions, numbers, types), keys)

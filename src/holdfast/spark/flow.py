@@ -37,7 +37,7 @@ from holdfast.spark.aggregate import AggregateStage
 from holdfast.spark.databases import ReadStep, UpdateStage
 from holdfast.spark.direct import TASKS_MAX, DirectStage, encode_stage
 from holdfast.spark.joining import JoinStage, SortStage
-from holdfast.spark.restore import Spec, origin_of
+from holdfast.spark.restore import Spec, operator_name, origin_of
 from holdfast.spark.stage import Output
 from holdfast.spark.stages import Inputs, StatefulStage, staged
 from holdfast.spark.versions import Scratch, scratch_folder
@@ -214,6 +214,8 @@ class Flow:
             # Both ways number groups differently, so neither must take up the other's state.
             direct = self._direct(self._reader().load(",".join(self.streams)), self._inputs())
             operator = self.stage.name if direct is None else f"{self.stage.name}-direct"
+            if direct is None and self.stage.several_keys:
+                operator = operator_name(operator, StreamStore(self.root), home, folder, (lineage, *parents))
         return Spec(stream, operator, self.partitions, folder, lineage, parents, scratch is not None and not local)
 
     def _reader(self) -> Any:

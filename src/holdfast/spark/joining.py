@@ -32,7 +32,7 @@ class JoinStage(StatefulStage):
         if set(lefts) & set(rights):
             raise UsageError(f"columns of a join need different names; both sides have {set(lefts) & set(rights)}")
         self.left, self.right, self.by, self.keeps, self.salt = left, right, by, keeps, salt
-        self.lefts, self.rights = dict(lefts), dict(rights)
+        self.lefts, self.rights, self.several_keys = dict(lefts), dict(rights), len(by) > 1
 
     def plan(
         self, frame: DataFrame, inputs: Inputs, scratch: Scratch, policy: Continuous | None, output: Output | None
@@ -43,7 +43,7 @@ class JoinStage(StatefulStage):
                 f"a join reads exactly the two streams it names; got {', '.join(inputs.streams)}; "
                 f"write flow(spark, {self.left!r}, {self.right!r})"
             )
-        columns, keys, fields = grouped(frame, self.by, self.salt)
+        columns, keys, fields = grouped(frame, self.by, self.salt, scratch.operator)
         side = F.when(F.col(STREAM_COLUMN) == self.right, F.lit(1)).otherwise(F.lit(0)).cast("long")
         columns += [side.alias("_side"), (F.col("tuple_id") * 2 + side).alias("_w")]
         names, made = ["stime"], [T.StructField("stime", T.TimestampType())]
@@ -68,11 +68,12 @@ class SortStage(StatefulStage):
         if size < 1:
             raise UsageError(f"the buffer of a sort must hold 1 tuple or more; got {size}")
         self.value, self.size, self.by, self.salt = value, size, by, salt
+        self.several_keys = len(by) > 1
 
     def plan(
         self, frame: DataFrame, inputs: Inputs, scratch: Scratch, policy: Continuous | None, output: Output | None
     ) -> tuple[list[Column], StagePlan, T.StructType]:
-        columns, keys, _ = grouped(frame, self.by, self.salt)
+        columns, keys, _ = grouped(frame, self.by, self.salt, scratch.operator)
         source = F.col("_src") if "_src" in frame.columns else F.lit(0)
         columns.append((F.col("tuple_id") * 64 + source).cast("long").alias("_w"))
         kept = [f for f in frame.schema if f.name not in (*HEADER, "_src", STREAM_COLUMN)]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.model.errors import StorageError, UsageError
+from holdfast.model.errors import BadName, StorageError, UnknownStream, UsageError
 from holdfast.model.time import BEGINNING_US, instant_text
 from holdfast.spark.fork import last_commit
 from holdfast.spark.versions import Scratch
@@ -25,6 +25,9 @@ from holdfast.stream.disk import Disk
 from holdfast.stream.frame import FORMAT_VERSION
 from holdfast.stream.sealed import seal, unseal
 from holdfast.stream.store import StreamStore
+
+#: Ends the names of operators that tell (null, x) from (x, null) behind a shuffle.
+NULLS_APART = "-nulls"
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -85,6 +88,26 @@ def checkpoints(
                     yield footprint, body
         finally:
             reader.close()
+
+
+def operator_name(name: str, store: StreamStore, stream: str, scratch: str, lineages: tuple[str, ...]) -> str:
+    """What an operator with keys of several columns is called. Its name stands for the way its groups are numbered: one
+    that has left state or checkpoints under its older name keeps both."""
+    newer = name + NULLS_APART
+    if any(Path(scratch, newer, lineage).is_dir() for lineage in lineages):
+        return newer
+    if any(Path(scratch, name, lineage).is_dir() for lineage in lineages):
+        return name
+    try:
+        reader = store.open(stream).reader()
+    except (UnknownStream, BadName):  # The first start; or a frame, which writes no stream.
+        return newer
+    try:
+        log = ControlLog(reader)
+        wrote = (wrote for wrote in (newer, name) if any(True for _ in log.backwards(operator_number(wrote))))
+        return next(wrote, newer)
+    finally:
+        reader.close()
 
 
 class Restore:

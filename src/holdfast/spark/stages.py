@@ -16,6 +16,7 @@ from holdfast.model.tuples import TupleType
 from holdfast.operators.numbering import NULL_KEY
 from holdfast.protocol.cec.policy import Continuous
 from holdfast.spark import control
+from holdfast.spark.restore import NULLS_APART
 from holdfast.spark.stage import Output, StagePlan, mapped
 from holdfast.spark.versions import Scratch
 from holdfast.stream.merge import MARKS
@@ -38,6 +39,8 @@ class Inputs:
 class StatefulStage(ABC):
     name: str
     salt: int = 0
+    several_keys: bool = False
+    """It has groups of more than one column, and keeps state by their number."""
 
     def direct(self, schema: T.StructType, inputs: Inputs) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
         """Key and value columns if the operator can read the streams itself; None if it needs Spark in between."""
@@ -55,9 +58,13 @@ def resolved(given: Any) -> Column:
 
 
 def grouped(
-    frame: DataFrame, by: tuple[Any, ...], salt: int
+    frame: DataFrame, by: tuple[Any, ...], salt: int, operator: str = ""
 ) -> tuple[list[Column], tuple[str, ...], list[T.StructField]]:
-    """The columns `_h` (number of the group) and `_k…` (the key), and the key's fields as the user knows them."""
+    """The columns `_h` (number of the group) and `_k…` (the key), and the key's fields as the user knows them.
+
+    Spark's hash passes nulls over, so that (null, x) and (x, null) are one to it. An operator whose name says so
+    numbers them apart; one that has numbered groups without that before goes on as it began (`restore.operator_name`).
+    """
     fields = list(frame.select(*[resolved(c) for c in by]).schema) if by else []
     names = [f.name for f in fields]
     if len(set(names)) != len(names):
@@ -70,7 +77,8 @@ def grouped(
         refused = F.raise_error(F.lit(f"a key must not be {NULL_KEY}")).cast("long")
         number = F.when(key == NULL_KEY, refused).otherwise(F.coalesce(key, F.lit(NULL_KEY)))
         return [number.alias("_h")], ("_h",), fields
-    number = F.xxhash64(F.lit(salt), *columns)
+    nulls = [c.isNull() for c in columns] if operator.endswith(NULLS_APART) else []
+    number = F.xxhash64(F.lit(salt), *columns, *nulls)
     keys = [c.alias(f"_k{i}") for i, c in enumerate(columns)]
     return [number.alias("_h"), *keys], tuple(f"_k{i}" for i in range(len(columns))), fields
 
