@@ -203,6 +203,9 @@ class GeneralAggregate:
             group = self._group(memory, dict(windows))
             touched[number] = group
             for i in range(start, end):
+                if times[i] is None:  # It belongs to no window, now or later: like one that comes too late.
+                    dealt.late += 1
+                    continue
                 if isinstance(group, TimedOutCounts):
                     dealt.closings += [(number, c) for c in group.before(stimes[i])]
                 taken = False

@@ -6,6 +6,7 @@ Several functions over one column share what they can: `avg` and `sum` one sum, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -16,10 +17,14 @@ from holdfast.operators.functions import Function
 
 
 class Plan:
-    """`values[i]` is the number of the value column of function i (None for `count()`)."""
+    """`values[i]` is the number of the value column of function i (None for `count()`), `made[i]` what the user's own
+    function i declares to give."""
 
-    def __init__(self, functions: Sequence[Function], values: Sequence[int | None], types: Mapping[int, pl.DataType]):
-        self.functions, self.values, self.types = functions, values, types
+    def __init__(
+        self, functions: Sequence[Function], values: Sequence[int | None], types: Mapping[int, pl.DataType],
+        made: Mapping[int, pl.DataType] | None = None,
+    ) -> None:  # fmt: skip
+        self.functions, self.values, self.types, self.made = functions, values, types, made or {}
         names = [f.name for f in functions]
         if not functions or len(set(names)) != len(names):
             raise UsageError(f"an aggregate needs one or more functions with different names; got {names or 'none'}")
@@ -65,7 +70,7 @@ class Plan:
         if kind == "user":
             accumulator = next(a for a in self.accumulators if a.name == f"u{i}")
             assert isinstance(accumulator, User)
-            return pl.Series(function.name, accumulator.results(states[f"u{i}"]), strict=False)
+            return self._declared(i, function, accumulator.results(states[f"u{i}"]))
         some = states[f"n{value}"] > 0
         if kind in ("min", "max"):
             column = states[f"{'hi' if kind == 'max' else 'lo'}{value}"]
@@ -76,6 +81,20 @@ class Plan:
             with np.errstate(invalid="ignore", divide="ignore"):
                 found = pl.Series(states[f"s{value}"].to_numpy() / states[f"n{value}"].to_numpy())
         return found if some.all() else found.zip_with(some, nulls(found.dtype, len(found)))
+
+    def _declared(self, i: int, function: Function, results: list[Any]) -> pl.Series:
+        """In the declared type, whatever some of the results look like: all of a window's may be null, or whole."""
+        found = pl.Series(function.name, results, strict=False)
+        if i not in self.made or found.dtype == self.made[i]:
+            return found
+        try:
+            return found.cast(self.made[i])
+        except pl.exceptions.PolarsError as error:
+            assert function.user is not None
+            raise UsageError(
+                f"{function.name}: result() must give what `type` declares, {function.user.type}; got {found.dtype} "
+                f"({error}); change one of them"
+            ) from error
 
 
 def _restored(column: pl.Series, dtype: pl.DataType) -> pl.Series:

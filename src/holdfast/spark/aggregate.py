@@ -40,7 +40,8 @@ class AggregateStage(StatefulStage):
         columns, keys, fields = grouped(frame, self.by, self.salt, scratch.operator)
         values, numbers = self._values(frame)
         types = {i: _polars(frame.select(v).schema[0].dataType) for i, v in enumerate(values)}
-        kernel, keeps_panes = aggregate_kernel(self.window, Plan(self.functions, numbers, types), keys)
+        own = {i: _polars(_result_type(f, None)) for i, f in enumerate(self.functions) if f.kind == "user"}
+        kernel, keeps_panes = aggregate_kernel(self.window, Plan(self.functions, numbers, types, own), keys)
         columns += [v.alias(f"_v{i}") for i, v in enumerate(values)]
         if isinstance(self.window, TimeWindow) and self.window.on is not None:
             columns.append(F.unix_micros(F.col(self.window.on)).alias("_a"))
@@ -102,14 +103,14 @@ class AggregateStage(StatefulStage):
 def _result_type(function: Function, given: T.DataType | None) -> T.DataType:
     if function.kind in ("count", "count_distinct"):
         return T.LongType()
+    if function.kind == "user":
+        assert function.user is not None
+        return T.StructType.fromDDL(f"x {function.user.type}")[0].dataType
     assert given is not None
     if function.kind == "sum":
         return T.DoubleType() if isinstance(given, T.FractionalType) else T.LongType()
     if function.kind == "avg":
         return T.DoubleType()
-    if function.kind == "user":
-        assert function.user is not None
-        return T.StructType.fromDDL(f"x {function.user.type}")[0].dataType
     return given
 
 
