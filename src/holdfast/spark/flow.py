@@ -25,6 +25,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming import StreamingQuery
 
+from holdfast.checkpoint.derive import Protection, StateKind, derive
+from holdfast.checkpoint.policy import NoCheckpoint
 from holdfast.model.errors import UsageError
 from holdfast.model.tuples import HEADER, STREAM_COLUMN, TupleType
 from holdfast.operators.database import Database
@@ -48,12 +50,27 @@ Expression: TypeAlias = "Column | str"
 SOURCES_MAX = 64
 
 
+#: What may be said of the checkpoints of a flow's operator. None is the same as `none`.
+Checkpoint: TypeAlias = Continuous | NoCheckpoint | None
+
+
 def is_mark() -> Column:
     return F.col("tuple_type") == F.lit(int(TupleType.BOUNDARY))
 
 
 def expression(given: Expression) -> Column:
     return F.expr(given) if isinstance(given, str) else given
+
+
+def _fitting(stage: StatefulStage, checkpoint: Checkpoint) -> Continuous | None:
+    if checkpoint is None or isinstance(checkpoint, Continuous):
+        return checkpoint
+    if isinstance(checkpoint, NoCheckpoint):
+        return None
+    raise UsageError(
+        f"{stage.name}: an operator of a flow is checkpointed window by window, together with its results, or not at "
+        f"all; {checkpoint} does not fit; use continuous() or none"
+    )
 
 
 @dataclass(frozen=True)
@@ -101,7 +118,7 @@ class Flow:
 
     def aggregate(
         self, *functions: Function, window: Window, by: Sequence[Expression] | Expression = (),
-        checkpoint: Continuous | None = None, salt: int = 0,
+        checkpoint: Checkpoint = None, salt: int = 0,
     ) -> Flow:  # fmt: skip
         """Functions over windows, for each group of `by`."""
         groups = [by] if isinstance(by, str | Column) else list(by)
@@ -110,7 +127,7 @@ class Flow:
     def join(
         self, left: str, right: str, *, window: Keep | tuple[Keep, Keep], take_left: Mapping[str, Expression],
         take_right: Mapping[str, Expression], by: Sequence[Expression] | Expression = (),
-        where: Expression | None = None, checkpoint: Continuous | None = None, salt: int = 0,
+        where: Expression | None = None, checkpoint: Checkpoint = None, salt: int = 0,
     ) -> Flow:  # fmt: skip
         """Pairs of tuples of two streams, in each group of `by`, that fall into each other's window.
 
@@ -125,7 +142,7 @@ class Flow:
 
     def bsort(
         self, value: Expression, size: int, *, by: Sequence[Expression] | Expression = (),
-        checkpoint: Continuous | None = None, salt: int = 0,
+        checkpoint: Checkpoint = None, salt: int = 0,
     ) -> Flow:  # fmt: skip
         """The tuples approximately in the order of a value: each leaves when `size` others have come."""
         groups = [by] if isinstance(by, str | Column) else list(by)
@@ -151,12 +168,21 @@ class Flow:
         parts = tuple((f.streams, f.before) for f in (self, *others))
         return replace(self, streams=names, before=(_Union(parts),))
 
-    def _with(self, stage: StatefulStage, checkpoint: Continuous | None) -> Flow:
+    def _with(self, stage: StatefulStage, checkpoint: Checkpoint) -> Flow:
         if self.stage is not None:
             raise UsageError(
                 "a flow has one operator with state; write its results to a stream and start another flow there"
             )
-        return replace(self, stage=stage, checkpoint=checkpoint)
+        return replace(self, stage=stage, checkpoint=_fitting(stage, checkpoint))
+
+    @property
+    def protection(self) -> Protection:
+        """What protects its operator with state; `holdfast explain` shows it."""
+        of, log = f"of {', '.join(self.streams)}", "the log of its results"
+        if self.stage is None or isinstance(self.stage, UpdateStage):
+            name = "flow" if self.stage is None else self.stage.name
+            return derive(f"{name} {of}", name, StateKind.NONE, None)
+        return derive(f"{self.stage.name} {of}", self.stage.name, StateKind.WINDOWS, self.checkpoint, log)
 
     # -- running -----------------------------------------------------------------------------------------------------
 
