@@ -89,9 +89,13 @@ def _timed_out(open_: dict[Any, tuple[int, list[Any]]], boundary: int, timeout: 
 
 
 def slack_windows(
-    tuples: Sequence[tuple[int, Any, Any, int]], size: int, advance: int, slack: int, first: bool = False
-) -> tuple[list[Result], int]:
-    """By a column: (stime, group, value, time) tuples; results (stime, start, group, values), number of late ones."""
+    tuples: Sequence[tuple[int, Any, Any, int]], size: int, advance: int, slack: int, first: bool = False,
+    ended: int | None = None,
+) -> tuple[list[Result], int]:  # fmt: skip
+    """By a column: (stime, group, value, time) tuples; results (stime, start, group, values), number of late ones.
+
+    `ended` is the stime of what the end of the stream closes; without it the stream goes on.
+    """
     open_: dict[Any, dict[int, list[Any]]] = {}
     behind: dict[Any, list[int]] = {}
     bases: dict[Any, int] = {}
@@ -110,6 +114,8 @@ def slack_windows(
         times.append(time)
         for start in sorted(s for s in mine if sum(t >= s + size for t in times) > slack):
             found.append((stime, start, group, tuple(mine.pop(start))))
+    if ended is not None:
+        found += [(ended, start, group, tuple(v)) for group, mine in open_.items() for start, v in mine.items()]
     return found, late
 
 

@@ -32,6 +32,8 @@ from holdfast.protocol.cec.policy import Shot
 from tests.operators import reference as ref
 
 BUCKET = 10
+#: The end of a batch with which its streams end, as a source says it.
+END = 253_402_214_400_000_000
 #: More of them with HOLDFAST_EXAMPLES=200.
 EXAMPLES = int(os.environ.get("HOLDFAST_EXAMPLES", "4"))
 
@@ -82,15 +84,16 @@ def hash_of(group: int) -> int:
 
 def run(
     window: Window, tuples: list[Any], until: int, dtype: pl.DataType, texts: bool, chance: random.Random | None,
-    lose: bool = False,
+    lose: bool = False, ended: bool = False,
 ) -> list[tuple[Any, ...]]:  # fmt: skip
-    """All results, with the tuples cut into batches at ends of buckets, and state lost now and then."""
+    """All results, with the tuples cut into batches at ends of buckets, and state lost now and then. With `ended` the
+    stream ends, in the last batch with tuples or after it."""
     kernel, keeps_panes = kernel_of(window, dtype, texts)
     blocks: Any = {}
     log: list[tuple[int, int, bytes]] = []
     found: list[tuple[Any, ...]] = []
     since = -(2**62)
-    ends = list(range(BUCKET, until + 1, BUCKET))
+    ends = list(range(BUCKET, until + 1, BUCKET)) + [END] * ended
     while ends:
         take = len(ends) if chance is None else chance.randint(1, min(len(ends), 4))
         end, ends = ends[take - 1], ends[take:]
@@ -201,6 +204,10 @@ def test_windows_by_a_column_wait_as_long_as_the_slack_says(
     want, _ = ref.slack_windows(rows, size, advance, slack, first)
     once = sorted(run(window, rows, 60, pl.Int64(), False, None), key=repr)
     assert once == judged(want, True, False)
+    ended, _ = ref.slack_windows(rows, size, advance, slack, first, ended=END - 1)
+    assert sorted(run(window, rows, 60, pl.Int64(), False, None, ended=True), key=repr) == judged(ended, True, False)
+    cut = run(window, rows, 60, pl.Int64(), False, random.Random(seed), lose=True, ended=True)
+    assert sorted(cut, key=repr) == judged(ended, True, False)
     assert sorted(run(window, rows, 60, pl.Int64(), False, random.Random(seed), lose=True), key=repr) == once
 
 

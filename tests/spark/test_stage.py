@@ -204,6 +204,22 @@ def test_keys_of_several_columns_may_be_null_in_any_of_them(
     assert got == {(None, "x"): 2, ("x", None): 1, (None, None): 1, ("x", "x"): 1}
 
 
+def test_the_end_of_a_stream_closes_windows_by_a_column_whose_group_is_silent(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    stream = store.create("in", "key string, time timestamp", bucket="1s")
+    producer = stream.producer(stime="stime", slack="0s")
+    given = [(0, "a", 5), (1, "b", 7), (2, "a", None), (3, "a", 65)]
+    producer.send_many([{"stime": at(t), "key": k, "time": None if o is None else at(o)} for t, k, o in given])
+    producer.close(end=True)
+    counted = flow(spark, "in", root=store.root, partitions=2, maxRowsPerBatch=2).aggregate(
+        count(), window=time_window("1m", on="time", align="first"), by="key", checkpoint=continuous()
+    )
+    counted.write("out", checkpoint_location=tmp_path / "c", trigger=NOW, scratch=tmp_path / "s").awaitTermination()
+    got = [(stime.year, key, n) for _, stime, _, key, n in tuples(store.open("out"))]
+    assert got == [(2023, "a", 1), (9999, "a", 1), (9999, "b", 1)]
+
+
 def test_a_second_operator_with_state_is_refused(spark: SparkSession, store: holdfast.StreamStore) -> None:
     fill(store, "in", rows(10, 2, 1))
     with pytest.raises(holdfast.UsageError, match="one operator with state"):

@@ -22,8 +22,12 @@ from holdfast.operators.folding import Ints, Segments, fold
 from holdfast.operators.plan import Plan
 from holdfast.operators.state import ONLY, UNSAVED, Blocks, Step, check_groups, check_keys, segment_starts
 from holdfast.operators.windows import CountWindow, TimeWindow
+from holdfast.stream.merge import FOREVER_US
 
 MEMORY = -(2**63) + 2
+#: When the end of a stream closes a window by a column: the last moment that readers of the results see. Any earlier
+#: one might lie below what the results' boundary has promised already, which differs from replica to replica.
+ENDED_US = FOREVER_US - 1
 _X = pl.List(pl.Int64)
 
 
@@ -137,6 +141,13 @@ class ByColumn(Group):
             for start in sorted(s for s in self.windows if s + self.spec.size_us <= largest[-1]):
                 del self.windows[start]
                 yield Closing(start, stime)
+
+    def expire(self, boundary_us: int) -> Iterator[Closing]:
+        """Only the end of the stream closes what no tuple of the group has closed."""
+        if boundary_us >= FOREVER_US:
+            for start in sorted(self.windows):
+                del self.windows[start]
+                yield Closing(start, ENDED_US)
 
 
 class FirstAligned(ByColumn):

@@ -7,7 +7,7 @@ Rules:
    data; with `align="first"` each group's windows begin at its first tuple.
 2. By default time is `stime`. No tuple is late then, and a window closes when the boundary reaches its end. With `on=`
    time is a column of yours: a group's window closes when `slack` + 1 of its tuples lie at or behind the window's end,
-   and a tuple that comes for a closed window, or has no time, is dropped.
+   and a tuple that comes for a closed window, or has no time, is dropped. The end of the stream closes all of them.
 3. A count window holds `size` tuples of its group; the next one begins `advance` tuples after it.
 4. A landmark window begins once and never ends; every tuple gives a result.
 5. `timeout` closes a count window that stays open that long. It counts in stime, not by a machine's clock, so replicas
