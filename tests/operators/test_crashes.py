@@ -28,6 +28,7 @@ from holdfast.operators.functions import avg, count, sum_
 from holdfast.operators.joined import JoinKernel, keep_last, keep_time
 from holdfast.operators.kernel import aggregate_kernel
 from holdfast.operators.plan import Plan
+from holdfast.operators.sorting import SortKernel
 from holdfast.operators.windows import Window, count_window, time_window
 from holdfast.protocol.cec.policy import Continuous, Shot
 from holdfast.spark import control
@@ -50,10 +51,10 @@ def items(kind: str, chance: random.Random) -> int:
 
 def tuples_of(kind: str, chance: random.Random, batches: int) -> list[tuple[int, ...]]:
     """(stime, group, value, side, number), in processing order: by bucket, then number."""
-    rows = []
+    rows, values = [], 10 if kind == "sort" else 1000  # Many equal ones: the oldest leaves first.
     for i in range(batches * 40):
         stime = i * BUCKET // 40 // 4 * 4 + chance.randrange(4)
-        rows.append((stime, items(kind, chance), chance.randrange(1000), chance.randrange(2), i))
+        rows.append((stime, items(kind, chance), chance.randrange(values), chance.randrange(2), i))
     return sorted(rows, key=lambda r: (r[0] // BUCKET, r[4]))
 
 
@@ -71,6 +72,8 @@ class Operator:
         if kind == "join":
             self.kernel: Any = JoinKernel(keep_time("700ms"), keep_last(3), ("_h",), ("_v0",), ("_v1",))
             self.panes = False
+        elif kind == "sort":
+            self.kernel, self.panes = SortKernel(5, ("_h",), ("_v1", "_w")), False
         else:
             plan = Plan((count(), sum_("v").alias("s"), avg("v").alias("a")), (None, 0, 0), {0: pl.Float64()})
             self.kernel, self.panes = aggregate_kernel(WINDOWS[kind], plan, ("_h",))
@@ -78,7 +81,7 @@ class Operator:
     def frame(self, rows: list[tuple[int, ...]]) -> pl.DataFrame:
         made: dict[str, Any] = {"_h": [r[1] for r in rows], "_t": [r[0] for r in rows]}
         shape: dict[str, Any] = {"_h": pl.Int64, "_t": pl.Int64}
-        if self.kind == "join":
+        if self.kind in ("join", "sort"):
             made |= {"_side": [r[3] for r in rows], "_w": [r[4] for r in rows], "_v0": [r[2] for r in rows],
                      "_v1": [r[2] for r in rows]}  # fmt: skip
             shape |= {"_side": pl.Int64, "_w": pl.Int64, "_v0": pl.Int64, "_v1": pl.Int64}
@@ -111,7 +114,7 @@ def canonical(blocks: Any) -> list[Any]:
     return sorted(rows, key=repr)
 
 
-@pytest.mark.parametrize("kind", ["fast", "slow", "mixed", "sliding", "join"])
+@pytest.mark.parametrize("kind", ["fast", "slow", "mixed", "sliding", "join", "sort"])
 def test_no_crash_makes_a_difference(kind: str, tmp_path: Path) -> None:
     chance = random.Random(f"crashes {kind}")
     crashes = 0
@@ -209,8 +212,8 @@ class Tasks:
     def __init__(self, kind: str, root: Path, tuples: list[tuple[int, ...]]) -> None:
         self.operator, self.tuples = Operator(kind, root), tuples
         self.output, self.scratch = Output(str(root), "out"), Scratch(str(root / "scratch"), "op")
-        joined, timed = kind == "join", kind == "sliding"
-        names = ("stime", "_h", "_v0", "_v1") if joined else ("stime", *(["_w"] * timed), "_h", "count", "s", "a")
+        names: tuple[str, ...] = ("stime", *(["_w"] * (kind == "sliding")), "_h", "count", "s", "a")
+        names = {"join": ("stime", "_h", "_v0", "_v1"), "sort": ("stime", "_h", "_v1", "_w")}.get(kind, names)
         types = {"s": pa.float64(), "a": pa.float64()}
         self.schema = pa.schema([*((n, types.get(n, pa.int64())) for n in names), (control.COLUMN, pa.binary())])
 
@@ -239,7 +242,7 @@ class Tasks:
         shutil.rmtree(self.scratch.folder, ignore_errors=True)
 
 
-@pytest.mark.parametrize("kind", ["fast", "slow", "mixed", "sliding", "join"])
+@pytest.mark.parametrize("kind", ["fast", "slow", "mixed", "sliding", "join", "sort"])
 def test_a_batch_executed_again_leaves_nothing_behind_that_the_log_does_not_know(kind: str, tmp_path: Path) -> None:
     """C1, C2: the log has the checkpoints of the first execution, scratch those of the second; they differ."""
     chance = random.Random(f"repeated {kind}")
@@ -298,7 +301,7 @@ def check_log(operator: Operator, frames: int) -> None:
             open_ -= mine
         if saved:
             for number, window, sort in pl.read_ipc_stream(io.BytesIO(saved)).select("_h", "_w", "_g").rows():
-                implicit = operator.kind == "join"
+                implicit = operator.kind in ("join", "sort")
                 assert sort in (1, 2)
                 # A count window that closed and began anew in one batch is opened again without an R between.
                 assert implicit or (number, window) in open_ or sort == 1
