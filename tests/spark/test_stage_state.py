@@ -24,11 +24,12 @@ from holdfast.operators.plan import Plan
 from holdfast.operators.windows import count_window
 from holdfast.protocol.cec.policy import Continuous, Measured, continuous
 from holdfast.spark import control
-from holdfast.spark.direct import DirectStage, StageReader, encode_stage
+from holdfast.spark.direct import DirectStage, Rows, StageReader, encode_stage
 from holdfast.spark.restore import Origin, Restore, Spec, operator_name, origin_of
 from holdfast.spark.source import offset_of
 from holdfast.spark.stage import Batch, Output, Stage, StagePlan
 from holdfast.spark.versions import KEPT, Scratch, Version, _memory, scratch_folder
+from holdfast.stream.merge import Merge
 
 SECOND = 1_000_000
 SCHEMA = pa.schema([("stime", pa.int64()), ("key", pa.int64()), ("count", pa.int64()), ("sum", pa.int64()),
@@ -260,6 +261,23 @@ def test_what_recovery_reads_again_follows_the_time_that_was_asked_for(tmp_path:
     # Not even one batch can be read again in a microsecond: then every window is saved with nearly every batch.
     assert spans["1us"] <= 4 * SECOND
     assert spans["1h"] >= 30 * SECOND
+
+
+def test_a_column_that_one_of_the_streams_lacks_is_null_for_a_stage_that_reads_itself(tmp_path: Path) -> None:
+    """As the merged schema promises. The first stream has the key alone, the second the value as well."""
+    store, streams = holdfast.open(tmp_path), ("a", "b")
+    for name, columns in (("a", "key bigint"), ("b", "v bigint, key bigint")):
+        producer = store.create(name, columns, bucket="1s").producer(stime="stime", slack="0s")
+        producer.send_many([{"stime": SECOND * i, "key": i, "v": 10 * i} for i in (1, 2)] if name == "b" else
+                           [{"stime": SECOND * i, "key": i} for i in (1, 2)])  # fmt: skip
+        producer.close(end=True)
+    running = Running(tmp_path, "out", [], SLOW)
+    plan = StagePlan("op", running.kernel, running.panes, SCHEMA, (), SECOND, running.scratch, None, running.output)
+    merge = Merge([store.open(name) for name in streams])
+    rows = Rows(DirectStage(plan, str(tmp_path), streams, 1, ("key",), ("v",)), merge.sources, 0)
+    read = rows.read(merge.pieces(0, 9 * SECOND), 0, 9 * SECOND)
+    assert read.rows() == [(1, SECOND, None), (1, SECOND, 10), (2, 2 * SECOND, None), (2, 2 * SECOND, 20)]
+    assert rows.read([], 0, SECOND).schema == read.schema
 
 
 def test_what_an_open_window_relies_on_is_not_acknowledged_by_a_stage_that_reads_itself(tmp_path: Path) -> None:

@@ -99,21 +99,24 @@ class Rows:
         self._stage, self._sources, self._partition = stage, sources, partition
         self._files: dict[Path, int] = {}
         self._stored = [pa.schema([pa.field("stime", pa.timestamp("us", "UTC"), False), *s.schema]) for s in sources]
+        names = dict.fromkeys((*stage.keys, *stage.values))
+        types = {field.name: field for schema in self._stored for field in schema}
+        self._taken = pa.schema([types["stime"], *(types[n].with_nullable(True) for n in names)])
 
     def read(self, pieces: Sequence[Piece], since_us: int, until_us: int) -> pl.DataFrame:
-        stage = self._stage
-        names = list(dict.fromkeys((*stage.keys, *stage.values)))
         found: list[pa.RecordBatch] = []
         for piece in pieces:
             path = Path(self._sources[piece.source].folder, "main", piece.segment)
             batch = read_extent(self._files, path, piece.fields, self._stored[piece.source])
-            found += [part.select(["stime", *names]) for _, part in cut(piece.fields, batch, since_us, until_us)]
-        if found:
-            table = pa.Table.from_batches(found)
-        else:
-            table = pa.table({f.name: pa.nulls(0, f.type) for f in self._stored[0] if f.name in ("stime", *names)})
-        frame: pl.DataFrame = pl.from_arrow(table.select(["stime", *names]))  # type: ignore[assignment]
+            found += [self._shaped(part) for _, part in cut(piece.fields, batch, since_us, until_us)]
+        frame: pl.DataFrame = pl.from_arrow(pa.Table.from_batches(found, self._taken))  # type: ignore[assignment]
         return self._mine(frame)
+
+    def _shaped(self, part: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns that are wanted; one that the stream lacks is null, as for every reader of several streams."""
+        known = part.schema.names
+        arrays = [part.column(f.name) if f.name in known else pa.nulls(part.num_rows, f.type) for f in self._taken]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._taken)
 
     def _mine(self, frame: pl.DataFrame) -> pl.DataFrame:
         stage = self._stage
