@@ -20,7 +20,7 @@ from holdfast.operators.windows import Window, count_window, time_window
 from holdfast.protocol.cec.policy import continuous
 from holdfast.spark.flow import Flow, flow
 from holdfast.spark.fork import fork_checkpoint
-from tests.operators.reference import count_windows, time_windows
+from tests.operators.reference import bsorted, count_windows, time_windows
 from tests.spark.conftest import T0, at, fill, layout, tuples
 
 NOW = {"availableNow": True}
@@ -112,6 +112,28 @@ def test_a_join_that_lost_its_state_gives_the_pairs_that_spark_gives(
     got = [tuple(t[1:]) for t in tuples(store.open("out"))]
     assert sorted((t.timestamp(), *r) for t, *r in got) == sorted((t.timestamp(), *r) for t, *r in map(tuple, want))
     assert got
+
+
+def test_a_stream_that_stands_in_two_parts_of_a_union_can_be_sorted_and_restored(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    """Its tuples have twins with the same tuple_id. Each is one of the sort's own, in the log as well."""
+    parts = [rows(300, 1, 31), rows(100, 1, 32, begin=5.0)]
+
+    def start(out: str, checkpoint: Path, scratch: Path) -> StreamingQuery:
+        one = flow(spark, "in", root=store.root, partitions=1, maxRowsPerBatch=100)
+        both = one.union(one.filter("value > 500")).union(one.filter("value > 900"))
+        flowing = both.bsort("value", 60, checkpoint=continuous(period="1us", slow=0, budget=1.0))
+        return flowing.write(out, checkpoint_location=checkpoint, trigger=NOW, scratch=scratch)
+
+    half_then_rest(store, start, tmp_path, parts)
+    given = [(round((T0 + t) * 1e6), "", v) for t, _, v in parts[0] + parts[1]]
+    merged = []
+    for bucket in sorted({t // 1_000_000 for t, _, _ in given}):
+        mine = [g for g in given if g[0] // 1_000_000 == bucket]
+        merged += [*mine, *(g for g in mine if g[2] > 500), *(g for g in mine if g[2] > 900)]
+    want = sorted((stime, value) for stime, _, value in bsorted(merged, 60))
+    assert sorted((round(t.timestamp() * 1e6), v) for _, t, _, v in tuples(store.open("out"))) == want
 
 
 def test_operators_without_state_act_like_those_of_the_seeds(

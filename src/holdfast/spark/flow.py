@@ -41,13 +41,13 @@ from holdfast.spark.direct import TASKS_MAX, DirectStage, encode_stage
 from holdfast.spark.joining import JoinStage, SortStage
 from holdfast.spark.restore import Spec, operator_name, origin_of
 from holdfast.spark.stage import Output
-from holdfast.spark.stages import Inputs, StatefulStage, staged
+from holdfast.spark.stages import SOURCES_MAX, Inputs, StatefulStage, staged
 from holdfast.spark.versions import Scratch, scratch_folder
 from holdfast.stream.store import StreamStore
 
 Expression: TypeAlias = "Column | str"
-#: Streams that one part of a union may read; the number of a tuple's input stays unique below it.
-SOURCES_MAX = 64
+#: Of a union: streams, and the steps that their tuples take.
+Part: TypeAlias = tuple[tuple[str, ...], tuple[Callable[[DataFrame], DataFrame], ...]]
 
 
 #: What may be said of the checkpoints of a flow's operator. None is the same as `none`.
@@ -165,8 +165,14 @@ class Flow:
         if any(o.stage is not None or o.root != self.root for o in (self, *others)):
             raise UsageError("a union takes flows without state over one store; write results to a stream first")
         names = tuple(dict.fromkeys(s for f in (self, *others) for s in f.streams))
-        parts = tuple((f.streams, f.before) for f in (self, *others))
-        return replace(self, streams=names, before=(_Union(parts),))
+        return replace(self, streams=names, before=(_Union(sum((f._parts for f in (self, *others)), ())),))
+
+    @property
+    def _parts(self) -> tuple[Part, ...]:
+        """A union of unions is one of all their parts: only so each has a number of its own."""
+        if self.before and isinstance(self.before[0], _Union):
+            return tuple((streams, (*steps, *self.before[1:])) for streams, steps in self.before[0].parts)
+        return ((self.streams, self.before),)
 
     def _with(self, stage: StatefulStage, checkpoint: Checkpoint) -> Flow:
         if self.stage is not None:
@@ -249,7 +255,8 @@ class Flow:
 
     def _inputs(self) -> Inputs:
         store = StreamStore(self.root)
-        return Inputs(self.streams, tuple(store.open(s).definition.bucket_us for s in self.streams), self.partitions)
+        sizes = tuple(store.open(s).definition.bucket_us for s in self.streams)
+        return Inputs(self.streams, sizes, self.partitions, tuple(streams for streams, _ in self._parts))
 
     def _direct(self, frame: DataFrame, inputs: Inputs) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
         """Key and value columns if the operator is to read the streams itself."""
@@ -323,7 +330,7 @@ class _Filter:
 class _Union:
     """Each part takes the tuples of its own streams through its own steps."""
 
-    parts: tuple[tuple[tuple[str, ...], tuple[Callable[[DataFrame], DataFrame], ...]], ...]
+    parts: tuple[Part, ...]
 
     def __call__(self, frame: DataFrame) -> DataFrame:
         made = []

@@ -16,7 +16,7 @@ from holdfast.operators.joined import JoinKernel, Keep
 from holdfast.operators.sorting import SortKernel
 from holdfast.protocol.cec.policy import Continuous
 from holdfast.spark.stage import Output, StagePlan
-from holdfast.spark.stages import Inputs, StatefulStage, grouped, resolved, with_control
+from holdfast.spark.stages import PART_BIT, SOURCES_MAX, Inputs, StatefulStage, grouped, resolved, with_control
 from holdfast.spark.versions import Scratch
 
 
@@ -45,7 +45,8 @@ class JoinStage(StatefulStage):
             )
         columns, keys, fields = grouped(frame, self.by, self.salt, scratch.operator)
         side = F.when(F.col(STREAM_COLUMN) == self.right, F.lit(1)).otherwise(F.lit(0)).cast("long")
-        columns += [side.alias("_side"), (F.col("tuple_id") * 2 + side).alias("_w")]
+        number = F.col("tuple_id") * 2 + side + F.shiftleft(_occurrence(inputs), PART_BIT)
+        columns += [side.alias("_side"), number.alias("_w")]
         names, made = ["stime"], [T.StructField("stime", T.TimestampType())]
         for field, key in zip(fields, keys, strict=False):
             names.append(key)
@@ -74,8 +75,9 @@ class SortStage(StatefulStage):
         self, frame: DataFrame, inputs: Inputs, scratch: Scratch, policy: Continuous | None, output: Output | None
     ) -> tuple[list[Column], StagePlan, T.StructType]:
         columns, keys, _ = grouped(frame, self.by, self.salt, scratch.operator)
-        source = F.col("_src") if "_src" in frame.columns else F.lit(0)
-        columns.append((F.col("tuple_id") * 64 + source).cast("long").alias("_w"))
+        source = (F.col("_src") if "_src" in frame.columns else F.lit(0)).cast("long")
+        number = F.col("tuple_id") * SOURCES_MAX + source % SOURCES_MAX
+        columns.append((number + F.shiftleft(_part(source), PART_BIT)).alias("_w"))
         kept = [f for f in frame.schema if f.name not in (*HEADER, "_src", STREAM_COLUMN)]
         columns.append(resolved(self.value).alias("_v0"))
         columns += [F.col(f.name).alias(f"_v{i}") for i, f in enumerate(kept, 1)]
@@ -83,6 +85,23 @@ class SortStage(StatefulStage):
         made = [T.StructField("stime", T.TimestampType()), *kept]
         kernel = SortKernel(self.size, keys, tuple(f"_v{i}" for i in range(1, len(kept) + 1)))
         return columns, *_planned(kernel, made, names, inputs, scratch, policy, output)
+
+
+def _part(source: Column) -> Column:
+    """Which of a union's parts a tuple came through."""
+    return F.floor(source / SOURCES_MAX).cast("long")
+
+
+def _occurrence(inputs: Inputs) -> Column:
+    """How many parts before a tuple's own have its stream, too: it has a twin in each of them."""
+    found = F.lit(0)
+    for number, streams in enumerate(inputs.parts):
+        for stream in streams:
+            before = sum(stream in earlier for earlier in inputs.parts[:number])
+            if before:
+                mine = (_part(F.col("_src")) == number) & (F.col(STREAM_COLUMN) == stream)
+                found = F.when(mine, F.lit(before)).otherwise(found)
+    return found.cast("long")
 
 
 def _planned(

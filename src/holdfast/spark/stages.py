@@ -29,6 +29,8 @@ class Inputs:
     streams: tuple[str, ...]
     bucket_us: tuple[int, ...]
     partitions: int
+    parts: tuple[tuple[str, ...], ...] = ()
+    """The streams of each part of a union; one stream may stand in several."""
 
     @property
     def order_us(self) -> int:
@@ -51,6 +53,12 @@ class StatefulStage(ABC):
         self, frame: DataFrame, inputs: Inputs, scratch: Scratch, policy: Continuous | None, output: Output | None
     ) -> tuple[list[Column], StagePlan, T.StructType]:
         """The columns that go into the stage, what it does, and what comes out."""
+
+
+#: Streams that one part of a union may read; the number of a tuple's input stays unique below it.
+SOURCES_MAX = 64
+#: From here up, a tuple's number says which of a union's parts it came through. Below it fit 2^50 tuples of a stream.
+PART_BIT = 56
 
 
 def resolved(given: Any) -> Column:
