@@ -263,6 +263,16 @@ def test_what_recovery_reads_again_follows_the_time_that_was_asked_for(tmp_path:
     assert spans["1h"] >= 30 * SECOND
 
 
+def test_what_loading_a_window_costs_is_measured_when_windows_are_loaded(tmp_path: Path) -> None:
+    """`recover_within` counts with it. Until the first recovery it is a guess."""
+    running = Running(tmp_path, "out", tuples(8, keys=400), continuous(recover_within="2s"), window=1000)
+    running.run(0, 6)
+    assert running.measured.load_cost_s == Measured().load_cost_s
+    running.lose()
+    running.run(6, 8)
+    assert 0 < running.measured.load_cost_s != Measured().load_cost_s
+
+
 def test_a_column_that_one_of_the_streams_lacks_is_null_for_a_stage_that_reads_itself(tmp_path: Path) -> None:
     """As the merged schema promises. The first stream has the key alone, the second the value as well."""
     store, streams = holdfast.open(tmp_path), ("a", "b")

@@ -176,7 +176,7 @@ class Stage:
                 f"{self.plan.operator}: the state of partition {self.partition} at {instant_text(batch.since_us)} is "
                 f"lost, and it has no checkpoints; start it with a new checkpoint folder, or with continuous()"
             )
-        return _Start(self._restored(batch), Measured())
+        return _Start(*self._restored(batch))
 
     def _in_log(self, version: Version, position_us: int) -> bool:
         plan, out = self.plan, self.plan.output
@@ -185,8 +185,8 @@ class Stage:
         store = StreamStore(out.root)
         return version.mark == logged_mark(store, out.stream, out.origin, plan.operator, self.partition, position_us)
 
-    def _restored(self, batch: Batch) -> Blocks:
-        plan = self.plan
+    def _restored(self, batch: Batch) -> tuple[Blocks, Measured]:
+        plan, began = self.plan, time.perf_counter()
         assert plan.output is not None
         out, store = plan.output, StreamStore(plan.output.root)
         oldest: list[int] = []
@@ -200,10 +200,11 @@ class Stage:
                 yield body.read()
 
         restored = restore(bodies(), plan.operator, batch.since_us, plan.kernel.by_group)
-        blocks = blocks_of(restored.table, plan.keeps_panes)
-        if restored.since_us >= batch.since_us:
-            return blocks
-        return replay(plan.kernel, restored, blocks, batch.again(restored.since_us), batch.since_us)
+        blocks: Blocks = blocks_of(restored.table, plan.keeps_panes)
+        loading_s = time.perf_counter() - began
+        if restored.since_us < batch.since_us:
+            blocks = replay(plan.kernel, restored, blocks, batch.again(restored.since_us), batch.since_us)
+        return blocks, Measured().restored(windows=len(restored.table), loading_s=loading_s)
 
     # -- what leaves -------------------------------------------------------------------------------------------------
 

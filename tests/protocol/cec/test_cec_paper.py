@@ -145,3 +145,5 @@ def test_a_recovery_goal_gives_a_period_that_keeps_it() -> None:
     assert tuned.at_most * (tuned.period_us / 500_000) >= 1000
     busier = policy.tuned(500_000, 1000, Measured(load=2.0))
     assert busier.period_us < tuned.period_us
+    heavier = policy.tuned(500_000, 1000, Measured(load=0.5).restored(windows=1000, loading_s=1.0))
+    assert heavier.period_us < tuned.period_us, "a second of the two goes into loading"

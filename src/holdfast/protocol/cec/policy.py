@@ -47,7 +47,7 @@ class Measured:
     load: float = 0.0
     """Seconds of work per second of input."""
     load_cost_s: float = 2e-6
-    """Seconds to load one window again."""
+    """Seconds to load one window again: a guess until some were."""
 
     def after(self, *, busy_s: float, span_us: int, saved: int, saving_s: float) -> Measured:
         found = self
@@ -57,6 +57,10 @@ class Measured:
             load = busy_s / (span_us / 1e6)
             found = replace(found, load=load if self.load == 0 else _blend(self.load, load))
         return found
+
+    def restored(self, *, windows: int, loading_s: float) -> Measured:
+        """After a recovery: what loading has cost this time stands for the next."""
+        return replace(self, load_cost_s=loading_s / windows) if windows > 100 else self
 
 
 def _blend(old: float, new: float) -> float:
