@@ -239,7 +239,7 @@ def test_the_end_of_a_stream_closes_windows_by_a_column_whose_group_is_silent(
     )
     counted.write("out", checkpoint_location=tmp_path / "c", trigger=NOW, scratch=tmp_path / "s").awaitTermination()
     got = [(stime.year, key, n) for _, stime, _, key, n in tuples(store.open("out"))]
-    assert got == [(2023, "a", 1), (9999, "a", 1), (9999, "b", 1)]
+    assert sorted(got) == [(2023, "a", 1), (9999, "a", 1), (9999, "b", 1)]
 
 
 def test_a_second_operator_with_state_is_refused(spark: SparkSession, store: holdfast.StreamStore) -> None:
