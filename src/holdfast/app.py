@@ -71,8 +71,9 @@ class App:
     ) -> Callable[[F], F]:
         """Declare the decorated function as a node; see `NodeSpec` for what each option means.
 
-        The function takes one DataFrame with all inputs merged, or one per input, in the order of `inputs`. The output
-        stream is named like the node unless `output` says otherwise.
+        The function takes one DataFrame with all inputs merged, or one per input, in the order of `inputs`, and returns
+        one, or a flow of Holdfast's own operators (`holdfast.spark.flow_of`). The output stream is named like the node
+        unless `output` says otherwise.
         """
 
         def declare(function: F) -> F:

@@ -31,7 +31,8 @@ REPLICAS_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """One node as its user described it: a function from streaming DataFrames to one, and the promises around it."""
+    """One node as its user described it: a function from streaming DataFrames to one, or to a flow, and the promises
+    around it."""
 
     name: str
     inputs: tuple[str, ...]

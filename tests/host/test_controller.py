@@ -49,12 +49,19 @@ class Queries:
 
     def __init__(self, home: Path) -> None:
         self.home, self.log, self.refused = home, [], 0
+        self.keeps_state, self.needed = False, 0
         self.decision, self.checkpoint = home / "decision", home / "checkpoint"
         for kind in ("offsets", "commits"):
             (self.checkpoint / kind).mkdir(parents=True)
-        offset = json.dumps({"format": 1, "until_us": 5 * SECOND})
-        (self.checkpoint / "offsets" / "0").write_text(f"v1\n{{}}\n{offset}\n")
-        (self.checkpoint / "commits" / "0").write_text("v1\n{}\n")
+        self.commit(0, 5 * SECOND)
+
+    def commit(self, batch: int, until_us: int) -> None:
+        offset = json.dumps({"format": 1, "until_us": until_us})
+        (self.checkpoint / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{offset}\n")
+        (self.checkpoint / "commits" / str(batch)).write_text("v1\n{}\n")
+
+    def needed_us(self, until_us: int) -> int:
+        return min(until_us, self.needed)
 
     def start_stable(self) -> Any:
         self.log.append("start")
@@ -90,13 +97,16 @@ class Queries:
         fork.query.stop()
 
 
-def replica(tmp_path: Path, say: Callable[[str, Send], None] = lambda *_: None) -> tuple[Controller, Queries]:
+def replica(
+    tmp_path: Path, say: Callable[[str, Send], None] = lambda *_: None, keeps_state: bool = False
+) -> tuple[Controller, Queries]:
     store = holdfast.open(tmp_path / "streams")
     source = store.create("s", "n bigint", bucket="1s")
     source.writer().commit([], now_us=1, boundary_us=5 * SECOND)
     output = store.create("out", "n bigint", bucket="1s")
     home = tmp_path / "home"
     queries: Any = Queries(home)
+    queries.keeps_state = keeps_state
     plan = NodePlan("node@here", (InputPlan("s", ("s@here",)),), OutputPlan("out", ("s",), ("reader@here",)),
                     bucket_us=SECOND, window_us=2 * SECOND)  # fmt: skip
     intakes = {"s": DirectIntake(source, "s@here", SECOND, Cuts())}
@@ -184,6 +194,31 @@ def test_a_disk_that_is_full_fails_the_replica_and_not_the_host(tmp_path: Path) 
     controller, _ = replica(tmp_path, say)
     until(controller, lambda: controller.trouble)
     assert "No space left" in str(controller.trouble)
+    controller.stop_queries()
+    controller.close()
+
+
+@pytest.mark.parametrize("keeps_state", [False, True])
+def test_input_that_an_operators_state_relies_on_is_not_acknowledged(tmp_path: Path, keeps_state: bool) -> None:
+    """L8: what is lost is made again from checkpoints and from the input since the oldest of them."""
+    acks: list[int] = []
+
+    def say(sender: str, send: Send) -> None:
+        if isinstance(send.message, Ack):
+            acks.append(send.message.upto_us)
+
+    controller, queries = replica(tmp_path, say, keeps_state)
+    queries.needed = 2 * SECOND
+    until(controller, lambda: controller.core)
+    writer = controller._intakes["s"].stream.writer(takeover=True)
+    writer.commit([], now_us=1, boundary_us=100 * SECOND)
+    for batch, second in ((1, 99), (2, 100)):
+        queries.commit(batch, second * SECOND)
+        until(controller, lambda second=second: controller.core and controller.core.stable == second)
+    reached_us = 2 * SECOND if keeps_state else 100 * SECOND
+    until(controller, lambda: acks and acks[-1] == reached_us)
+    assert max(acks) == reached_us
+    assert not controller.movable or not keeps_state
     controller.stop_queries()
     controller.close()
 

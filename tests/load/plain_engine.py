@@ -136,7 +136,7 @@ class PlainQueries(NodeQueries):
 
     def __init__(self, spark: None, node: Any, inputs: Sequence[Stream], outputs: Path, home: Path) -> None:
         self._node, self._inputs, self._outputs, self._home = node, tuple(inputs), outputs, home
-        self._beginning = load_beginning(home)
+        self._beginning, self._flow = load_beginning(home), None
 
     def create_output(self, bucket_us: int) -> Stream:
         store = StreamStore(self._outputs)

@@ -98,6 +98,9 @@ class Controller:
         self._retained = 0
         #: The first bucket that a copy of the query, on its way elsewhere, may have to read here after all.
         self._kept_from: int | None = None
+        #: Input from here on may be needed to restore the state of Holdfast's own operators; who is finding out.
+        self._relied_us = BEGINNING_US if queries.keeps_state else END_OF_TIME_US
+        self._relying: Future[int] | None = None
         self.core: NodeCore | None = None
         self._effects: Effects | None = None
         self.stopped = False
@@ -208,8 +211,10 @@ class Controller:
 
     @property
     def movable(self) -> bool:
-        """Whether the node could run elsewhere as well as here: it is STABLE, and its query has committed something."""
-        return self.serves and self.core is not None and self.core.state is NodeState.STABLE and self._batch >= 0
+        """Whether the node could run elsewhere as well as here: it is STABLE, its query has committed something, and
+        nothing that it relies on stays behind."""
+        at_rest = self.serves and self.core is not None and self.core.state is NodeState.STABLE and self._batch >= 0
+        return at_rest and not self._queries.keeps_state
 
     @property
     def query(self) -> StreamingQuery | None:
@@ -280,6 +285,7 @@ class Controller:
         if self._stable is None:
             self._watch_start(now)
             return
+        self._take_relied()
         progress = self._queries.progress(self._batch)
         if progress is not None:
             self._batch, self._pause_us = progress.batch_id, _RESTART_US_MIN
@@ -319,11 +325,31 @@ class Controller:
                 self.tell(InputGap(stream, removed))
 
     def _retain(self) -> None:
+        """Let go of input that nobody needs. What an operator's open windows rely on stands in the output's log, which
+        takes a moment to look at: so that happens on the starter's thread."""
+        assert self.core is not None
         needed = self._needed_from
-        if needed - self._retained >= _RETAIN_BUCKETS:
-            self._retained = needed
-            for intake in self._intakes.values():
-                intake.retain(needed * self._size)
+        if needed - self._retained < _RETAIN_BUCKETS or self._relying is not None:
+            return
+        self._retained = needed
+        if self._queries.keeps_state:
+            self._relying = self._starter.submit(self._queries.needed_us, self.core.stable * self._size)
+        else:
+            self._let_go(needed * self._size)
+
+    def _take_relied(self) -> None:
+        if self._relying is None or not self._relying.done():
+            return
+        relying, self._relying = self._relying, None
+        if (error := relying.exception()) is not None:
+            log.warning("%s: keeps its input for now: %s", self.plan.replica, error)
+            return
+        self._relied_us = relying.result()
+        self._let_go(min(self._retained * self._size, self._relied_us))
+
+    def _let_go(self, upto_us: int) -> None:
+        for intake in self._intakes.values():
+            intake.retain(upto_us)
 
     # -- effects -----------------------------------------------------------------------------------------------------
 
@@ -350,10 +376,11 @@ class Controller:
             self._say(self.plan.replica, Send(send.to, self._held_back(send.message)))
 
     def _held_back(self, message: Message) -> Message:
-        """A fork may be on an older checkpoint than the stable query; where there is no mirror, it reads the origin."""
+        """A fork may be on an older checkpoint than the stable query, and an operator's state may have to be made again
+        from earlier input; where there is no mirror, they read the origin."""
         if not isinstance(message, Ack) or not self._intakes[message.stream].in_place:
             return message
-        return Ack(message.stream, min(message.upto_us, self._needed_from * self._size))
+        return Ack(message.stream, min(message.upto_us, self._needed_from * self._size, self._relied_us))
 
     def _skip(self, order: SkipStable) -> None:
         """The query begins anew behind the gap; what it cannot say is a hole of its output (§4.9.4)."""

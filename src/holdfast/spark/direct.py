@@ -11,6 +11,7 @@ A task that finds no state reads what it needs again on the spot: no other task 
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +23,14 @@ import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql.datasource import InputPartition
 
+from holdfast.model.time import BEGINNING_US
 from holdfast.operators.numbering import numbered, partition_of
 from holdfast.spark.source import BucketReader, until_of
 from holdfast.spark.stage import Batch, StagePlan, this_task
 from holdfast.stream.merge import Merge, Piece, Source
 from holdfast.stream.reader import cut, read_extent
 from holdfast.stream.store import StreamStore
+from holdfast.stream.tentative import ALL_ROWS, PlannedPiece
 
 #: Beyond this many partitions a shuffle is cheaper than reading everything everywhere.
 TASKS_MAX = 8
@@ -74,7 +77,7 @@ class StageReader(BucketReader):
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         since, until = until_of(start), until_of(end)
         self._check_reach(until)
-        if until <= since:
+        if until == BEGINNING_US:
             return []
         pieces = self._merge.pieces(since, until)
         return [StageTask(p, pieces, since, until) for p in range(self._stage.partitions)]
@@ -85,11 +88,13 @@ class StageReader(BucketReader):
         rows = Rows(stage, self._sources, task.partition)
 
         def again(position_us: int) -> pl.DataFrame:
-            merge = Merge([StreamStore(stage.root).open(name) for name in stage.streams])
-            return rows.read(merge.pieces(position_us, task.since_us), position_us, task.since_us)
+            return rows.again(position_us, task.since_us)
 
-        batch = Batch(task.since_us, task.until_us, rows.read(task.pieces, task.since_us, task.until_us), again)
-        yield from this_task(stage.plan, task.partition).run(batch)
+        try:
+            new = rows.read(task.pieces, task.since_us, task.until_us)
+            yield from this_task(stage.plan, task.partition).run(Batch(task.since_us, task.until_us, new, again))
+        finally:
+            rows.close()
 
 
 class Rows:
@@ -108,9 +113,35 @@ class Rows:
         for piece in pieces:
             path = Path(self._sources[piece.source].folder, "main", piece.segment)
             batch = read_extent(self._files, path, piece.fields, self._stored[piece.source])
-            found += [self._shaped(part) for _, part in cut(piece.fields, batch, since_us, until_us)]
-        frame: pl.DataFrame = pl.from_arrow(pa.Table.from_batches(found, self._taken))  # type: ignore[assignment]
+            found += [part for _, part in cut(piece.fields, batch, since_us, until_us)]
+        return self.taken(found)
+
+    def again(self, since_us: int, until_us: int) -> pl.DataFrame:
+        """What was read before, looked up anew."""
+        merge = Merge([StreamStore(Path(s.folder).parent).open(s.name) for s in self._sources])
+        try:
+            return self.read(merge.pieces(since_us, until_us), since_us, until_us)
+        finally:
+            merge.close()
+
+    def planned(self, pieces: Sequence[PlannedPiece]) -> pl.DataFrame:
+        """What a fork was given."""
+        found = []
+        for piece in pieces:
+            batch = read_extent(self._files, Path(piece.path), piece.fields, self._stored[piece.source])
+            found.append(batch if piece.rows == ALL_ROWS else batch.slice(0, piece.rows))
+        return self.taken(found)
+
+    def taken(self, batches: Sequence[pa.RecordBatch]) -> pl.DataFrame:
+        """The tuples of this partition's groups among these."""
+        shaped = [self._shaped(batch) for batch in batches]
+        frame: pl.DataFrame = pl.from_arrow(pa.Table.from_batches(shaped, self._taken))  # type: ignore[assignment]
         return self._mine(frame)
+
+    def close(self) -> None:
+        for fd in self._files.values():
+            os.close(fd)
+        self._files = {}
 
     def _shaped(self, part: pa.RecordBatch) -> pa.RecordBatch:
         """The columns that are wanted; one that the stream lacks is null, as for every reader of several streams."""

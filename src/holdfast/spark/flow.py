@@ -6,6 +6,8 @@ Rules:
 3. A flow has at most one operator with state. Its checkpoints live in the stream that the flow writes, so what follows
    another stateful operator starts from that stream; there it can run on other machines, too.
 4. Rows that mark the begin and end of a batch travel with the tuples. Filters let them pass, maps leave them alone.
+5. A streaming DataFrame of Holdfast's becomes a flow by `flow_of`. In a node that is the way in; the node itself is the
+   way out: its function returns the flow (`holdfast.spark.node_flow`).
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ from holdfast.spark import control
 from holdfast.spark.aggregate import AggregateStage
 from holdfast.spark.databases import ReadStep, UpdateStage
 from holdfast.spark.direct import TASKS_MAX, DirectStage, encode_stage
+from holdfast.spark.frames import Reading, reading_of
 from holdfast.spark.joining import JoinStage, SortStage
+from holdfast.spark.options import READ_OPTIONS, Options
 from holdfast.spark.restore import Spec, operator_name, origin_of
 from holdfast.spark.stage import Output
 from holdfast.spark.stages import SOURCES_MAX, Inputs, StatefulStage, staged
@@ -86,6 +90,8 @@ class Flow:
     stage: StatefulStage | None = None
     checkpoint: Continuous | None = None
     after: tuple[Callable[[DataFrame], DataFrame], ...] = ()
+    known: DataFrame | None = None
+    """The streams as they were read before, for the sake of their columns: asking Spark again takes it a moment."""
 
     # -- operators without state -------------------------------------------------------------------------------------
 
@@ -205,16 +211,17 @@ class Flow:
         that its parent writes (`fork_of`): if the parent's version is no longer on scratch, the state is restored from
         there.
         """
+        self._check_outside("write")
         if fork_of is not None:
             parents = parents or ("main",)
             if lineage in parents:
                 raise UsageError(f"a fork needs a lineage of its own; got {lineage!r}, which is its parent's; name one")
         spec = self._spec(stream, scratch, lineage, parents, fork_of)
-        if fork_of is not None and self.stage is not None:
+        if fork_of is not None and self.checkpoint is not None:
             spec = msgspec.structs.replace(spec, origin=origin_of(Path(checkpoint_location), fork_of))
         if create and self.stage is not None:
             self._create(stream, spec, bucket)
-        frame = self._frame(Output(self.root, stream, spec.origin), spec)
+        frame = self.results(spec)
         writer = frame.writeStream.format("holdfast").option("root", self.root)
         writer = writer.option("checkpointLocation", str(checkpoint_location)).option("boundary", "input")
         if create:
@@ -227,13 +234,22 @@ class Flow:
 
     def frame(self) -> DataFrame:
         """The flow as a streaming DataFrame, for a sink of your own. Its state has no checkpoints then."""
+        self._check_outside("frame")
         if self.checkpoint is not None:
             raise UsageError("checkpoints go to the stream that a flow writes; use write, or leave out checkpoint=")
         spec = self._spec(".frames", None, f"frame-{os.urandom(4).hex()}", ())
         # Nobody can find this lineage again once the process has ended.
         atexit.register(shutil.rmtree, Path(spec.scratch, spec.operator, spec.lineage), ignore_errors=True)
-        frame = self._frame(None, spec)
+        frame = self.results(spec, stored=False)
         return frame if self.stage is not None else frame.filter(~is_mark())
+
+    def _check_outside(self, verb: str) -> None:
+        if self.in_node:
+            raise UsageError(f"inside a node, return the flow itself; its host starts the query; leave out .{verb}(…)")
+
+    @property
+    def in_node(self) -> bool:
+        return any(name in dict(self.options) for name in ("decision", "plan"))
 
     def _spec(
         self, stream: str, scratch: Any, lineage: str, parents: tuple[str, ...], fork_of: str | None = None
@@ -241,21 +257,30 @@ class Flow:
         local = str(self.spark.sparkContext.master).startswith("local")
         home = fork_of or stream  # A fork finds its parent's versions where its parent looks for them.
         folder = scratch_folder(self.root, home, scratch, local=local)
-        operator = ""
-        if self.stage is not None:
-            # Both ways number groups differently, so neither must take up the other's state.
-            direct = self._direct(self._reader().load(",".join(self.streams)), self._inputs())
-            operator = self.stage.name if direct is None else f"{self.stage.name}-direct"
-            if direct is None and self.stage.several_keys:
-                operator = operator_name(operator, StreamStore(self.root), home, folder, (lineage, *parents))
-        return Spec(stream, operator, self.partitions, folder, lineage, parents, scratch is not None and not local)
+        always = scratch is not None and not local
+        operator = self.operator(home, folder, (lineage, *parents))
+        return Spec(stream, operator, self.partitions, folder, lineage, parents, always)
+
+    def operator(self, stream: str, scratch: str, lineages: tuple[str, ...]) -> str:
+        """What the operator with state is called in its versions and checkpoints."""
+        if self.stage is None:
+            return ""
+        # Both ways number groups differently, so neither must take up the other's state.
+        if self._direct(self._columns(), self._inputs()) is not None:
+            return f"{self.stage.name}-direct"
+        if not self.stage.several_keys:
+            return self.stage.name
+        return operator_name(self.stage.name, StreamStore(self.root), stream, scratch, lineages)
 
     def _reader(self) -> Any:
         return self.spark.readStream.format("holdfast").option("root", self.root).options(**dict(self.options))
 
+    def _columns(self) -> DataFrame:
+        return self.known if self.known is not None else self._reader().load(",".join(self.streams))
+
     def _inputs(self) -> Inputs:
-        store = StreamStore(self.root)
-        sizes = tuple(store.open(s).definition.bucket_us for s in self.streams)
+        given = Options({"root": self.root, **dict(self.options), "path": ",".join(self.streams)}, READ_OPTIONS)
+        sizes = tuple(s.definition.bucket_us for s in given.streams)
         return Inputs(self.streams, sizes, self.partitions, tuple(streams for streams, _ in self._parts))
 
     def _direct(self, frame: DataFrame, inputs: Inputs) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
@@ -281,32 +306,39 @@ class Flow:
             frame = frame.withColumn("_src", source)
         return frame
 
-    def _frame(self, output: Output | None, spec: Spec) -> DataFrame:
-        frame = self._source(spec)
-        for step in self.before:
-            frame = step(frame)
-        if self.stage is not None:
-            scratch = Scratch(spec.scratch, spec.operator, spec.lineage, spec.parents)
-            inputs = self._inputs()
-            columns, plan, schema = self.stage.plan(frame, inputs, scratch, self.checkpoint, output)
-            direct = self._direct(frame, inputs)
-            if direct is not None:
-                keys, values = direct
-                stage = DirectStage(plan, self.root, self.streams, self.partitions, keys, values, self.stage.salt)
-                reader = self._restoring(spec).option("stage", encode_stage(stage))
-                frame = reader.load(",".join(self.streams))
-            else:
-                frame = staged(frame, columns, inputs, plan, schema)
-        else:
-            # Without a stage nobody needs the marks' twins; the union's own column stays inside.
-            frame = frame.drop("_src")
+    def results(self, spec: Spec, *, stored: bool = True, checkpoints: bool = True) -> DataFrame:
+        """What the operators give, as a frame; `stored`: it is written to the stream that the spec names."""
+        output = Output(self.root, spec.stream, spec.origin) if stored else None
+        policy = self.checkpoint if checkpoints else None
+        frame = self._unstaged(spec) if self.stage is None else self._staged(self.stage, spec, policy, output)
         for step in self.after:
             frame = step(frame)
         return frame
 
+    def _unstaged(self, spec: Spec) -> DataFrame:
+        frame = self._source(spec)
+        for step in self.before:
+            frame = step(frame)
+        return frame.drop("_src")  # The union's own column stays inside.
+
+    def _staged(self, stage: StatefulStage, spec: Spec, policy: Continuous | None, output: Output | None) -> DataFrame:
+        scratch = Scratch(spec.scratch, spec.operator, spec.lineage, spec.parents)
+        inputs = self._inputs()
+        direct = self._direct(columns := self._columns(), inputs)
+        if direct is not None:
+            _, plan, _ = stage.plan(columns, inputs, scratch, policy, output)
+            keys, values = direct
+            reads = DirectStage(plan, self.root, self.streams, self.partitions, keys, values, stage.salt)
+            return self._restoring(spec).option("stage", encode_stage(reads)).load(",".join(self.streams))
+        frame = self._source(spec)
+        for step in self.before:
+            frame = step(frame)
+        wanted, plan, schema = stage.plan(frame, inputs, scratch, policy, output)
+        return staged(frame, wanted, inputs, plan, schema)
+
     def _create(self, stream: str, spec: Spec, bucket: str | None) -> None:
         """The stage looks into its output's log, so the stream must be there before the query."""
-        frame = self._frame(Output(self.root, stream, spec.origin), spec)
+        frame = self.results(spec)
         columns = [f for f in to_arrow_schema(frame.schema, timezone="UTC") if f.name not in (*HEADER, control.COLUMN)]
         StreamStore(self.root).create(
             stream, pa.schema(columns), exist_ok=True, **({"bucket": bucket} if bucket else {})
@@ -384,3 +416,33 @@ def flow(
     count = partitions or max(1, spark.sparkContext.defaultParallelism)
     given = tuple((k, str(v)) for k, v in options.items())
     return Flow(spark, str(os.path.abspath(where)), streams, given, count)
+
+
+def flow_of(*frames: DataFrame, partitions: int | None = None) -> Flow:
+    """A streaming DataFrame of Holdfast's as a flow: `flow_of(read_stream(spark, "orders")).aggregate(…)`.
+
+    It takes the frame as it was read, by `read_stream`, by `readStream.format("holdfast")` or as the parameter of a
+    node; filters and maps are put behind it. Of a node with one parameter per input it takes one of them, or several:
+    `flow_of(left, right).join("left", "right", …)`.
+    """
+    readings = [reading_of(frame) for frame in frames]
+    first = readings[0] if readings else None
+    if first is None or any(r is None or r.options != first.options or r.streams != first.streams for r in readings):
+        raise UsageError(
+            "flow_of takes streams as they were read, all by the same reader; operators of Spark stand in between, or "
+            "the frame comes from elsewhere; put filter and map behind flow_of"
+        )
+    return _flow_of(frames[0], first, [r.only for r in readings if r is not None], partitions)
+
+
+def _flow_of(frame: DataFrame, reading: Reading, only: Sequence[str | None], partitions: int | None) -> Flow:
+    spark = frame.sparkSession
+    options = {k: v for k, v in reading.options.items() if k.lower() != "root"}
+    root = next((v for k, v in reading.options.items() if k.lower() == "root"), os.environ.get("HOLDFAST_ROOT", ""))
+    count = partitions or max(1, spark.sparkContext.defaultParallelism)
+    known = reading.whole if reading.whole is not None else frame
+    made = Flow(spark, os.path.abspath(root), reading.streams, tuple(options.items()), count, known=known)
+    taken = [name for name in only if name is not None]
+    if len(taken) < len(only) or set(taken) == set(reading.streams):
+        return made
+    return made.filter(F.col(STREAM_COLUMN).isin(taken))

@@ -2,20 +2,30 @@
 
 A fork begins with the offset of its parent's last commit and counts on in stime, as its parent does; so Spark, the
 watermark and the sink see nothing unusual. What lies in a bucket was decided by somebody else and stands in a file.
+
+An operator of Holdfast's gets the marks of its batch, as from any source (`ForkReader`), or reads what was planned
+itself (`ForkStageReader`). It begins with its parent's version of the state. If that is lost, the parent's checkpoints
+and the input in front of the fork make it again. A version of the fork's own that is lost ends the fork (`StateLost`):
+the next one starts from a later commit of the parent, which is soon enough for what is tentative.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import polars as pl
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
+from holdfast.spark.direct import Rows, decode_stage
 from holdfast.spark.options import READ_OPTIONS, Options
-from holdfast.spark.source import boundary_row, offset_of, together, until_of
-from holdfast.stream.merge import sources_of
+from holdfast.spark.restore import Restore
+from holdfast.spark.source import Marks, boundary_row, offset_of, together, until_of
+from holdfast.spark.stage import Batch, this_task
+from holdfast.stream.merge import Merge, Piece, sources_of
 from holdfast.stream.tentative import PlannedPiece, PlannedReader, PlanReader
 
 
@@ -29,19 +39,35 @@ class ForkTask(InputPartition):
 
     def __init__(self, pieces: Sequence[PlannedPiece], boundary_us: int | None) -> None:
         self.pieces, self.boundary_us = pieces, boundary_us
+        self.marks: Marks | None = None
+        self.before: Sequence[Piece] = ()
+        """What a stage whose state is lost must see again, in front of the batch."""
+
+
+class ForkStageTask(InputPartition):
+    """One batch for one partition of an operator that reads itself."""
+
+    def __init__(self, partition: int, pieces: Sequence[PlannedPiece], since_us: int, until_us: int) -> None:
+        self.partition, self.pieces, self.since_us, self.until_us = partition, pieces, since_us, until_us
 
 
 class ForkReader(DataSourceStreamReader):
     """Follows a plan."""
 
     def __init__(self, given: dict[str, str]) -> None:
-        options = Options(given, READ_OPTIONS)
+        self._options = options = Options(given, READ_OPTIONS)
         self._path = Path(options.get("plan") or "")
         self._plan = PlanReader(self._path)
         self._boundaries = options.choice("boundaries", "before", "exact")
+        self._marks, restore = options.integer("marks"), options.get("restore")
+        self._restore = None if restore is None else Restore.of(restore, options.store)
         self._sources = sources_of(options.streams)
         self._stream_column = options.flag("streamcolumn", len(self._sources) > 1)
         self._ready = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Executors get a copy of the reader: they need the sources, not the plan.
+        return {"_sources": self._sources, "_stream_column": self._stream_column}
 
     def initialOffset(self) -> dict[str, int]:
         raise AssertionError("a fork starts from its parent's checkpoint")
@@ -58,9 +84,22 @@ class ForkReader(DataSourceStreamReader):
         return start if until is None or until <= until_of(start) else offset_of(until)
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        since, until, pieces = self._planned(start, end)
+        if self._marks is None:
+            return [ForkTask(pieces, boundary_row(self._boundaries, since, until))]
+        task = ForkTask(pieces, None)
+        again = since if self._restore is None else self._restore.forked_us(since)
+        if again < since:
+            merge = Merge(self._options.streams)
+            task.before = merge.pieces(again, since)
+            merge.close()
+        task.marks = (self._marks, (since, until, again))
+        return [task]
+
+    def _planned(self, start: dict[str, int], end: dict[str, int]) -> tuple[int, int, list[PlannedPiece]]:
         self._plan.refresh()
         since, until = until_of(start), until_of(end)
-        return [ForkTask(self._plan.pieces(since, until), boundary_row(self._boundaries, since, until))]
+        return since, until, self._plan.pieces(since, until)
 
     def commit(self, end: dict[str, int]) -> None:
         self._plan.forget(until_of(end))
@@ -69,6 +108,38 @@ class ForkReader(DataSourceStreamReader):
         assert isinstance(partition, ForkTask)
         reader = PlannedReader(self._sources, stream_column=self._stream_column)
         try:
-            yield from together(reader.planned(partition.pieces), reader, partition.boundary_us)
+            if partition.marks is not None and partition.before:
+                since, _, again = partition.marks[1]
+                yield from reader.read(partition.before, again, since)
+            yield from together(reader.planned(partition.pieces), reader, partition.boundary_us, partition.marks)
         finally:
             reader.close()
+
+
+class ForkStageReader(ForkReader):
+    """Follows a plan; its tasks run the operator."""
+
+    def __init__(self, given: dict[str, str]) -> None:
+        super().__init__(given)
+        self._stage = decode_stage(self._options.get("stage") or "")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_stage": self._stage}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        since, until, pieces = self._planned(start, end)
+        return [ForkStageTask(p, pieces, since, until) for p in range(self._stage.partitions)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, ForkStageTask)
+        task, stage = partition, self._stage
+        rows = Rows(stage, self._sources, task.partition)
+
+        def again(position_us: int) -> pl.DataFrame:
+            return rows.again(position_us, task.since_us)
+
+        try:
+            batch = Batch(task.since_us, task.until_us, rows.planned(task.pieces), again)
+            yield from this_task(stage.plan, task.partition).run(batch)
+        finally:
+            rows.close()

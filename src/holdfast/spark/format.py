@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 
 from holdfast.model.errors import UsageError
 from holdfast.spark.direct import StageReader, decode_stage
-from holdfast.spark.forked import ForkReader
+from holdfast.spark.forked import ForkReader, ForkStageReader
 from holdfast.spark.options import READ_OPTIONS, Options
 from holdfast.spark.sink import BatchSink, StreamSink
 from holdfast.spark.source import BucketReader, RangeReader
@@ -36,9 +36,10 @@ class HoldfastSource(DataSource):
 
     def streamReader(self, schema: StructType) -> BucketReader | ForkReader:
         options = Options(self.options, READ_OPTIONS)
-        if options.get("stage") is not None:
-            return StageReader(dict(self.options))
-        return ForkReader(dict(self.options)) if options.get("plan") is not None else BucketReader(dict(self.options))
+        staged, forked = options.get("stage") is not None, options.get("plan") is not None
+        if forked:
+            return ForkStageReader(dict(self.options)) if staged else ForkReader(dict(self.options))
+        return StageReader(dict(self.options)) if staged else BucketReader(dict(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
         if overwrite:

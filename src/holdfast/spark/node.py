@@ -6,6 +6,8 @@ Rules:
 2. A fork starts from the parent's last commit together with the results that the parent has computed and not yet filed:
    they are no longer in the query's state, so the fork could not compute them again.
 3. Each runs in a scheduler pool of its own, so that catching up on one side does not hold up news on the other.
+4. The function may return a flow of Holdfast's own operators instead (`node_flow`). It is a description, so both
+   queries are made of the same one.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -30,11 +33,14 @@ from holdfast.diagram import NodeSpec
 from holdfast.model.errors import StorageError, UsageError
 from holdfast.model.time import SECOND_US, instant_text
 from holdfast.model.tuples import STREAM_COLUMN
+from holdfast.spark import control
 from holdfast.spark.beginning import begin_anew, load_beginning
+from holdfast.spark.flow import Flow
 from holdfast.spark.fork import fork_checkpoint, last_commit
 from holdfast.spark.forked import ready_mark
-from holdfast.spark.frames import read_stream
+from holdfast.spark.frames import part_of, read_stream
 from holdfast.spark.keyed import forked_from
+from holdfast.spark.node_flow import NodeFlow
 from holdfast.spark.pools import fork_pool, stable_pool
 from holdfast.spark.results import create_output, node_columns
 from holdfast.spark.wal import read_wal
@@ -81,6 +87,7 @@ class NodeQueries:
     ) -> None:
         self._spark, self._node, self._inputs, self._outputs, self._home = spark, node, tuple(inputs), outputs, home
         self._beginning = load_beginning(home)
+        self._flow: NodeFlow | None = None
         self._boundaries = node.boundaries if node.boundaries != "auto" else self._suitable_boundaries()
 
     @property
@@ -94,7 +101,7 @@ class NodeQueries:
     def create_output(self, bucket_us: int) -> Stream:
         """The output stream with the columns that the function gives; what is there already must fit."""
         schema = to_arrow_schema(self._results(decision=str(self.decision)).schema, timezone="UTC")
-        columns = node_columns(self._node, schema)
+        columns = node_columns(self._node, pa.schema([field for field in schema if field.name != control.COLUMN]))
         return create_output(StreamStore(self._outputs), self._node, columns, bucket_us)
 
     # -- the stable query --------------------------------------------------------------------------------------------
@@ -105,6 +112,16 @@ class NodeQueries:
         sink = {} if right_from is None else {"from": instant_text(right_from)}
         frame = self._results(decision=str(self.decision), **source)
         return self._start(frame, self._node.name, stable_pool(self._node.name), self.checkpoint, sink)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether operators of Holdfast's own have state: it lies here, and is restored from output and inputs."""
+        return self._flow is not None and self._flow.keeps_state
+
+    def needed_us(self, until_us: int) -> int:
+        """Once results up to `until_us` are written, earlier input than this is not needed any more, also not to
+        restore an operator's state. Reads the end of the output's log."""
+        return until_us if self._flow is None else self._flow.needed_us(until_us, self._beginning.generation)
 
     def begin_anew(self, start_us: int, right_from_us: int) -> None:
         """From the next start on the stable query begins here, with an empty state."""
@@ -136,6 +153,8 @@ class NodeQueries:
         except BaseException:
             # It is tried again every few seconds, each time with links that keep the parent's old state on the disk.
             shutil.rmtree(home, ignore_errors=True)
+            if self._flow is not None:
+                self._flow.forget(fork)
             raise
 
     def _started_fork(self, fork: int, checkpoint: Path, plan: Path) -> RunningFork:
@@ -144,8 +163,11 @@ class NodeQueries:
         rested = monotonic_us()
         forked = progress_of(checkpoint)
         assert forked.until_us is not None, "every batch of ours has one input with an stime"
-        with forked_from(self._query_id(), plan.with_name("operators")):
-            frame = self._results(plan=str(plan))
+        if self._flow is not None:
+            frame = self._flow.forked({"plan": str(plan)}, self._beginning.generation, fork, forked.until_us)
+        else:
+            with forked_from(self._query_id(), plan.with_name("operators")):
+                frame = self._results(plan=str(plan))
         branch = os.urandom(8).hex()
         name, pool = f"{self._node.name}-fork-{fork}", fork_pool(self._node.name)
         query = self._start(frame, name, pool, checkpoint, {"branch": branch})
@@ -190,6 +212,8 @@ class NodeQueries:
         """A host that starts has no forks; what an earlier life left is removed."""
         for checkpoint in (self._home / "forks").glob("*/checkpoint"):
             self._remove_fork(checkpoint)
+        if self._flow is not None:
+            self._flow.clear(self._beginning.generation)
         shutil.rmtree(self._home / "forks", ignore_errors=True)
 
     def _remove_fork(self, checkpoint: Path) -> None:
@@ -199,10 +223,14 @@ class NodeQueries:
             for staged in (self._outputs / self._node.output / "staging").glob(f"{query_id}.*"):
                 staged.unlink(missing_ok=True)
         shutil.rmtree(checkpoint.parent, ignore_errors=True)
+        if self._flow is not None and checkpoint.parent.name.isdigit():
+            self._flow.forget(int(checkpoint.parent.name))
 
     # -- frames ------------------------------------------------------------------------------------------------------
 
     def _results(self, boundaries: str | None = None, **options: str) -> DataFrame:
+        if self._flow is not None:
+            return self._flow.stable(options, self._beginning.generation)
         roots = json.dumps([str(stream.folder.parent) for stream in self._inputs])
         names = [stream.name for stream in self._inputs]
         frame = read_stream(
@@ -210,26 +238,32 @@ class NodeQueries:
             streamColumn=str(self._node.separate or len(names) > 1).lower(), **options,
         )  # fmt: skip
         results = self._node.function(*(self._split(frame) if self._node.separate else [frame]))
+        if isinstance(results, Flow):
+            self._flow = NodeFlow(self._node, results, self._outputs, self._home)
+            return self._flow.stable(options, self._beginning.generation)
         if not isinstance(results, DataFrame) or not results.isStreaming:
             raise UsageError(
-                f"node {self._node.name} must return a streaming DataFrame; got {type(results).__name__}; "
-                f"return the frame that your operators give"
+                f"node {self._node.name} must return a streaming DataFrame or a flow; got {type(results).__name__}; "
+                f"return what your operators give"
             )
         return results
 
     def _split(self, frame: DataFrame) -> list[DataFrame]:
         """One source, taken apart by input: one offset and one watermark, so that no input stalls the others."""
         return [
-            frame.filter(F.col(STREAM_COLUMN) == s.name).select(
+            part_of(frame, s.name, frame.filter(F.col(STREAM_COLUMN) == s.name).select(
                 "tuple_type", "tuple_id", "stime", *s.definition.schema.names
-            )
+            ))
             for s in self._inputs
-        ]
+        ]  # fmt: skip
 
     def _suitable_boundaries(self) -> str:
         """`exact` closes windows a bucket earlier, but is right only where no operator drops what lies at the
         watermark."""
-        plan = self._results("before", decision=str(self.decision))._jdf.queryExecution().analyzed().toString()
+        frame = self._results("before", decision=str(self.decision))
+        if self._flow is not None:
+            return "exact"  # It has no watermark.
+        plan = frame._jdf.queryExecution().analyzed().toString()
         return "before" if any(operator in plan for operator in _STRICT) else "exact"
 
     def _start(
@@ -237,6 +271,9 @@ class NodeQueries:
     ) -> StreamingQuery:
         writer = frame.writeStream.format("holdfast").queryName(name).option("checkpointLocation", str(checkpoint))
         writer = writer.option("root", str(self._outputs)).options(**options)
+        if self._flow is not None:
+            # The operators release what the end of a batch closes in the batch itself.
+            writer = writer.option("boundary", "input")
         if self._node.stime is not None:
             writer = writer.option("stime", self._node.stime)
         started: list[StreamingQuery | BaseException] = []

@@ -77,7 +77,8 @@ def checkpoints(
 ) -> Generator[tuple[Footprint, Body], None, None]:
     """The checkpoints of an operator up to a position, the newest first (rule 2)."""
     number = operator_number(operator)
-    ends = [(stream, position_us)]
+    # A fork in a node writes no checkpoints: what stands in its stream behind the root is its parent's.
+    ends = [(stream, position_us)] if origin is None or origin.stream != stream else []
     if origin is not None:
         ends.append((origin.stream, min(origin.root_us, position_us)))
     for name, end_us in ends:
@@ -127,6 +128,11 @@ class Restore:
             return since_us
         at_hand = not first if self._spec.always else self._scratch.has(self._spec.partitions, since_us)
         return since_us if at_hand else self._oldest(since_us)
+
+    def forked_us(self, since_us: int) -> int:
+        """The same in a fork, of which nothing but the beginning can be read again: later it is started anew."""
+        origin = self._spec.origin
+        return since_us if origin is None or since_us > origin.root_us else self.again_us(since_us)
 
     def needed_us(self, until_us: int) -> int:
         """The input before this is not needed any more once the results up to `until_us` are written (L8)."""

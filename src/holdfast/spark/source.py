@@ -189,6 +189,8 @@ class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         self._decision = None if decision is None else Decision(Path(decision))
         self._marks = self._options.integer("marks")
         self._restore = None if restore is None else Restore.of(restore, self._options.store)
+        start = self._options.get("start", "beginning")
+        self._told_us = None if start in ("beginning", "live") else instant_us(start or "")
         self._initial: int | None = None
         self._last: int | None = None
 
@@ -200,10 +202,10 @@ class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
                 self._initial = bucket
             elif start == "beginning":
                 self._initial = BEGINNING_US
-            elif start == "live":
+            elif self._told_us is None:
                 self._initial = self._merge.complete_until_us
             else:
-                self._initial = instant_us(start or "")
+                self._initial = self._told_us
         return offset_of(self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -239,7 +241,8 @@ class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         since, until = until_of(start), until_of(end)
         self._check_reach(until)
-        if self._marks is not None and until > since:
+        # A first batch without tuples still has a state at its end, which the next one begins with.
+        if self._marks is not None and until > BEGINNING_US:
             return self._marked(self._marks, since, until)
         boundary = boundary_row(self._boundaries, since, until)
         return split(self._merge.pieces(since, until), since, until, self._tasks_max, boundary)
@@ -257,7 +260,8 @@ class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
     def _marked(self, partitions: int, since: int, until: int) -> list[Task]:
         """A batch for a stage, with what a stage that lost its state must read again in front of it."""
         again = since
-        if self._restore is not None:
+        # Where the query was told to begin there is no state; checkpoints of an earlier beginning are not its own.
+        if self._restore is not None and since != self._told_us:
             again = self._restore.again_us(since)
         tasks = split(self._merge.pieces(again, until), again, until, self._tasks_max, None)
         tasks[-1].marks = (partitions, (since, until, again))
@@ -272,8 +276,7 @@ class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
                 acknowledge(Path(source.folder), self._subscriber, until, now_us(), Disk())
 
     def stop(self) -> None:
-        for reader in self._merge.readers:
-            reader.close()
+        self._merge.close()
 
 
 def offset_of(until_us: int) -> dict[str, int]:

@@ -68,6 +68,12 @@ class StagePlan:
     policy: Continuous | None = None
     output: Output | None = None
 
+    def restores(self, position_us: int) -> bool:
+        """Whether there are checkpoints: its own, or up to its root those of the query that it is a fork of."""
+        origin = None if self.output is None else self.output.origin
+        has_own = self.policy is not None and self.output is not None
+        return has_own or (origin is not None and position_us <= origin.root_us)
+
     @property
     def kernel_keys(self) -> tuple[str, ...]:
         return self.kernel.keys
@@ -171,10 +177,10 @@ class Stage:
         found = self.plan.scratch.load(self.partition, batch.since_us)
         if found is not None:
             return _Start(found.blocks, found.measured, self._in_log(found, batch.since_us))
-        if self.plan.policy is None or self.plan.output is None:
+        if not self.plan.restores(batch.since_us):
             raise StateLost(
                 f"{self.plan.operator}: the state of partition {self.partition} at {instant_text(batch.since_us)} is "
-                f"lost, and it has no checkpoints; start it with a new checkpoint folder, or with continuous()"
+                f"lost, and it has no checkpoints there; start it with a new checkpoint folder, or with continuous()"
             )
         return _Start(*self._restored(batch))
 

@@ -80,6 +80,13 @@ class Scratch:
         lineages = (self.lineage, *self.parents)
         return all(any(_whole(self._path(lineage, p, position_us)) for lineage in lineages) for p in range(partitions))
 
+    def pin(self, partitions: int, position_us: int) -> None:
+        """Give the versions of the parents a name of their own here: a parent forgets its, and nothing is copied."""
+        for partition, parent in itertools.product(range(partitions), self.parents):
+            with contextlib.suppress(OSError):  # It is lost, or the filesystem has no links: then the parent's is read.
+                self._folder(self.lineage, partition).mkdir(parents=True, exist_ok=True)
+                os.link(self._path(parent, partition, position_us), self._path(self.lineage, partition, position_us))
+
     def store(self, partition: int, position_us: int, version: Version) -> None:
         folder = self._folder(self.lineage, partition)
         folder.mkdir(parents=True, exist_ok=True)

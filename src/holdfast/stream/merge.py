@@ -66,6 +66,10 @@ class Merge:
         for reader in self.readers:
             reader.refresh()
 
+    def close(self) -> None:
+        for reader in self.readers:
+            reader.close()
+
     @property
     def complete_until_us(self) -> int:
         """Rule 1."""
