@@ -11,6 +11,7 @@ import pytest
 import holdfast
 from holdfast.load import parcel
 from holdfast.load.parcel import File, Head, Unpacking, pack
+from holdfast.load.tasks import GuestNote, guests_on, install_guest
 from holdfast.model.errors import PeerError
 from holdfast.stream.frame import crc32c
 from holdfast.stream.waiting import Waiting
@@ -87,3 +88,17 @@ def test_a_file_that_would_lie_elsewhere_is_refused_before_anything_is_written(
 def test_another_version_is_refused_instead_of_guessed(tmp_path: Path, packed: bytes) -> None:
     with pytest.raises(PeerError, match="version 1; got 9"):
         Unpacking(tmp_path / "out").feed(packed[:8] + b"\x09\x00" + packed[10:])
+
+
+def test_a_host_finds_whole_guests_and_sweeps_what_crashes_have_left(tmp_path: Path, packed: bytes) -> None:
+    """A host did not start again: a thread that was late had made the output of a guest anew that was just removed."""
+    guests = tmp_path / ".holdfast" / "guests"
+    unpacking = Unpacking(guests / ".coming")
+    unpacking.feed(packed)
+    _, output, waiting = unpacking.finish()
+    note = GuestNote("anna:1#0", "counts", "anna")
+    install_guest(guests / "anna.1.0", note, output, waiting, guests / ".coming")
+    holdfast.open(guests / "anna.2.0" / "streams").create("counts", "n bigint", bucket="1s")
+    (guests / ".gone-1").mkdir()
+    assert guests_on(tmp_path) == [(guests / "anna.1.0", note)]
+    assert [path.name for path in guests.iterdir()] == ["anna.1.0"]

@@ -201,10 +201,13 @@ class Guest(HeldTask):
             queries = NodeQueries(spark, node, [i.stream for i in intakes.values()], self.store.root, self.home)
             return queries, queries.create_output(node.bucket_us or bucket_us)
 
+        preparing = loop.run_in_executor(None, prepare)
         try:
-            queries, output = await loop.run_in_executor(None, prepare)
+            queries, output = await asyncio.shield(preparing)
             controller = Controller(plan, queries, intakes, output, self.home, self.say)
         except BaseException:
+            # A thread cannot be cancelled, and it would make the folder again that whoever cancels is to remove.
+            await asyncio.wait({preparing})
             for intake in intakes.values():
                 intake.close()  # Whoever tries again opens the same files.
             raise
@@ -272,7 +275,8 @@ def guests_on(root: Path) -> list[tuple[Path, GuestNote]]:
     folder = root / ".holdfast" / "guests"
     found = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if path.name.startswith("."):
+        # What has no note never came whole (rule 3): a thread that was late has made it again.
+        if path.name.startswith(".") or not (path / "guest").exists():
             shutil.rmtree(path, ignore_errors=True)
         else:
             found.append((path, unseal((path / "guest").read_bytes(), GuestNote, str(path / "guest"))))
