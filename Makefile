@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCHES := log_append spark_read microbatch stores window_join output_deviation cec_throughput cec_recovery \
-           bpm_convergence bpm_contracts dpc_overhead dpc_tradeoff
+           bpm_convergence bpm_contracts bpm_prototype dpc_overhead \
+           dpc_tradeoff
 
 .PHONY: setup demo test test-stores lint bench clean
 
@@ -23,14 +24,14 @@ $(READY): pyproject.toml
 demo: setup
 	$(BIN)/python -m holdfast.demo
 
-# Two at a time where tests do not mind company; those that start clusters, kill hosts or watch the clock one by one.
-# What failed is shown and then run once more alone: real processes on a starved machine miss deadlines that are theirs
-# to keep. A test that fails twice fails.
+# Two at a time; first those that take a moment, then those that start clusters and kill hosts. What failed is shown and
+# then run once more alone: real processes on a starved machine miss deadlines that are theirs to keep. A test that
+# fails twice fails.
 AGAIN := --last-failed --last-failed-no-failures none
 test: setup
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile \
 		|| { [ $$? -eq 1 ] && $(BIN)/python -m pytest -m "not slow" $(AGAIN); }
-	$(BIN)/python -m pytest -m slow || { [ $$? -eq 1 ] && $(BIN)/python -m pytest -m slow $(AGAIN); }
+	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile || { [ $$? -eq 1 ] && $(BIN)/python -m pytest -m slow $(AGAIN); }
 
 # The stores at length, with HBase beside them where Maven can bring it: 10,000 operations, 1,000 power cuts.
 test-stores: setup
