@@ -10,11 +10,13 @@ from holdfast.model.errors import UsageError
 from holdfast.protocol.load.choice import Judge
 from holdfast.protocol.load.contract import Contract, fixed_price
 from holdfast.protocol.load.cost import MM1, Forecast, Levels
+from holdfast.protocol.load.effects import Drop, Fetch
 from holdfast.protocol.load.leases import STEPS, LeaseState, Role
-from holdfast.protocol.load.messages import Accept, Commit, End, Offer, Recall, Renew
+from holdfast.protocol.load.ledger import charge
+from holdfast.protocol.load.messages import Accept, Commit, Committed, End, Offer, Ready, Recall, Renew
 from holdfast.protocol.load.participant import ParticipantCore
 from holdfast.protocol.load.plan import ParticipantPlan
-from holdfast.protocol.load.signals import Measured, Received, Tick
+from holdfast.protocol.load.signals import Finished, Measured, Moved, Place, Received, Returned, Tick
 from holdfast.protocol.load.usage import Task, Usage, together
 from tests.protocol.load.load_scene import S, Scene, both_ways, tasks
 
@@ -143,6 +145,52 @@ def test_a_task_moved_further_is_called_back_when_its_owner_wants_it():
     assert sum(scene.loads.values()) == 10
     for x, y in (("a", "b"), ("b", "c")):
         assert scene.core(x).ledger.balance(y) == -scene.core(y).ledger.balance(x)
+
+
+def moving() -> tuple[ParticipantCore, list[Task], list[object]]:
+    """A buyer whose first task is on its way to its partner, what it runs, and its records."""
+    core, mine = ParticipantCore(ParticipantPlan("a", Levels(), (LINE,)), (), 0), tasks("a", 12)
+    records: list[object] = list(core.handle(Measured(tuple(mine)), 0).record)
+    for answer in (Accept("a:1", ("a.0",)), Committed("a:1", (charge("a:1#0", 0, LINE, 10.0, 1.0),))):
+        records += core.handle(Received("b", answer), 1).record
+    assert core.book.leases["a:1#0"].state is LeaseState.MOVING
+    return core, mine, records
+
+
+def ends(effects) -> list[str]:
+    return [sent.message.lease_id for sent in effects.send if isinstance(sent.message, End)]
+
+
+def test_a_task_that_is_over_while_it_is_on_its_way_home_does_not_run_on():
+    core, mine, records = moving()
+    for signal in (Moved("a:1#0"), Place("a.0")):
+        records += core.handle(signal, 2).record
+    assert core.handle(Received("b", Ready("a:1#0")), 3).fetch == (Fetch("a:1#0", mine[0], "b"),)
+    effects = core.handle(Finished("a.0"), 4)
+    records += effects.record
+    assert ends(effects) == ["a:1#0"]
+    again, short = (ParticipantCore(core.plan, kept, 5) for kept in (records, core.snapshot()))
+    assert core.handle(Returned("a:1#0"), 5).drop == (Drop("a.0"),)
+    for restarted in (again, short):
+        assert restarted.handle(Measured(tuple(mine)), 6).drop == (Drop("a.0"),)
+        assert restarted.load == Usage(11.0)
+
+
+def test_a_task_that_comes_home_before_it_is_over_is_not_stopped_for_it():
+    core, mine, _ = moving()
+    for signal in (Moved("a:1#0"), Place("a.0"), Received("b", Ready("a:1#0"))):
+        core.handle(signal, 2)
+    assert not core.handle(Returned("a:1#0"), 3).drop
+    assert not core.handle(Returned("a:1#0"), 4).drop
+    assert not core.handle(Measured(tuple(mine)), 5).drop
+
+
+def test_a_task_that_is_over_while_it_is_on_its_way_to_a_partner_is_ended_there():
+    core, mine, records = moving()
+    again = ParticipantCore(core.plan, records, 2)
+    assert [move.lease_id for move in again.handle(Measured(tuple(mine[1:])), 2).move] == ["a:1#0"]
+    assert not ends(again.handle(Finished("a.0"), 3))
+    assert ends(again.handle(Moved("a:1#0"), 4)) == ["a:1#0"]
 
 
 def test_every_state_of_a_lease_can_be_left_but_the_last():

@@ -20,6 +20,7 @@ from holdfast.protocol.load.records import (
     OfferClosed,
     OfferMade,
     Opened,
+    Over,
     Placed,
     Record,
     ReservationClosed,
@@ -75,6 +76,8 @@ class Book:
             lease.asked, lease.units = record.period, record.units
         elif isinstance(record, Unwanted):
             self.leases[record.lease_id].unwanted = True
+        elif isinstance(record, Over):
+            self.leases[record.lease_id].over = True
         elif isinstance(record, Placed):
             self.placed.pop(record.task_id, None)
             if record.partner:
@@ -124,6 +127,8 @@ class Book:
                 kept.append(Asked(lease.lease_id, lease.asked, lease.units))
             if lease.unwanted:
                 kept.append(Unwanted(lease.lease_id))
+            if lease.over:
+                kept.append(Over(lease.lease_id))
         return tuple(kept)
 
     # What follows from it ---------------------------------------------------------------------------------------
@@ -180,6 +185,11 @@ class Book:
     def over(self, task_id: str) -> bool:
         """Whether this is a partner's task whose lease has ended."""
         return task_id not in self.leases and self.ledger.has(task_id, 0)
+
+    def stopped(self, tasks: Iterable[Task]) -> dict[str, None]:
+        """Those of these that must not run here: partners' whose lease has ended, and what was over while away."""
+        gone = {lease.task.task_id for lease in self.leases.values() if lease.over}
+        return {task.task_id: None for task in tasks if task.task_id in gone or self.over(task.task_id)}
 
     def onward(self, lease_id: str) -> Lease | None:
         """The lease under which a partner's task was moved further, if it was."""

@@ -44,7 +44,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Stop a partner's task that runs here: its owner has ended it."""
+    """Stop a task that runs here: its owner has ended it. A partner's is named by its lease, our own by its name."""
 
     lease_id: str
 

@@ -79,6 +79,8 @@ class Lease:
     """Buyer: it ended before the task had moved, so nothing is owed."""
     unwanted: bool = False
     """The other side asked to end it; it ends when its period does."""
+    over: bool = False
+    """Buyer: the task is over for good, wherever it is."""
 
     @property
     def partner(self) -> str:

@@ -99,9 +99,10 @@ class ParticipantCore:
         return turn.effects()
 
     def _measure(self, turn: Turn, signal: Measured) -> None:
-        self.book.local = {task.task_id: task for task in signal.tasks if not self.book.over(task.task_id)}
         # A crash may have come between the end of a lease and the end of its task.
-        turn.drop += [Drop(task.task_id) for task in signal.tasks if self.book.over(task.task_id)]
+        stopped = self.book.stopped(signal.tasks)
+        self.book.local = {task.task_id: task for task in signal.tasks if task.task_id not in stopped}
+        turn.drop += [Drop(task_id) for task_id in stopped]
         self.book.movable = None if signal.movable is None else frozenset(signal.movable)
         if signal.forecast is not None:
             self.judge = Judge(self.plan.cost, self.plan.margin, signal.forecast)

@@ -94,6 +94,13 @@ class Unwanted:
 
 
 @dataclass(frozen=True, slots=True)
+class Over:
+    """Buyer: the task of this lease is over for good. If it still comes home or arrives, it is stopped."""
+
+    lease_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Charged:
     """An entry of the ledger."""
 
@@ -109,5 +116,6 @@ class Placed:
 
 
 Record = (
-    OfferMade | OfferClosed | Reserved | ReservationClosed | Opened | Stepped | Asked | Unwanted | Charged | Placed
+    OfferMade | OfferClosed | Reserved | ReservationClosed | Opened | Stepped | Asked | Unwanted | Over | Charged
+    | Placed
 )  # fmt: skip

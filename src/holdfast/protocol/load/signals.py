@@ -77,7 +77,7 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A task of our own is over for good, wherever it ran."""
+    """A task of our own is over for good, wherever it ran. Its name is free again when no lease is about it."""
 
     task_id: str
 

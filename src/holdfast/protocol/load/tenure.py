@@ -6,7 +6,8 @@ Rules:
    carrying it (or paying a third participant, if it moved the task further) costs more than it is paid.
 3. The seller enters every period first and the buyer copies it, at the latest from the answer to End: so the ledgers
    agree when a lease is over, whatever was lost on the way (B8).
-4. What is under way is repeated until it is answered. A movement that failed costs nothing.
+4. What is under way is repeated until it is answered. A movement that failed costs nothing. What is over for good is
+   stopped where it arrives, if it was on its way at that moment.
 5. An answer holds a bounded number of entries; the buyer asks on until it has them all, before anything ends. Nobody is
    charged for a period that has not nearly begun by the seller's clock.
 """
@@ -21,7 +22,7 @@ from holdfast.protocol.load.effects import Drop, Fetch, Move
 from holdfast.protocol.load.leases import Lease, LeaseState, Role
 from holdfast.protocol.load.ledger import VOID, Entry, charge, voided
 from holdfast.protocol.load.messages import Commit, Committed, End, Ended, Ready, Recall, Refused, Renew, Renewed
-from holdfast.protocol.load.records import Asked, Placed, Unwanted
+from holdfast.protocol.load.records import Asked, Over, Placed, Unwanted
 from holdfast.protocol.load.turn import Turn
 from holdfast.protocol.load.usage import Task
 
@@ -63,8 +64,8 @@ class Tenure:
 
     def _period(self, turn: Turn, judge: Judge, lease: Lease) -> None:
         """A period may be over: pay for another, or have the task back."""
-        if self.book.over(lease.task.task_id):
-            self._end(turn, lease)  # A partner's task, moved further, that its owner has ended meanwhile.
+        if lease.over or self.book.over(lease.task.task_id):
+            self._end(turn, lease)  # Its owner has ended it while it was on its way.
             return
         if not self.plan.returns and not lease.unwanted:
             return
@@ -200,6 +201,8 @@ class Tenure:
     def returned(self, turn: Turn, lease_id: str) -> None:
         """The task runs here again."""
         lease = self.book.leases.get(lease_id)
+        if lease is not None and lease.over:
+            turn.drop.append(Drop(lease.task.task_id))
         if lease is None or lease.role is not Role.BUYER or lease.state is not LeaseState.RETURNING:
             return
         self.book.local[lease.task.task_id] = lease.task
@@ -210,8 +213,16 @@ class Tenure:
     def finished(self, turn: Turn, task_id: str) -> None:
         """A task is over for good: also where it was moved to."""
         self.book.local.pop(task_id, None)
+        self._over(turn, task_id)
+
+    def _over(self, turn: Turn, task_id: str) -> None:
+        """End what we have moved; a task that is on its way just now is not missed (rule 4)."""
         lease = self.book.onward(task_id)
-        if lease is not None and lease.state in _AWAY:
+        if lease is None:
+            return
+        if not lease.over:
+            turn.note(Over(lease.lease_id))
+        if lease.state in _AWAY:
             self._end(turn, lease)
 
     # The seller's side ------------------------------------------------------------------------------------------
@@ -311,7 +322,5 @@ class Tenure:
             turn.step(lease.lease_id, LeaseState.ENDED)
             self.book.local.pop(lease.lease_id, None)
             turn.drop.append(Drop(lease.lease_id))
-            further = self.book.onward(lease.lease_id)
-            if further is not None and further.state in _AWAY:
-                self._end(turn, further)
+            self._over(turn, lease.lease_id)
         turn.say(sender, Ended(message.lease_id, self._after(sender, message.lease_id, message.have)))
