@@ -53,6 +53,7 @@ ONCE_BROKEN = {
     528: "B5: the seeds' Lemma 1 range leaves out a node when the price lies between two tasks (see band)",
     159: "B4: a task on its way back was still counted as load to be shed",
     2344: "B2: a host crashed between the end of a lease and the end of its task, which then ran for ever",
+    7778: "B5: a counter-offer that did not pay was kept, and closed its seller to a third, round after round",
     6130: "B2: a task ended while it was on its way home, and then ran on there",
 }
 

@@ -10,10 +10,10 @@ from holdfast.model.errors import UsageError
 from holdfast.protocol.load.choice import Judge
 from holdfast.protocol.load.contract import Contract, fixed_price
 from holdfast.protocol.load.cost import MM1, Forecast, Levels
-from holdfast.protocol.load.effects import Drop, Fetch
+from holdfast.protocol.load.effects import Drop, Fetch, Send
 from holdfast.protocol.load.leases import STEPS, LeaseState, Role
 from holdfast.protocol.load.ledger import charge
-from holdfast.protocol.load.messages import Accept, Commit, Committed, End, Offer, Ready, Recall, Renew
+from holdfast.protocol.load.messages import Accept, Commit, Committed, Counter, End, Offer, Ready, Recall, Release, Renew
 from holdfast.protocol.load.participant import ParticipantCore
 from holdfast.protocol.load.plan import ParticipantPlan
 from holdfast.protocol.load.signals import Finished, Measured, Moved, Place, Received, Returned, Tick
@@ -155,6 +155,18 @@ def moving() -> tuple[ParticipantCore, list[Task], list[object]]:
         records += core.handle(Received("b", answer), 1).record
     assert core.book.leases["a:1#0"].state is LeaseState.MOVING
     return core, mine, records
+
+
+def test_a_counter_offer_that_does_not_pay_is_let_go_at_once_and_one_that_does_is_kept():
+    contracts = tuple(Contract(f"a>{seller}", "a", seller, 8.0, 12.0) for seller in "bcd")
+    core = ParticipantCore(ParticipantPlan("a", Levels(), contracts), (), 0)
+    core.handle(Measured(tuple(tasks("a", 10))), 0)
+    # The tenth task costs a 9.5.
+    effects = core.handle(Received("b", Counter("a:1", 9.5, ("a.0",))), 1)
+    assert Send("b", Release("a:1")) in effects.send
+    assert [sent.to for sent in effects.send if isinstance(sent.message, Offer)] == ["c"]
+    effects = core.handle(Received("c", Counter("a:2", 9.0, ("a.0",))), 2)
+    assert [(sent.to, type(sent.message)) for sent in effects.send] == [("d", Offer)]
 
 
 def ends(effects) -> list[str]:

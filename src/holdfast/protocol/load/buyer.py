@@ -5,8 +5,9 @@ Rules:
    of time. So sellers never promise more than they get, and one task is never in two offers.
 2. Partners are asked in this order: those that answer and did not refuse last, by price; those that refused last; those
    that do not answer (§7.2.2). Each is asked at most once in a period d (B3).
-3. Every offer names the lowest price of the contract. An acceptance ends the round. Counter-offers are kept until all
-   have been asked; then the cheapest that still pays is taken, and the others are let go.
+3. Every offer names the lowest price of the contract. An acceptance ends the round. A counter-offer that pays is kept
+   until all have been asked; then the cheapest that still pays is taken, and the others are let go. One that does not
+   pay is let go at once: kept, it would close the seller to those that would pay, round after round.
 4. What the owner has placed by hand is offered to that partner alone, whether it pays or not; the seller's consent and
    the range of prices are needed all the same.
 5. An offer binds: an acceptance in time is committed, also after a crash in between.
@@ -154,7 +155,10 @@ class Buyer:
             return
         self.refused[contract.contract_id] = True
         if isinstance(answer, Counter) and named and contract.within(answer.price):
-            current.counters.append((answer.price, len(current.counters), offer, named))
+            if self._paying(judge, contract, named, answer.price):
+                current.counters.append((answer.price, len(current.counters), offer, named))
+            else:
+                turn.say(sender, Release(offer.offer_id))
             if self.plan.pause_us:
                 current.resume_us = turn.now_us + self.plan.pause_us
                 turn.wake(current.resume_us)
@@ -171,17 +175,21 @@ class Buyer:
         """Everybody has been asked: the cheapest counter-offer that still pays, or none."""
         current = self.round
         assert current is not None
-        here = {task.task_id: task for task in self.book.offerable()}
         for price, _, offer, named in sorted(current.counters, key=lambda counter: counter[:2]):
             contract = self.book.contracts[offer.contract_id]
-            tasks = [here[name] for name in named if name in here]
-            taken = tuple(task for task in tasks if self.book.placed.get(task.task_id) == contract.seller)
-            taken = taken or judge.offerset(tasks, self.book.staying(), contract, price)
+            taken = self._paying(judge, contract, named, price)
             if taken:
                 self.refused[contract.contract_id] = False
                 self._bargain(turn, offer, tuple(task.task_id for task in taken), price)
                 return
         self._close(turn, None)
+
+    def _paying(self, judge: Judge, contract: Contract, named: tuple[str, ...], price: float) -> tuple[Task, ...]:
+        """What of this is worth that price now; what the owner has placed there is, whatever it costs (rule 4)."""
+        here = {task.task_id: task for task in self.book.offerable()}
+        tasks = [here[name] for name in named if name in here]
+        ordered = tuple(task for task in tasks if self.book.placed.get(task.task_id) == contract.seller)
+        return ordered or judge.offerset(tasks, self.book.staying(), contract, price)
 
     def _bargain(self, turn: Turn, offer: OfferMade, named: tuple[str, ...], price: float) -> None:
         """Agreed: open the leases; `Tenure` tells the seller until it knows."""

@@ -4,7 +4,7 @@ Rules:
 1. A node with load L carries its L-th task at a marginal cost of L − 1/2. So it offers L − low tasks at the lowest
    price `low`, and accepts `low` minus everything it has or has promised.
 2. Messages and movements take no time. A node rests for D after a movement and after a round that led to none, and for
-   D/40 after each counter-offer; sellers keep what they counter-offered reserved meanwhile.
+   D/40 after each counter-offer; sellers keep what they counter-offered reserved meanwhile, if it pays for the buyer.
 3. `exact` makes every movement at the microsecond at which the core makes it; `tests/sim` holds it to that. Only nodes
    that would be refused outright by everybody sleep until a load next door changes.
 4. Without `exact`, nodes sleep too whose negotiations must fail: that saves most of the time, and leaves out the pauses
@@ -184,12 +184,12 @@ class LevelSim:
                 return
             self.refused[c] = True
             if theirs < high[c]:
-                self._counter(current, c, seller, theirs, offered)
+                self._counter(node, current, c, seller, theirs, offered)
                 heapq.heappush(self.heap, (self.now_us + PAUSE_US, node))
                 return
         self._settle(node, current)
 
-    def _counter(self, current: _Round, c: int, seller: int, theirs: int, offered: int) -> None:
+    def _counter(self, node: int, current: _Round, c: int, seller: int, theirs: int, offered: int) -> None:
         """The seller asks for its valuation of one task, or a little more; at the top of the range, for all it can."""
         price = theirs + 0.5
         if self.extra and not self.lost[c]:
@@ -197,6 +197,9 @@ class LevelSim:
         wanted = 1
         if price >= self.high[c]:
             wanted = min(offered, self.high[c] - theirs)
+        if self.load[node] - 0.5 <= price:
+            self.lost[c] = True  # It does not pay: let go at once.
+            return
         self.reserved[seller] += wanted
         current.counters.append((price, len(current.counters), c, wanted))
 
