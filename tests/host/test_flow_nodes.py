@@ -172,7 +172,7 @@ def test_what_does_not_fit_into_a_node_is_refused_with_the_reason(spark: SparkSe
         return NodeQueries(spark, app.diagram().nodes[0], [stream], tmp_path, tmp_path)
 
     def updated(rows: DataFrame) -> Flow:
-        return flow_of(rows).update("insert into t values (:k)", database="sqlite:t.db")
+        return flow_of(rows).update("insert into t values (:k)", database="sqlite:///t.db")
 
     def written(rows: DataFrame) -> Any:
         return flow_of(rows).filter("k > 1").write("elsewhere", checkpoint_location=tmp_path / "c")
