@@ -13,7 +13,18 @@ from holdfast.protocol.load.cost import MM1, Forecast, Levels
 from holdfast.protocol.load.effects import Drop, Fetch, Send
 from holdfast.protocol.load.leases import STEPS, LeaseState, Role
 from holdfast.protocol.load.ledger import charge
-from holdfast.protocol.load.messages import Accept, Commit, Committed, Counter, End, Offer, Ready, Recall, Release, Renew
+from holdfast.protocol.load.messages import (
+    Accept,
+    Commit,
+    Committed,
+    Counter,
+    End,
+    Offer,
+    Ready,
+    Recall,
+    Release,
+    Renew,
+)
 from holdfast.protocol.load.participant import ParticipantCore
 from holdfast.protocol.load.plan import ParticipantPlan
 from holdfast.protocol.load.signals import Finished, Measured, Moved, Place, Received, Returned, Tick
