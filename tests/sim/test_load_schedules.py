@@ -54,6 +54,10 @@ ONCE_BROKEN = {
     159: "B4: a task on its way back was still counted as load to be shed",
     2344: "B2: a host crashed between the end of a lease and the end of its task, which then ran for ever",
     7778: "B5: a counter-offer that did not pay was kept, and closed its seller to a third, round after round",
+    5412: "B4, by the checker: two bargains were closed in another order than they had been promised",
+    7191: "B4, by the checker: a movement had failed, and its seller, which was down, had not heard of it",
+    7654: "B4, by the checker: as 7191",
+    9981: "B4, by the checker: as 7191",
     6130: "B2: a task ended while it was on its way home, and then ran on there",
 }
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from holdfast.protocol.load.contract import Contract
 from holdfast.protocol.load.cost import MM1, Cost
 from holdfast.protocol.load.leases import LeaseState, Role
-from holdfast.protocol.load.ledger import VOID
 from holdfast.protocol.load.messages import Accept, Commit, Counter, End, Message, Offer, Refused, Reject, Release
 from holdfast.protocol.load.records import Charged, Opened, Record, Stepped
 from holdfast.protocol.load.usage import Task
@@ -73,12 +72,15 @@ class Checker(Watcher):
     _started_us: dict[str, int] = field(default_factory=dict)
     _origin: dict[str, Contract] = field(default_factory=dict)
     _moved: dict[str, int] = field(default_factory=dict)
-    _agreed: dict[str, float] = field(default_factory=dict)
-    """What each would carry if everything agreed so far had moved."""
+    _saves: dict[str, float] = field(default_factory=dict)
+    """What each lease saved its buyer, when the buyer closed the bargain."""
+    _under: dict[str, float] = field(default_factory=dict)
+    """What each seller ran and had promised when it answered an offer, and what of that offer it has taken since."""
+    _first_cost: float = 0.0
 
     def __post_init__(self) -> None:
         self._contracts = {contract.contract_id: contract for contract in self.scenario.contracts}
-        self._agreed = {name: units(tuple(host.running.values())) for name, host in self.world.hosts.items()}
+        self._first_cost = self._all_costs()
 
     def _say(self, label: str, text: str) -> None:
         self.violations.append(Violation(label, self.world.now_us, text))
@@ -88,6 +90,9 @@ class Checker(Watcher):
 
     def _cost(self, name: str) -> Cost:
         return self.world.hosts[name].plan.cost
+
+    def _all_costs(self) -> float:
+        return sum(total(host.plan.cost, units(tuple(host.running.values()))) for host in self.world.hosts.values())
 
     def _margin(self, name: str) -> float:
         return self.world.hosts[name].plan.margin
@@ -137,9 +142,7 @@ class Checker(Watcher):
     def _pays(self, buyer: str, contract: Contract, offer: Offer) -> None:
         """B4, for the buyer: every task costs more than it would be paid for, those offered before it gone."""
         self._count("B4")
-        running = self.world.hosts[buyer].running
-        gone = {task for host, task in self._leaving.values() if host == buyer}
-        load = sum(task.usage.cpu for name, task in running.items() if name not in gone)
+        load = self._staying(buyer)
         cost, d = self._cost(buyer), contract.period_us / 1e6
         for task in offer.tasks:
             x = task.usage.cpu
@@ -150,6 +153,11 @@ class Checker(Watcher):
             if contract.permits is not None and task.definition not in contract.permits:
                 self._say("B2", f"{buyer} offered {task.definition!r} to {contract.seller}, which is not permitted")
             load -= x
+
+    def _staying(self, buyer: str) -> float:
+        """What the buyer runs and has not agreed to move."""
+        gone = {task for host, task in self._leaving.values() if host == buyer}
+        return sum(task.usage.cpu for name, task in self.world.hosts[buyer].running.items() if name not in gone)
 
     def _promised(self, now_us: int, seller: str, offer_id: str, names: tuple[str, ...], price: float | None) -> None:
         known = self._offers.get(offer_id)
@@ -162,6 +170,7 @@ class Checker(Watcher):
         tasks = {task.task_id: task.usage.cpu for task in offer.tasks if task.task_id in names}
         held = self._held(now_us, seller)
         self._affords(seller, offer.price if price is None else price, list(tasks.values()), held)
+        self._under[offer_id] = units(tuple(self.world.hosts[seller].running.values())) + held
         self._promises[offer_id] = _Promise(seller, tasks, now_us + offer.hold_us)
 
     def _held(self, now_us: int, seller: str) -> float:
@@ -205,11 +214,12 @@ class Checker(Watcher):
         """Accounts of who is about to leave, and of money."""
         if isinstance(record, Opened):
             if record.role is Role.BUYER:
+                self._frees(host, record)
                 self._leaving[record.lease_id] = (host, record.task.task_id)
             else:
                 self._promises.pop(record.offer_id, None)
                 self._coming[record.lease_id] = (host, record.task.usage.cpu)
-                self._shifts(self._contracts[record.contract_id], record.task.usage.cpu)
+                self._shifts(record)
         elif isinstance(record, Stepped):
             if record.state is LeaseState.MOVING:
                 self._started_us[record.lease_id] = record.at_us
@@ -218,9 +228,6 @@ class Checker(Watcher):
                 if lease is not None and lease[0] == host:
                     del self._leaving[record.lease_id]
         elif isinstance(record, Charged):
-            if record.entry.period == VOID and host == record.entry.payee:
-                self._agreed[record.entry.payer] += record.entry.units
-                self._agreed[record.entry.payee] -= record.entry.units
             self._charged(host, record)
 
     def _charged(self, host: str, record: Charged) -> None:
@@ -251,20 +258,27 @@ class Checker(Watcher):
         self._coming.pop(lease_id, None)
         self._leaving.pop(lease_id, None)
 
-    def _shifts(self, contract: Contract, x: float) -> None:
-        """B4 as a whole: under static load every bargain lowers the sum of all costs, in the order in which they are
-        made; tasks may arrive in another."""
+    def _frees(self, buyer: str, record: Opened) -> None:
+        """What the lease saves its buyer, on top of everything that surely stays."""
+        load, x = self._staying(buyer), record.task.usage.cpu
+        self._saves[record.lease_id] = total(self._cost(buyer), load) - total(self._cost(buyer), load - x)
+
+    def _shifts(self, record: Opened) -> None:
+        """B4 as a whole: under static load every bargain lowers the sum of all costs.
+
+        Each side is judged at the moment at which it bound itself: sellers may be told of bargains in another order
+        than they promised, and of a movement that failed long after its buyer. By convexity the buyer saves at least
+        what it saves on top of what surely stays, and the seller spends at most what it spends on top of all promises.
+        """
         if not self.scenario.static:
             return
         self._count("B4")
-        buyer, seller = contract.buyer, contract.seller
-        here, there = self._agreed[buyer], self._agreed[seller]
-        saved = total(self._cost(buyer), here) - total(self._cost(buyer), here - x)
-        spent = total(self._cost(seller), there + x) - total(self._cost(seller), there)
+        contract, x = self._contracts[record.contract_id], record.task.usage.cpu
+        cost, load = self._cost(contract.seller), self._under[record.offer_id]
+        self._under[record.offer_id] = load + x
+        saved, spent = self._saves[record.lease_id], total(cost, load + x) - total(cost, load)
         if spent > saved + TINY:
-            self._say("B4", f"{x} units from {buyer} to {seller} cost {spent} and save {saved}")
-        self._agreed[buyer] = here - x
-        self._agreed[seller] = there + x
+            self._say("B4", f"{x} units from {contract.buyer} to {contract.seller} cost {spent} and save {saved}")
 
     def on_return(self, now_us: int, source: str, to: str, lease_id: str, task: Task) -> None:
         """B3: load moves for a period."""
@@ -282,6 +296,8 @@ class Checker(Watcher):
         running = sum(len(host.running) for host in self.world.hosts.values())
         if running != expected_tasks:
             self._say("B2", f"{running} tasks run, of {expected_tasks}: one was lost or doubled")
+        if self.scenario.static and self._all_costs() > self._first_cost + TINY:
+            self._say("B4", f"everything together costs {self._all_costs()}, and cost {self._first_cost} before")
         self._ledgers()
         if self.scenario.kind == "lemma":
             self._acceptable()
@@ -294,7 +310,7 @@ class Checker(Watcher):
             books[name] = {(entry.lease_id, entry.period): entry.amount for entry in found}
         for contract in self.scenario.contracts:
             self._count("B8")
-            mine, theirs = (self._under(contract, books[name]) for name in (contract.buyer, contract.seller))
+            mine, theirs = (self._entries(contract, books[name]) for name in (contract.buyer, contract.seller))
             if mine != theirs:
                 odd = sorted(set(mine.items()) ^ set(theirs.items()))[:3]
                 self._say("B8", f"the ledgers of {contract.contract_id} differ: {odd}")
@@ -304,7 +320,7 @@ class Checker(Watcher):
                     moved = "moved" if lease_id in self._moved else "never moved"
                     self._say("B8", f"{lease_id} {moved}, and {paid} was paid for it")
 
-    def _under(self, contract: Contract, book: dict[tuple[str, int], int]) -> dict[tuple[str, int], int]:
+    def _entries(self, contract: Contract, book: dict[tuple[str, int], int]) -> dict[tuple[str, int], int]:
         """The entries of leases that began with this contract's offers."""
         mine = {offer_id for offer_id, (_, _, offer) in self._offers.items()
                 if offer.contract_id == contract.contract_id}  # fmt: skip

@@ -83,6 +83,10 @@ def _too_eager_to_take(right: Any) -> Any:
     return lambda self, task, load, contract, price: right(self, task, load, contract, price * 1.3)
 
 
+def _pays_any_price(right: Any) -> Any:
+    return lambda self, judge, contract, named, price: right(self, judge, contract, named, contract.price_low)
+
+
 def _counts_only_what_runs(right: Any) -> Any:
     return lambda self: together(task.usage for task in self.local.values())
 
@@ -125,6 +129,8 @@ BUGS = {
         (choice.Judge, "sheds", _too_eager_to_shed),), "mixed"),
     "takes-at-a-loss": Bug("B4", "tasks are accepted that cost more than they bring", (
         (choice.Judge, "takes", _too_eager_to_take),), "mixed"),
+    "pays-any-price": Bug("B4", "a counter-offer is taken although it is dearer than what it saves", (
+        (buyer.Buyer, "_paying", _pays_any_price),), "mixed"),
     "never-counters": Bug("B5", "a seller within the range refuses instead of naming a price", (
         (seller.Seller, "_counter", _constant(None)),), "lemma"),
     "keeps-asking-too-much": Bug("B5", "a counter-offer is not lowered when it led to nothing", (
