@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,21 +16,24 @@ import pytest
 
 from holdfast.model.errors import PeerError, StorageError, UsageError
 from holdfast.operators.database import Database, UpdateKernel, read_rows
+from tests.spark.processes import wait_for
 
 SQL = "update stock set left_over = left_over - :n where item = :item"
 
 
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres() -> Iterator[str]:
     """A server of our own on loopback, as long as the machine has the programs."""
     found = list(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     if not found or not shutil.which("setpriv"):
         pytest.skip("needs PostgreSQL (apt-get install postgresql) and setpriv")
     pytest.importorskip("psycopg", reason="needs the extra postgres")
-    programs, folder = found[0].parent, tmp_path_factory.mktemp("postgres")
-    for place in (folder, *folder.parents[:2]):
-        place.chmod(0o755)
-    folder.chmod(0o777)
+    with tempfile.TemporaryDirectory(prefix="holdfast-postgres-") as folder:
+        os.chmod(folder, 0o777)  # It refuses to run as root.
+        yield from served(found[0].parent, Path(folder))
+
+
+def served(programs: Path, folder: Path) -> Iterator[str]:
     drop = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"] if os.getuid() == 0 else []
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -42,20 +46,21 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                                "-k", folder], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
     try:
         url = f"postgresql://test@127.0.0.1:{port}/postgres"
-        import time
-
-        import psycopg
-
-        for _ in range(200):
-            try:
-                psycopg.connect(url).close()
-                break
-            except psycopg.OperationalError:
-                time.sleep(0.1)
+        wait_for(lambda: answers(url), "PostgreSQL to answer", 120)
         yield url
     finally:
         server.terminate()
         server.wait()
+
+
+def answers(url: str) -> bool:
+    import psycopg
+
+    try:
+        psycopg.connect(url).close()
+    except psycopg.OperationalError:
+        return False
+    return True
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
