@@ -7,7 +7,7 @@ BENCHES := log_append spark_read microbatch stores window_join output_deviation 
            bpm_convergence bpm_contracts bpm_prototype dpc_overhead \
            dpc_tradeoff
 
-.PHONY: setup demo test test-stores lint bench clean
+.PHONY: setup demo test test-faults test-stores lint bench clean
 
 setup: $(READY)
 
@@ -24,14 +24,19 @@ $(READY): pyproject.toml
 demo: setup
 	$(BIN)/python -m holdfast.demo
 
-# Two at a time; first those that take a moment, then those that start clusters and kill hosts. What failed is shown and
-# then run once more alone: real processes on a starved machine miss deadlines that are theirs to keep. A test that
-# fails twice fails.
+# Two at a time: first tests that take a moment, then those that start clusters and kill hosts; those that measure delays
+# come last and alone. What failed is shown and then run once more alone: real processes on a starved machine miss
+# deadlines that are theirs to keep. A test that fails twice fails.
+PYTEST := $(BIN)/python -m pytest
 AGAIN := --last-failed --last-failed-no-failures none
 test: setup
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile \
-		|| { [ $$? -eq 1 ] && $(BIN)/python -m pytest -m "not slow" $(AGAIN); }
-	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile || { [ $$? -eq 1 ] && $(BIN)/python -m pytest -m slow $(AGAIN); }
+	$(PYTEST) -m "not slow" -n 2 --dist loadfile || { [ $$? -eq 1 ] && $(PYTEST) -m "not slow" $(AGAIN); }
+	$(PYTEST) -m "slow and not alone" -n 2 --dist loadfile || { [ $$? -eq 1 ] && $(PYTEST) -m "slow and not alone" $(AGAIN); }
+	$(PYTEST) -m alone || { [ $$? -eq 1 ] && $(PYTEST) -m alone $(AGAIN); }
+
+# What is killed, cut and moved, at length: some hours.
+test-faults: setup
+	HOLDFAST_SPARK_KILLS=20 HOLDFAST_NODE_FAULTS=10 HOLDFAST_MOVES=20 $(PYTEST) tests/faults tests/load
 
 # The stores at length, with HBase beside them where Maven can bring it: 10,000 operations, 1,000 power cuts.
 test-stores: setup

@@ -199,7 +199,7 @@ def twins(tmp_path: Path) -> Iterator[Hosts]:
 
 
 long_only = pytest.mark.skipif(not RUNS, reason="HOLDFAST_NODE_FAULTS=10 runs it")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]
 
 
 def cut(trial: Trial, stream: str, seconds: float) -> Outcome:
