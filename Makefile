@@ -36,7 +36,7 @@ test: setup
 
 # What is killed, cut and moved, at length: some hours.
 test-faults: setup
-	HOLDFAST_SPARK_KILLS=20 HOLDFAST_NODE_FAULTS=10 HOLDFAST_MOVES=20 $(PYTEST) tests/faults tests/load
+	HOLDFAST_SPARK_KILLS=20 HOLDFAST_NODE_FAULTS=10 HOLDFAST_MOVES=20 $(PYTEST) tests/faults tests/load tests/host
 
 # The stores at length, with HBase beside them where Maven can bring it: 10,000 operations, 1,000 power cuts.
 test-stores: setup
