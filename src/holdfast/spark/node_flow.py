@@ -77,9 +77,11 @@ class NodeFlow:
         return Restore(self._spec(generation), StreamStore(self._outputs)).needed_us(until_us)
 
     def forget(self, fork: int) -> None:
-        """The versions of a fork that has ended."""
-        for lineage in self._scratch.glob(f"*/{_FORK}{fork}-*"):
-            shutil.rmtree(lineage, ignore_errors=True)
+        """The versions of a fork that has ended, and of those before it: a task of theirs that was late has made their
+        folder again."""
+        for lineage in self._scratch.glob(f"*/{_FORK}*"):
+            if int(lineage.name.removeprefix(_FORK).partition("-")[0]) <= fork:
+                shutil.rmtree(lineage, ignore_errors=True)
 
     def clear(self, generation: int) -> None:
         """A host that starts has neither forks nor an earlier beginning."""
