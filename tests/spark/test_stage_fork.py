@@ -172,7 +172,7 @@ def stage_of(root: Path, lineage: str, parents: tuple[str, ...] = ()) -> str:
     scratch, output = Scratch(str(root / "scratch"), "op", lineage, parents), Output(str(root), "out")
     names = ("stime", "_h", "count", "sum_v")
     plan = StagePlan("op", kernel, panes, schema, names, SECOND, scratch, None, output)
-    return encode_stage(DirectStage(plan, str(root), ("a", "b"), 1, ("key",), ("v",)))
+    return encode_stage(DirectStage(plan, 1, ("key",), ("v",)))
 
 
 def run(reader: StageReader | ForkStageReader, since: int, until: int) -> list[dict[str, Any]]:

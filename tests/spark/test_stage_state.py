@@ -284,7 +284,7 @@ def test_a_column_that_one_of_the_streams_lacks_is_null_for_a_stage_that_reads_i
     running = Running(tmp_path, "out", [], SLOW)
     plan = StagePlan("op", running.kernel, running.panes, SCHEMA, (), SECOND, running.scratch, None, running.output)
     merge = Merge([store.open(name) for name in streams])
-    rows = Rows(DirectStage(plan, str(tmp_path), streams, 1, ("key",), ("v",)), merge.sources, 0)
+    rows = Rows(DirectStage(plan, 1, ("key",), ("v",)), merge.sources, 0)
     read = rows.read(merge.pieces(0, 9 * SECOND), 0, 9 * SECOND)
     assert read.rows() == [(1, SECOND, None), (1, SECOND, 10), (2, 2 * SECOND, None), (2, 2 * SECOND, 20)]
     assert rows.read([], 0, SECOND).schema == read.schema
@@ -298,7 +298,7 @@ def test_what_an_open_window_relies_on_is_not_acknowledged_by_a_stage_that_reads
     inputs = running.store.create("in", "key bigint, v bigint", bucket="1s")
     plan = StagePlan("op", running.kernel, running.panes, SCHEMA, ("stime", "_h", "count", "sum"), SECOND,
                      running.scratch, running.policy, running.output)  # fmt: skip
-    stage = encode_stage(DirectStage(plan, str(tmp_path), ("in",), 1, ("key",), ("v",)))
+    stage = encode_stage(DirectStage(plan, 1, ("key",), ("v",)))
     restore = msgspec.json.encode(running.spec).decode()
     options = {"root": str(tmp_path), "path": "in", "subscriber": "op", "stage": stage, "restore": restore}
     reader = StageReader(options)

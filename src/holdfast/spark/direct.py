@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,6 @@ class DirectStage:
     """What a task must know. Made in the driver, read in executors of the same owner (Spark's own pickling)."""
 
     plan: StagePlan
-    root: str
-    streams: tuple[str, ...]
     partitions: int
     keys: tuple[str, ...]
     values: tuple[str, ...]
@@ -84,17 +82,22 @@ class StageReader(BucketReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, StageTask)
-        task, stage = partition, self._stage
-        rows = Rows(stage, self._sources, task.partition)
+        task = partition
+        yield from run_stage(self._stage, self._sources, task.partition, task.since_us, task.until_us,
+                             lambda rows: rows.read(task.pieces, task.since_us, task.until_us))  # fmt: skip
 
-        def again(position_us: int) -> pl.DataFrame:
-            return rows.again(position_us, task.since_us)
 
-        try:
-            new = rows.read(task.pieces, task.since_us, task.until_us)
-            yield from this_task(stage.plan, task.partition).run(Batch(task.since_us, task.until_us, new, again))
-        finally:
-            rows.close()
+def run_stage(
+    stage: DirectStage, sources: Sequence[Source], partition: int, since_us: int, until_us: int,
+    read: Callable[[Rows], pl.DataFrame],
+) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    """One task of the operator; `read` says which tuples are new."""
+    rows = Rows(stage, sources, partition)
+    try:
+        batch = Batch(since_us, until_us, read(rows), lambda position_us: rows.again(position_us, since_us))
+        yield from this_task(stage.plan, partition).run(batch)
+    finally:
+        rows.close()
 
 
 class Rows:

@@ -328,7 +328,7 @@ class Flow:
         if direct is not None:
             _, plan, _ = stage.plan(columns, inputs, scratch, policy, output)
             keys, values = direct
-            reads = DirectStage(plan, self.root, self.streams, self.partitions, keys, values, stage.salt)
+            reads = DirectStage(plan, self.partitions, keys, values, stage.salt)
             return self._restoring(spec).option("stage", encode_stage(reads)).load(",".join(self.streams))
         frame = self._source(spec)
         for step in self.before:

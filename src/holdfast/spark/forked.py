@@ -15,16 +15,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
-from holdfast.spark.direct import Rows, decode_stage
+from holdfast.spark.direct import decode_stage, run_stage
 from holdfast.spark.options import READ_OPTIONS, Options
 from holdfast.spark.restore import Restore
 from holdfast.spark.source import Marks, boundary_row, offset_of, together, until_of
-from holdfast.spark.stage import Batch, this_task
 from holdfast.stream.merge import Merge, Piece, sources_of
 from holdfast.stream.tentative import PlannedPiece, PlannedReader, PlanReader
 
@@ -132,14 +130,6 @@ class ForkStageReader(ForkReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ForkStageTask)
-        task, stage = partition, self._stage
-        rows = Rows(stage, self._sources, task.partition)
-
-        def again(position_us: int) -> pl.DataFrame:
-            return rows.again(position_us, task.since_us)
-
-        try:
-            batch = Batch(task.since_us, task.until_us, rows.planned(task.pieces), again)
-            yield from this_task(stage.plan, task.partition).run(batch)
-        finally:
-            rows.close()
+        task = partition
+        yield from run_stage(self._stage, self._sources, task.partition, task.since_us, task.until_us,
+                             lambda rows: rows.planned(task.pieces))  # fmt: skip
