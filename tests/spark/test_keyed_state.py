@@ -16,27 +16,13 @@ from pyspark.sql.types import LongType, StringType, StructType
 from holdfast.checkpoint.policy import every
 from holdfast.checkpoint.stores import open_store
 from holdfast.model.errors import CorruptLog, StorageError, UsageError
-from holdfast.operators.udop import UserOperator, decode, encode
+from holdfast.operators.udop import encode
 from holdfast.spark.keyed import ForkOf, Keyed, udop
 from holdfast.spark.keyed_task import Task
 from holdfast.spark.session import own_folder
+from tests.spark.summing import Summing
 
 EXACT = every("1ms", exact=True)
-
-
-class Summing(UserOperator):
-    def __init__(self) -> None:
-        self.sum = 0
-
-    def process(self, row: dict[str, Any]) -> list[dict[str, Any]]:
-        self.sum += row["value"]
-        return [{"key": row["key"], "sum": self.sum}]
-
-    def checkpoint(self) -> bytes:
-        return encode(self.sum)
-
-    def restore(self, saved: bytes) -> None:
-        self.sum = decode(saved)
 
 
 def make(tmp_path: Path, checkpoint: Any, scratch: bool = True) -> Keyed:

@@ -18,27 +18,15 @@ from holdfast.checkpoint.stores import open_store
 from holdfast.operators.udop import UserOperator, VectorOperator, decode, encode
 from holdfast.spark.keyed import ForkOf, udop
 from holdfast.spark.keyed_task import Task
+from tests.spark import summing
 
 EXACT = every("1ms", exact=True)
 SCHEMA = StructType().add("key", StringType()).add("sum", LongType())
 Event = tuple[str, int, int]
 
 
-class Summing(UserOperator):
+class Summing(summing.Summing):
     time_to_live_us = 100
-
-    def __init__(self) -> None:
-        self.sum = 0
-
-    def process(self, row: dict[str, Any]) -> list[dict[str, Any]]:
-        self.sum += row["value"]
-        return [{"key": row["key"], "sum": self.sum}]
-
-    def checkpoint(self) -> bytes:
-        return encode(self.sum)
-
-    def restore(self, saved: bytes) -> None:
-        self.sum = decode(saved)
 
 
 class Columns(Summing, VectorOperator):
