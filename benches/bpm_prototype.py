@@ -35,7 +35,7 @@ from holdfast.clock import now_us, pause
 from holdfast.console.load_picture import write_load_picture
 from holdfast.load.history import Movement, Sample
 
-PRICE, LOWER, MARGIN = 6.25, 2.0, 0.05
+PRICE, LOWER, MARGIN = 6.25, 1.5, 0.05
 #: What a row costs, in microseconds of a core of the contracts.
 US_PER_ROW = 1000
 UTAH, MIT = [f"utah{n}" for n in range(1, 5)], [f"mit{n}" for n in range(1, 4)]
