@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from holdfast.host.envelope import Envelopes
 from holdfast.model.errors import HoldfastError, PeerError, UsageError
 from holdfast.model.names import check_name
 from holdfast.model.schema import parse_schema
@@ -100,7 +101,6 @@ class _Ack(_Spoken, frozen=True, tag="ack"):
     upto_us: _I64
 
 
-_Said = _KeepaliveRequest | _KeepaliveReply | _AuthorisationRequest | _AuthorisationReply | _AuthorisationDone | _Ack
 #: Every message and the form in which it is sent; the fields of both have the same names.
 _FORMS: Mapping[type[Any], type[Any]] = {
     messages.KeepaliveRequest: _KeepaliveRequest,
@@ -110,43 +110,31 @@ _FORMS: Mapping[type[Any], type[Any]] = {
     messages.AuthorisationDone: _AuthorisationDone,
     messages.Ack: _Ack,
 }
-_MEANT: Mapping[type[Any], type[Any]] = {form: meant for meant, form in _FORMS.items()}
 
 
-class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    version: Literal[1]
-    sender: _Name
-    to: _Name
-    message: _Said
+def _formed(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_Report(r.stream, r.state, r.main_us, r.fresh) for r in value)
+    return value
 
 
-_envelope = msgspec.json.Decoder(_Envelope)
+def _meant(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(messages.StreamReport(r.stream, r.state, r.main_us, r.fresh) for r in value)
+    return value
+
+
+_envelopes = Envelopes(WIRE_VERSION, _Name, _FORMS, bytes_max=MESSAGE_BYTES_MAX, formed=_formed, meant=_meant)
 
 
 def encode_message(sender: str, to: str, message: Message) -> bytes:
     """One message in its envelope, as JSON."""
-    if isinstance(message, messages.KeepaliveReply):
-        said: Any = _KeepaliveReply(tuple(_Report(r.stream, r.state, r.main_us, r.fresh) for r in message.reports))
-    else:
-        form = _FORMS[type(message)]
-        said = form(*(getattr(message, name) for name in form.__struct_fields__))
-    return msgspec.json.encode(_Envelope(WIRE_VERSION, sender, to, said))
+    return _envelopes.encode(sender, to, message)
 
 
 def decode_message(data: bytes) -> tuple[str, str, Message]:
     """Sender, receiver and message; `PeerError` if that is not what came."""
-    if len(data) > MESSAGE_BYTES_MAX:
-        raise PeerError(f"a message may have {MESSAGE_BYTES_MAX} bytes at most; got {len(data)}")
-    try:
-        envelope = _envelope.decode(data)
-    except msgspec.MsgspecError as error:
-        raise PeerError(f"a message must follow version {WIRE_VERSION} of the schema; got one where {error}") from None
-    said = envelope.message
-    if isinstance(said, _KeepaliveReply):
-        reports = tuple(messages.StreamReport(r.stream, r.state, r.main_us, r.fresh) for r in said.reports)
-        return envelope.sender, envelope.to, messages.KeepaliveReply(reports)
-    fields = (getattr(said, name) for name in said.__struct_fields__)
-    return envelope.sender, envelope.to, _MEANT[type(said)](*fields)
+    return _envelopes.decode(data)
 
 
 _report = msgspec.json.Decoder(_Report)

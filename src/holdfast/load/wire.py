@@ -1,8 +1,8 @@
 """What load managers say to each other, as bytes.
 
 Rules:
-1. The version comes first, and another one is refused instead of guessed.
-2. The schema is closed and everything in it is bounded (X4): names, numbers of tasks, prices that are numbers.
+1. Each is in an envelope with a version (`holdfast.host.envelope`).
+2. Everything is bounded (X4): names, numbers of tasks, prices that are numbers.
 3. The sender is who its token says; a name in the envelope that differs is refused.
 """
 
@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from holdfast.model.errors import PeerError
+from holdfast.host.envelope import Envelopes
 from holdfast.protocol.load import messages
 from holdfast.protocol.load.ledger import Entry
 from holdfast.protocol.load.messages import Message
 from holdfast.protocol.load.usage import Task, Usage
 
-LOAD_VERSION: Literal[1] = 1
+LOAD_VERSION = 1
 MESSAGE_BYTES_MAX = 256 << 10
 _TASKS_MAX = 1024
 #: An answer binds no longer than this, whatever a buyer asks for: room that is kept for one is kept from all others.
@@ -134,10 +134,6 @@ class _Ended(_Said, frozen=True, tag="ended"):
     entries: _Entries
 
 
-_Any = (
-    _Offer | _Accept | _Counter | _Reject | _Release | _Commit | _Committed | _Refused
-    | _Renew | _Renewed | _Recall | _Ready | _End | _Ended
-)  # fmt: skip
 #: Every message and its form; the fields of both have the same names, in the same order.
 _FORMS: Mapping[type[Any], type[Any]] = {
     messages.Offer: _Offer, messages.Accept: _Accept, messages.Counter: _Counter, messages.Reject: _Reject,
@@ -145,37 +141,6 @@ _FORMS: Mapping[type[Any], type[Any]] = {
     messages.Renew: _Renew, messages.Renewed: _Renewed, messages.Recall: _Recall, messages.Ready: _Ready,
     messages.End: _End, messages.Ended: _Ended,
 }  # fmt: skip
-_MEANT: Mapping[type[Any], type[Any]] = {form: meant for meant, form in _FORMS.items()}
-
-
-class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    version: Literal[1]
-    sender: _Id
-    to: _Id
-    message: _Any
-
-
-_envelope = msgspec.json.Decoder(_Envelope)
-
-
-def encode_message(sender: str, to: str, message: Message) -> bytes:
-    """One message in its envelope, as JSON."""
-    form = _FORMS[type(message)]
-    said = form(*(_formed(getattr(message, name)) for name in form.__struct_fields__))
-    return msgspec.json.encode(_Envelope(LOAD_VERSION, sender, to, said))
-
-
-def decode_message(data: bytes) -> tuple[str, str, Message]:
-    """Sender, receiver and message; `PeerError` if that is not what came."""
-    if len(data) > MESSAGE_BYTES_MAX:
-        raise PeerError(f"a message may have {MESSAGE_BYTES_MAX} bytes at most; got {len(data)}")
-    try:
-        envelope = _envelope.decode(data)
-    except msgspec.MsgspecError as error:
-        raise PeerError(f"a message must follow version {LOAD_VERSION} of the schema; got one where {error}") from None
-    said = envelope.message
-    fields = (_meant(getattr(said, name)) for name in said.__struct_fields__)
-    return envelope.sender, envelope.to, _MEANT[type(said)](*fields)
 
 
 def _formed(value: Any) -> Any:
@@ -199,3 +164,16 @@ def _meant(value: Any) -> Any:
         names = _Entry.__struct_fields__
         return tuple(Entry(*(getattr(entry, name) for name in names)) for entry in value)
     return value
+
+
+_envelopes = Envelopes(LOAD_VERSION, _Id, _FORMS, bytes_max=MESSAGE_BYTES_MAX, formed=_formed, meant=_meant)
+
+
+def encode_message(sender: str, to: str, message: Message) -> bytes:
+    """One message in its envelope, as JSON."""
+    return _envelopes.encode(sender, to, message)
+
+
+def decode_message(data: bytes) -> tuple[str, str, Message]:
+    """Sender, receiver and message; `PeerError` if that is not what came."""
+    return _envelopes.decode(data)
