@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from holdfast.checkpoint.slots import Slots
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store import CheckpointStore, Entry
 from holdfast.checkpoint.stores.files import FilesStore
 from holdfast.checkpoint.stores.log import LogStore
 from holdfast.checkpoint.stores.memory import MemoryStore
-from holdfast.model.errors import CorruptLog
+from holdfast.model.errors import CorruptLog, PeerError
 
 Make = Callable[[Path], CheckpointStore]
 
@@ -74,3 +74,87 @@ def test_an_earlier_version_in_place_of_a_damaged_one_is_an_error_where_exact_wa
         assert Slots(store).read(b"a", 2) == b"2", "this one is not in doubt"
         with pytest.warns(RuntimeWarning, match="newest version is damaged"):
             assert Slots(store, exact=False).read(b"a", 3) == b"2"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_parts_have_two_versions_as_states_have_and_go_as_states_go(seed: int) -> None:
+    chance, store = random.Random(seed), MemoryStore()
+    slots = Slots(store)
+    known: list[tuple[dict[bytes, bytes], dict[bytes, bytes]]] = [({}, {})]
+    for version in range(1, 60):
+        changes = [
+            {
+                bytes([key]): None if chance.random() < 0.4 else b"%d.%d" % (key, version)
+                for key in chance.sample(range(8), chance.randint(0, 4))
+            }
+            for _ in range(2)
+        ]
+        for _ in range(chance.choice((1, 2))):
+            slots.save(changes[0], version, {b"batch": b"%d" % version}, changes[1])
+        now = [{**before, **change} for before, change in zip(known[-1], changes, strict=True)]
+        known.append(tuple({k: v for k, v in kept.items() if v is not None} for kept in now))  # type: ignore[arg-type]
+        for asked in (version, version - 1):
+            assert (slots.states(asked), slots.parts(asked)) == known[asked]
+            assert slots.read_parts([bytes([key]) for key in range(8)], asked) == known[asked][1]
+
+
+class Stopping(MemoryStore):
+    """Takes so many more writes and then none, as a server that is killed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = 1 << 30
+
+    def _write(self, entries: Sequence[Entry]) -> list[bool]:
+        some = entries[: self.left]
+        taken = super()._write(some)
+        self.left -= len(some)
+        if len(some) < len(entries):
+            raise PeerError("killed")
+        return taken
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_saves_that_were_cut_short_again_and_again_leave_the_last_whole_one_as_it_was(seed: int) -> None:
+    """C6: each is cut after some writes; what they left is told, so that whoever goes on can save it anew."""
+    chance, store = random.Random(seed), Stopping()
+    slots = Slots(store)
+    whole: tuple[int, dict[bytes, bytes], dict[bytes, bytes]] = (0, {}, {})
+    pending: tuple[set[bytes], set[bytes]] = (set(), set())
+    now: tuple[dict[bytes, bytes], dict[bytes, bytes]] = ({}, {})
+    for version in range(1, 40):
+        for kept, names in zip(now, pending, strict=True):
+            for key in chance.sample(range(6), chance.randint(0, 3)):
+                names.add(bytes([key]))
+                kept[bytes([key])] = b"%d.%d" % (key, version)
+                if chance.random() < 0.3:
+                    del kept[bytes([key])]
+        both = zip(now, pending, strict=True)
+        states, parts = ({key: kept.get(key) for key in sorted(names)} for kept, names in both)
+        store.left = chance.randint(0, 12) if chance.random() < 0.7 else 1 << 30
+        try:
+            slots.save(states, version, {b"keys": b"%d" % version, b"batch": b"%d" % version}, parts)
+        except PeerError:
+            store.left = 1 << 30
+        else:
+            whole, pending = (version, dict(now[0]), dict(now[1])), (set(), set())
+        at = int(slots.mark(b"batch", version) or 0)
+        assert at == whole[0]
+        assert (slots.states(at), slots.parts(at)) == whole[1:]
+        if chance.random() < 0.3:  # All but the store is lost: on from what was whole.
+            now = (dict(whole[1]), dict(whole[2]))
+            left = slots.leftovers(at)
+            pending = (set(left.states), set(left.parts))
+
+
+def test_in_best_effort_a_damaged_part_costs_itself_alone(tmp_path: Path) -> None:
+    """C11, with a store that has nothing to fall back to."""
+    with FilesStore(tmp_path, keep=1) as store:
+        Slots(store).save({b"a": b"1"}, 1, {b"batch": b"1"}, {b"%d" % n: b"part %d" % n for n in range(9)})
+        damage(tmp_path, b"p40")
+        names = [b"%d" % n for n in range(9)]
+        with pytest.raises(CorruptLog):
+            Slots(store).read_parts(names, 1)
+        with pytest.warns(RuntimeWarning, match="damaged and not used"):
+            found = Slots(store, exact=False).read_parts(names, 1)
+        assert found == {b"%d" % n: b"part %d" % n for n in range(9) if n != 4}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,12 +15,13 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import holdfast
-from holdfast.checkpoint.policy import every
+from holdfast.checkpoint.policy import every, groups
 from holdfast.operators.keyed_join import keyed_join
 from holdfast.operators.udop import UserOperator, decode, encode
 from holdfast.operators.window_join import Input
 from holdfast.spark import read_stream
-from holdfast.spark.keyed import Keyed, barrier, udop
+from holdfast.spark.fork import fork_checkpoint
+from holdfast.spark.keyed import Keyed, barrier, forked_from, udop
 from tests.spark.conftest import fill
 
 ROWS = [(i * 0.5, "abcd"[i * 7 % 4], i) for i in range(40)]
@@ -50,7 +52,11 @@ def make(tmp_path: Path, checkpoint: Any, fail_at: Path | None = None) -> Keyed:
 
 
 def run(
-    spark: SparkSession, store: holdfast.StreamStore, operator: Callable[[DataFrame], DataFrame], tmp_path: Path
+    spark: SparkSession,
+    store: holdfast.StreamStore,
+    operator: Callable[[DataFrame], DataFrame],
+    tmp_path: Path,
+    checkpoint: str = "checkpoint",
 ) -> list[Any]:
     """What is there, in batches of some ten tuples; what came out of each."""
     found: list[list[tuple[str, int]]] = []
@@ -62,7 +68,7 @@ def run(
     query = (
         source.transform(operator)
         .writeStream.foreachBatch(keep)
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .option("checkpointLocation", str(tmp_path / checkpoint))
         .trigger(availableNow=True)
         .start()
     )
@@ -184,6 +190,39 @@ def test_a_join_with_one_window_over_all_keys_runs_in_one_task(spark: SparkSessi
                  schema="k bigint, a string, b string", scratch=str(tmp_path))  # fmt: skip
     expected = [(i % 3, f"a{j}", f"b{i}") for i in range(1, 40, 2) for j in range(0, i, 2)[-5:] if j % 3 == i % 3]
     assert [tuple(row) for row in a.union(b).transform(pairs).collect()] == expected
+
+
+def test_a_join_in_exact_groups_survives_the_loss_of_the_machine_and_is_forked(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    """C1, S1: its windows come back group by group; a fork goes on from them and gives what its parent gives."""
+    left, right = (pa.schema([("key", pa.string()), (side, pa.int64())]) for side in "ab")
+    pairs = udop("pairs", keyed_join(Input(left, 5), Input(right, 0), on="key"), key="key",
+                 schema="key string, a bigint, b bigint", checkpoint=groups(2, every="1s", exact=True),
+                 store=f"log:{tmp_path}/far", scratch=str(tmp_path / "near"))  # fmt: skip
+
+    def both(frame: DataFrame) -> DataFrame:
+        side = "if(value % 3 = 0, 'right', 'left') as side"
+        return frame.selectExpr("*", side, "value as a", "value as b").transform(pairs)
+
+    fill(store, "in", ROWS[:25], end=False, until=12.5)
+    found = run(spark, store, both, tmp_path)
+    shutil.rmtree(tmp_path / "near")
+    fill(store, "in", ROWS[25:32], end=False, until=16)
+    found += run(spark, store, both, tmp_path)
+    forked = fork_checkpoint(tmp_path / "checkpoint", tmp_path / "forked")
+    parent = json.loads((tmp_path / "checkpoint" / "metadata").read_text())["id"]
+    fill(store, "in", ROWS[32:], until=30)
+    with forked_from(parent, tmp_path / "operators"):
+        by_fork = run(spark, store, both, tmp_path, "forked")
+    by_parent = run(spark, store, both, tmp_path)
+    assert sorted(p for out in by_fork for p in out) == sorted(p for out in by_parent for p in out)
+    assert forked.query_id != parent
+    expected = set()
+    for _, key, b in ROWS:
+        if b % 3 == 0:
+            expected |= {(key, a, b) for a in [v for _, k, v in ROWS[:b] if k == key and v % 3][-5:]}
+    assert sorted(p for out in found + by_parent for p in out) == sorted(expected)
 
 
 def test_a_barrier_pairs_over_batches_restarts_and_the_loss_of_the_machine(

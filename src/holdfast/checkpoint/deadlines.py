@@ -6,6 +6,9 @@ The core reads no clock. Rules:
 3. A deadline is missed if its checkpoint did not begin within the tolerance, a twentieth of the interval. Deadlines
    that passed altogether while one was late are missed as well, and not made up for.
 4. Who can begin only between batches may begin early, by as much as it may be late, rather than after the next batch.
+
+`judge` is rules 2 to 4 for one operator: that is all there is on Spark, where a task serves one operator and is asked
+at the end of its batch (`holdfast.spark.keeping`).
 """
 
 from __future__ import annotations
@@ -27,6 +30,26 @@ class Kept:
     met: int = 0
     missed: int = 0
     late_us_max: int = 0
+    dropped: int = 0
+    """Checkpoints that were begun and that the store did not take; a SafeKeeper counts its own."""
+
+
+def judge(kept: Kept, at_us: int, now_us: int, busy_us: int = 0) -> int | None:
+    """None if the deadline `at_us` is not due; else the next one, and how this one was kept is counted.
+
+    `busy_us` is how long it will be until the caller can ask again.
+    """
+    tolerance = TOLERANCE * kept.every_us
+    if at_us > now_us + min(busy_us, int(tolerance)):
+        return None
+    late = max(0, now_us - at_us)
+    passed = late // kept.every_us
+    kept.late_us_max = max(kept.late_us_max, late)
+    if late <= tolerance:
+        kept.met += 1
+    else:
+        kept.missed += 1 + passed
+    return at_us + (passed + 1) * kept.every_us
 
 
 @dataclass(order=True)
@@ -57,23 +80,12 @@ class Deadlines:
         return self._queue[0].at_us if self._queue else None
 
     def begin(self, now_us: int, busy_us: int = 0) -> str | None:
-        """The operator to checkpoint now, None if none is due. Its next deadline is set.
-
-        `busy_us` is how long it will be until the caller can ask again.
-        """
+        """The operator to checkpoint now, None if none is due. Its next deadline is set."""
         if not self._queue:
             return None
         item = self._queue[0]
-        kept = self.kept[item.name]
-        if item.at_us > now_us + min(busy_us, int(TOLERANCE * kept.every_us)):
+        following = judge(self.kept[item.name], item.at_us, now_us, busy_us)
+        if following is None:
             return None
-        heapq.heappop(self._queue)
-        late = max(0, now_us - item.at_us)
-        passed = late // kept.every_us
-        kept.late_us_max = max(kept.late_us_max, late)
-        if late <= TOLERANCE * kept.every_us:
-            kept.met += 1
-        else:
-            kept.missed += 1 + passed
-        heapq.heappush(self._queue, _Next(item.at_us + (passed + 1) * kept.every_us, item.name))
+        heapq.heapreplace(self._queue, _Next(following, item.name))
         return item.name

@@ -6,91 +6,198 @@ attempt may have saved the state it ended with. Rules:
 1. A key has two slots. A new version goes into the slot that does not hold the one it was made from, so the newest two
    versions are always there, however many batches passed between them.
 2. A read asks for the newest version that is not newer than a given one.
-3. Marks are values of the whole set, kept the same way and written last: a mark is there only if what it speaks of is.
+3. Marks are values of the whole set, kept the same way and written last, `batch` as the very last: it is there only if
+   all that it speaks of is. A save without it never was: what it left is not a version that rule 1 keeps, and whoever
+   goes on from an earlier one asks for `leftovers` and saves these anew.
 4. A state that is removed stays readable as of earlier versions until the save after that: a batch that is executed
    again may have begun with it. Then its bytes go.
 5. A store that passed over a damaged version gives an older one. Where that may not be the newest, it is an error, or a
    warning where a policy of best effort was chosen.
+6. A state may have parts (`holdfast.operators.parted`), which are kept beside it by the same rules, each on its own:
+   one that did not change is not saved again. Their names are made by `part_key`.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import msgspec
 
 from holdfast.checkpoint.store import CheckpointStore, Entry, Saved
 from holdfast.model.errors import CorruptLog, StorageError
 
-_STATE, _MARK, _NOTE = b"s", b"m", b"n"
-#: The mark that lists what a save removed.
-_REMOVED = b"removed"
+_STATE, _PART, _MARK, _NOTE = b"s", b"p", b"m", b"n"
+#: The mark that makes a save whole (rule 3).
+BATCH = b"batch"
+#: The marks that list what a save removed of states and of parts.
+_REMOVED = {_STATE: b"removed", _PART: b"removed_parts"}
 #: Keys that are read together: enough that a server is asked seldom, few enough that their states fit memory.
-_PART = 1024
+_MANY = 1024
 #: Stands in the slot of a state that was removed. No state is empty: an operator's is at least a MessagePack list.
 _GONE = b""
+
+_Pair = tuple[Saved | None, Saved | None]
+
+
+class WentBack(StorageError):
+    """A query is executed from a batch before the last one but one."""
+
+
+class Names(NamedTuple):
+    """Of states and of parts."""
+
+    states: list[bytes]
+    parts: list[bytes]
+
+
+def part_key(key: bytes, name: bytes) -> bytes:
+    """What a part of a key's state is kept by."""
+    return len(key).to_bytes(2, "big") + key + name
+
+
+def key_of(part: bytes) -> bytes:
+    """Whose part it is."""
+    return part[2 : 2 + int.from_bytes(part[:2], "big")]
 
 
 class Slots:
     def __init__(self, store: CheckpointStore, prefix: bytes = b"", *, exact: bool = True) -> None:
         self._store, self._prefix, self._exact = store, prefix, exact
-        noted = store.get(prefix + _NOTE)
-        self._notes: dict[bytes, bytes] = msgspec.msgpack.decode(noted.value, type=dict[bytes, bytes]) if noted else {}
-        self._noted = noted.version if noted else 0
+        self._notes: dict[bytes, bytes] | None = None
+        self._noted = 0
 
     def read(self, key: bytes, version: int) -> bytes | None:
         """The newest state of `key` that is not newer than `version`."""
         return self._newest(_STATE + key, version)
 
+    def read_parts(self, names: Iterable[bytes], version: int) -> dict[bytes, bytes]:
+        """The parts of these names that are there."""
+        wanted = [_PART + name for name in names]
+        return {key[1:]: value for some in self._read(wanted, version) for key, value in some.items()}
+
     def states(self, version: int) -> dict[bytes, bytes]:
         """The state of every key as of `version`."""
-        return {key: state for part in self.parts(version) for key, state in part.items()}
+        return {key: state for some in self.in_turn(version) for key, state in some.items()}
 
-    def parts(self, version: int) -> Iterator[dict[bytes, bytes]]:
-        """The same in parts, in the order of the keys: read in bulk, but not all at once."""
-        prefix = self._prefix + _STATE
-        keys = list(dict.fromkeys(name[len(prefix) - 1 : -1] for name, _ in self._store.scan(prefix)))
-        for begin in range(0, len(keys), _PART):
-            some = keys[begin : begin + _PART]
-            found = zip(some, self._slots(some), strict=True)
-            newest = {key[1:]: self._newest_of(key, slots, version) for key, slots in found}
-            yield {key: state for key, state in newest.items() if state is not None}
+    def in_turn(self, version: int) -> Iterator[dict[bytes, bytes]]:
+        """The same in the order of the keys: read in bulk, but not all at once."""
+        for some in self._read(self._names(_STATE), version):
+            yield {key[1:]: value for key, value in some.items()}
+
+    def parts(self, version: int) -> dict[bytes, bytes]:
+        """The parts of all states as of `version`."""
+        found = self._read(self._names(_PART), version)
+        return {key[1:]: value for some in found for key, value in some.items()}
 
     def mark(self, name: bytes, version: int) -> bytes | None:
         return self._newest(_MARK + name, version)
 
-    def save(self, states: Mapping[bytes, bytes | None], version: int, marks: Mapping[bytes, bytes]) -> None:
-        """Keep states and then marks as of `version`; a state that is None is removed.
+    def leftovers(self, version: int) -> Names:
+        """What later saves left, whole or not: it is not of the run that goes on from `version` (rule 3)."""
+        found: list[list[bytes]] = []
+        for kind in (_STATE, _PART):
+            prefix = self._prefix + kind
+            later = (name[len(prefix) : -1] for name, saved in self._store.scan(prefix) if saved > version)
+            found.append(list(dict.fromkeys(later)))
+        return Names(*found)
+
+    def names(self) -> Names:
+        """Of all that is there, as of whatever version."""
+        states, parts = ([name[1:] for name in self._names(kind)] for kind in (_STATE, _PART))
+        return Names(states, parts)
+
+    def save(
+        self, states: Mapping[bytes, bytes | None], version: int, marks: Mapping[bytes, bytes],
+        parts: Mapping[bytes, bytes | None] | None = None,
+    ) -> None:  # fmt: skip
+        """Keep states with their parts, and then marks, as of `version`; what is None is removed.
 
         Done again with the same version, it changes nothing.
         """
-        removed = [key for key, value in states.items() if value is None]
-        before = _keys(self.mark(_REMOVED, version - 1)) if version else []
-        if states:
-            self._put([(_STATE + key, _GONE if value is None else value) for key, value in states.items()], version)
-        self._clean([key for key in before if key not in states], version)
-        also = {_REMOVED: msgspec.msgpack.encode(removed)} if removed or before else {}
-        self._put([(_MARK + name, value) for name, value in {**marks, **also}.items()], version)
+        known = [_MARK + name for name in (BATCH, *_REMOVED.values())]
+        (zero, one), *lists = self._slots(known)
+        whole = max((s.version for s in (zero, one) if s is not None and s.version < version), default=-1)
+        also: dict[bytes, bytes] = {}
+        values: list[tuple[bytes, bytes]] = []
+        cleaned: list[bytes] = []
+        for (kind, mark), slots, given in zip(_REMOVED.items(), lists, (states, parts or {}), strict=True):
+            before = _keys(self._newest_of(_MARK + mark, slots, whole))
+            removed = [key for key, value in given.items() if value is None]
+            values += [(kind + key, _GONE if value is None else value) for key, value in given.items()]
+            cleaned += [kind + key for key in before if key not in given]
+            if removed or before:
+                also[mark] = msgspec.msgpack.encode(removed)
+        if values:
+            self._put(values, version, whole)
+        self._clean(cleaned, version)
+        last = {BATCH: marks[BATCH]} if BATCH in marks else {}
+        ordered = {**{name: value for name, value in marks.items() if name != BATCH}, **also, **last}
+        self._put([(_MARK + name, value) for name, value in ordered.items()], version, whole)
 
     @property
-    def pending(self) -> dict[bytes, None]:
-        """Keys noted as not yet saved elsewhere."""
-        return dict.fromkeys(msgspec.msgpack.decode(self._notes.get(b"pending", b"\x90"), type=list[bytes]))
+    def pending(self) -> Names:
+        """What is noted as not yet saved elsewhere."""
+        listed = (self._noticed.get(name, b"\x90") for name in (b"pending", b"pending_parts"))
+        return Names(*(_keys(names) for names in listed))
 
     def number(self, name: bytes) -> int:
-        return int(self._notes.get(name, b"0"))
+        return int(self._noticed.get(name, b"0"))
 
-    def note(self, pending: Iterable[bytes], values: Mapping[bytes, bytes]) -> None:
+    def noted(self, name: bytes) -> bytes | None:
+        return self._noticed.get(name)
+
+    def note(self, pending: Names, values: Mapping[bytes, bytes]) -> None:
         """Remember, without versions: what a policy needs to know the next time."""
-        self._notes = {**self._notes, **values, b"pending": msgspec.msgpack.encode(list(pending))}
+        lists = {b"pending": msgspec.msgpack.encode(pending.states)}
+        lists[b"pending_parts"] = msgspec.msgpack.encode(pending.parts)
+        self._notes = {**self._noticed, **values, **lists}
         self._noted += 1
         self._store.put(self._prefix + _NOTE, self._noted, msgspec.msgpack.encode(self._notes))
+
+    @property
+    def _noticed(self) -> dict[bytes, bytes]:
+        if self._notes is None:
+            noted = self._store.get(self._prefix + _NOTE)
+            self._notes = msgspec.msgpack.decode(noted.value, type=dict[bytes, bytes]) if noted else {}
+            self._noted = noted.version if noted else 0
+        return self._notes
+
+    def _names(self, kind: bytes) -> list[bytes]:
+        prefix = self._prefix + kind
+        return list(dict.fromkeys(name[len(prefix) - 1 : -1] for name, _ in self._store.scan(prefix)))
+
+    def _read(self, keys: list[bytes], version: int) -> Iterator[dict[bytes, bytes]]:
+        for begin in range(0, len(keys), _MANY):
+            some = keys[begin : begin + _MANY]
+            found = zip(some, self._spared(some), strict=True)
+            newest = {key: self._newest_of(key, slots, version) for key, slots in found}
+            yield {key: state for key, state in newest.items() if state is not None}
+
+    def _spared(self, keys: list[bytes]) -> list[_Pair]:
+        """In best effort, what is damaged as a whole is not there and costs nothing else (C11); who needs it counts."""
+        try:
+            return self._slots(keys)
+        except CorruptLog:
+            if self._exact:
+                raise
+        if len(keys) > 1:
+            middle = len(keys) // 2
+            return self._spared(keys[:middle]) + self._spared(keys[middle:])
+        return [(self._spared_slot(keys[0] + b"0"), self._spared_slot(keys[0] + b"1"))]
+
+    def _spared_slot(self, name: bytes) -> Saved | None:
+        try:
+            return self._store.get(self._prefix + name)
+        except CorruptLog as error:
+            warnings.warn(f"a version is damaged and not used (best effort): {error}", RuntimeWarning, stacklevel=2)
+            return None
 
     def _newest(self, key: bytes, version: int) -> bytes | None:
         return self._newest_of(key, self._slots([key])[0], version)
 
-    def _newest_of(self, key: bytes, slots: tuple[Saved | None, Saved | None], version: int) -> bytes | None:
+    def _newest_of(self, key: bytes, slots: _Pair, version: int) -> bytes | None:
         found = [s for s in slots if s is not None and s.version <= version]
         newest = max(found, key=lambda s: s.version, default=None)
         if any(s is not None and s.passed_over for s in slots) and (newest is None or newest.version < version):
@@ -105,28 +212,31 @@ class Slots:
     def _clean(self, keys: list[bytes], version: int) -> None:
         """Rule 4: what an earlier save removed, nobody can begin with any more."""
         entries = []
-        for key, slots in zip(keys, self._slots([_STATE + key for key in keys]), strict=True):
+        for key, slots in zip(keys, self._spared(keys), strict=True):
             newest = max((s.version for s in slots if s is not None), default=0)
             if self._newest_of(key, slots, version) is None and newest < version:
-                entries += [Entry(self._prefix + _STATE + key + slot, newest, None) for slot in (b"0", b"1")]
+                # The one that says so goes last: whoever is stopped in between must not uncover what it stands before.
+                order = sorted(zip(slots, (b"0", b"1"), strict=True), key=lambda s: s[0].version if s[0] else -1)
+                entries += [Entry(self._prefix + key + slot, newest, None) for _, slot in order]
         self._store.put_many(entries)
 
-    def _slots(self, keys: list[bytes]) -> list[tuple[Saved | None, Saved | None]]:
+    def _slots(self, keys: list[bytes]) -> list[_Pair]:
         names = [self._prefix + key + slot for key in keys for slot in (b"0", b"1")]
         saved = self._store.get_many(names)
         return [(saved.get(self._prefix + key + b"0"), saved.get(self._prefix + key + b"1")) for key in keys]
 
-    def _put(self, values: list[tuple[bytes, bytes]], version: int) -> None:
+    def _put(self, values: list[tuple[bytes, bytes]], version: int, whole: int) -> None:
+        """Into the slots that do not hold the newest of a save that was whole."""
         entries = []
-        for (key, value), (zero, one) in zip(values, self._slots([key for key, _ in values]), strict=True):
-            # What an earlier attempt saved with this version is replaced; the newest one before it stays.
+        for (key, value), (zero, one) in zip(values, self._spared([key for key, _ in values]), strict=True):
+            # What an earlier attempt left is replaced, with this version or one before; the newest whole one stays.
             before = [
-                (s.version, slot) for slot, s in ((b"0", zero), (b"1", one)) if s is not None and s.version < version
+                (s.version, slot) for slot, s in ((b"0", zero), (b"1", one)) if s is not None and s.version <= whole
             ]
             keep = max(before)[1] if before else b"1"
             entries.append(Entry(self._prefix + key + (b"0" if keep == b"1" else b"1"), version, value))
         if not all(self._store.put_many(entries)):
-            raise StorageError(
+            raise WentBack(
                 f"the state of version {version} cannot be saved: later ones are there already; a query must not go "
                 f"back by more than one batch"
             )

@@ -2,20 +2,24 @@
 Spark, where each key's tuples of both inputs meet in one task (`holdfast.spark.keyed`).
 
     both = a.withColumn("side", lit("left")).unionByName(b.withColumn("side", lit("right")), allowMissingColumns=True)
-    pairs = udop("pairs", keyed_join(left, right, on="k"), key="k", schema="k bigint, a string, b string")
+    pairs = udop("pairs", keyed_join(left, right, on="k"), key="k", schema="k bigint, a string, b string",
+                 checkpoint=groups(512, every="1s"), store="log:/var/lib/app/pairs")
     both.transform(pairs)
 
-Tuples of a key are taken in the order in which the task has them: by `stime` and `tuple_id`.
+Tuples of a key are taken in the order in which the task has them: by `stime` and `tuple_id`. With `groups`, the groups
+of its windows that changed are saved with a batch; with `every`, its windows whole.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
+from holdfast.checkpoint.derive import StateKind
+from holdfast.checkpoint.window_parts import WindowParts
+from holdfast.operators.parted import Changed, Parted
 from holdfast.operators.udop import VectorOperator
 from holdfast.operators.window_join import Input, WindowJoin
 
@@ -42,9 +46,53 @@ class KeyedJoin(VectorOperator):
         self._join.load(saved)
 
 
-def keyed_join(left: Input, right: Input, *, on: str, side: str = "side") -> Callable[[], KeyedJoin]:
+class GroupedJoin(KeyedJoin, Parted):
+    """The same, saved in groups of `size` tuples."""
+
+    def __init__(self, left: Input, right: Input, on: str, side: str, size: int) -> None:
+        super().__init__(left, right, on, side)
+        self._parts = WindowParts((left.window, right.window), size)
+
+    def changes(self) -> Changed:
+        join = self._join
+        head, dirty, unused = self._parts.plan(join.held(), join.position)
+        parts: dict[bytes, bytes | None] = dict.fromkeys(unused)
+        for which in (0, 1):
+            mine = [part for part in dirty if part.side == which]
+            for part, rows in zip(mine, join.rows_of(which, [part.dirty for part in mine]), strict=True):
+                parts[part.name] = self._parts.value(part, rows, join.position)
+        return Changed(head, parts)
+
+    def restore_parts(self, head: bytes, parts: dict[bytes, bytes], lost: list[bytes]) -> None:
+        self._join.load_windows(*self._parts.restore(head, parts, self._join.saved_schemas))
+
+
+@dataclass(frozen=True)
+class JoinPrototype:
+    """Makes the instances of a join. `holdfast.spark.keyed` tells it the policy's groups."""
+
+    left: Input
+    right: Input
+    on: str
+    side: str
+    size: int | None = None
+    #: What `holdfast explain` calls it, and what it has to lose.
+    kind = "join"
+    state_kind = StateKind.SLIDING
+
+    def __call__(self) -> KeyedJoin:
+        if self.size is None:
+            return KeyedJoin(self.left, self.right, self.on, self.side)
+        return GroupedJoin(self.left, self.right, self.on, self.side, self.size)
+
+    def in_groups(self, size: int) -> JoinPrototype:
+        """Of joins that are saved in groups of so many tuples."""
+        return replace(self, size=size)
+
+
+def keyed_join(left: Input, right: Input, *, on: str, side: str = "side") -> JoinPrototype:
     """A prototype for `udop` or `Instances`; `side` is the column that says "left" or "right"."""
-    return functools.partial(KeyedJoin, left, right, on, side)
+    return JoinPrototype(left, right, on, side)
 
 
 def _columns(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -5,27 +5,55 @@
     both.transform(gate)
 
 A barrier has no state but the tuples that wait for their partners (004 §4). Those are what is saved here, with each
-batch and before its results leave: a barrier is exact or it is wrong.
+batch and before its results leave: a barrier is exact or it is wrong. Rules:
+
+1. The tuples of an input that come with one batch and stay in flight are one part of the state. They are saved once,
+   and the part is removed when all of them are paired.
+2. The head says how many tuples are paired for good, and for each input which numbers stand in which part.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
+from holdfast.checkpoint.derive import StateKind
+from holdfast.model.errors import CorruptLog
 from holdfast.operators.barrier import Barrier
+from holdfast.operators.parted import Changed, Parted
 from holdfast.operators.udop import VectorOperator, decode, encode
 
 
-class Paired(VectorOperator):
+class _Arrived(msgspec.Struct, array_like=True, frozen=True):
+    """Tuples `first` … `end`-1 of an input, in the part of that number."""
+
+    part: int
+    first: int
+    end: int
+
+
+class _Head(msgspec.Struct, array_like=True, frozen=True):
+    consumed: int
+    arrived: list[list[_Arrived]]
+    """Of each input, in order."""
+
+
+_decode = msgspec.msgpack.Decoder(_Head).decode
+
+
+class Paired(VectorOperator, Parted):
     """All inputs of a barrier; `side` is the column that names the input of a tuple."""
 
     def __init__(self, name: str, inputs: Mapping[str, pa.Schema], side: str) -> None:
         self._name, self._inputs, self._side = name, dict(inputs), side
         self._barrier = Barrier(name, list(inputs.values()))
+        self._arrived: list[list[_Arrived]] = [[] for _ in inputs]
+        """What is saved."""
 
     def process_batch(self, rows: pa.RecordBatch) -> pa.Table:
         sides = np.asarray(rows.column(self._side).to_pylist())
@@ -37,20 +65,73 @@ class Paired(VectorOperator):
             parts.append(self._barrier.feed(which, self._barrier.taken(which), batch))
         return pa.concat_tables(parts)
 
+    def changes(self) -> Changed:
+        consumed = self._barrier.consumed
+        parts: dict[bytes, bytes | None] = {}
+        for which, arrived in enumerate(self._arrived):
+            parts |= dict.fromkeys(_part(a.part) for a in arrived if a.end <= consumed)
+            self._arrived[which] = [a for a in arrived if a.end > consumed]
+        taken = {a.part for arrived in self._arrived for a in arrived}
+        free = (number for number in itertools.count() if number not in taken)
+        for which, waiting in enumerate(self._barrier.in_flight()):
+            arrived = self._arrived[which]
+            first, end = max(consumed, arrived[-1].end if arrived else 0), self._barrier.taken(which)
+            if first < end:
+                new = _Arrived(next(free), first, end)
+                parts[_part(new.part)] = _bytes(waiting.slice(first - consumed))
+                arrived.append(new)
+        return Changed(encode(_Head(consumed, self._arrived)), parts)
+
+    def restore_parts(self, head: bytes, parts: dict[bytes, bytes], lost: list[bytes]) -> None:
+        assert not lost, "a barrier is exact"
+        try:
+            known = _decode(head)
+        except msgspec.MsgspecError as error:
+            raise CorruptLog(f"{self._name}: its state cannot be read ({error}); restore an earlier one") from error
+        self._begin(known.consumed)
+        self._arrived = known.arrived
+        for which, arrived in enumerate(known.arrived):
+            for a in arrived:
+                for batch in _table(parts[_part(a.part)]).slice(max(0, known.consumed - a.first)).to_batches():
+                    self._barrier.feed(which, self._barrier.taken(which), batch)
+
     def checkpoint(self) -> bytes:
         return encode([self._barrier.consumed, [_bytes(table) for table in self._barrier.in_flight()]])
 
     def restore(self, saved: bytes) -> None:
         consumed, waiting = decode(saved)
-        self._barrier = Barrier(self._name, list(self._inputs.values()), resume_at=consumed)
+        self._begin(consumed)
         for which, raw in enumerate(waiting):
-            for batch in pa.ipc.open_stream(pa.py_buffer(raw)).read_all().to_batches():
+            for batch in _table(raw).to_batches():
                 self._barrier.feed(which, self._barrier.taken(which), batch)
 
+    def _begin(self, consumed: int) -> None:
+        self._barrier = Barrier(self._name, list(self._inputs.values()), resume_at=consumed)
+        self._arrived = [[] for _ in self._inputs]
 
-def paired(name: str, inputs: Mapping[str, pa.Schema], *, side: str = "side") -> Callable[[], Paired]:
+
+@dataclass(frozen=True)
+class PairedPrototype:
+    """Makes the one instance of a barrier."""
+
+    name: str
+    inputs: Mapping[str, pa.Schema]
+    side: str
+    #: What `holdfast explain` calls it, and what it has to lose.
+    kind = "barrier"
+    state_kind = StateKind.IN_FLIGHT
+
+    def __call__(self) -> Paired:
+        return Paired(self.name, self.inputs, self.side)
+
+
+def paired(name: str, inputs: Mapping[str, pa.Schema], *, side: str = "side") -> PairedPrototype:
     """A prototype for `udop` without a key, or for `Instances`."""
-    return functools.partial(Paired, name, inputs, side)
+    return PairedPrototype(name, dict(inputs), side)
+
+
+def _part(number: int) -> bytes:
+    return b"%d" % number
 
 
 def _bytes(table: pa.Table) -> bytes:
@@ -59,3 +140,7 @@ def _bytes(table: pa.Table) -> bytes:
         writer.write_table(table.combine_chunks())
     raw: bytes = sink.getvalue().to_pybytes()
     return raw
+
+
+def _table(raw: bytes) -> pa.Table:
+    return pa.ipc.open_stream(pa.py_buffer(raw)).read_all()

@@ -23,6 +23,7 @@ Rules:
 5. Time is that of the tuples, in the column `time`: a tuple's own, or that of an earlier one of any key if that was
    greater, so it never goes back. Without a column it is what the caller says it is, `now_us`.
 6. Checkpoints are bytes that the operator makes itself; `encode` and `decode` give MessagePack. No pickle (X3).
+7. On Spark, a large state may be saved in parts, only those that changed (`holdfast.operators.parted`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
@@ -42,8 +43,11 @@ import pyarrow.compute as pc
 from holdfast.checkpoint.safekeeper import Result, SafeKeeper, State
 from holdfast.checkpoint.store import CheckpointStore, Entry, Saved
 from holdfast.model.errors import CorruptLog, UsageError
+from holdfast.operators.parted import Packed, Parted, follow, pack, sorted_out, unpack
 
 Row = dict[str, Any]
+#: Gives those of a key's parts that are there, by name.
+LoadParts = Callable[[bytes, list[bytes]], dict[bytes, bytes]]
 
 
 def encode(value: Any) -> bytes:
@@ -99,6 +103,10 @@ class _Instance:
     since_output: int = 0
     output_us: int = 0
     last_us: int = 0
+    directory: dict[bytes, int] = field(default_factory=dict)
+    """The parts of its state that are saved."""
+    stale: tuple[bytes, ...] = ()
+    """Those of a life of the key that is over."""
 
 
 class _Envelope(msgspec.Struct, array_like=True, frozen=True):
@@ -118,10 +126,10 @@ class Instances:
     def __init__(
         self, name: str, prototype: Callable[[], UserOperator], key: str | None, schema: pa.Schema, *,
         load: Callable[[bytes], bytes | None] | None = None, time: str | None = None, forget: bool = False,
-        now_us: int = 0,
+        now_us: int = 0, load_parts: LoadParts | None = None, exact: bool = True,
     ) -> None:  # fmt: skip
         self.name, self._prototype, self._key, self.schema, self._time = name, prototype, key, schema, time
-        self._load, self._forget = load, forget
+        self._load, self._load_parts, self._forget, self._exact = load, load_parts, forget, exact
         self.now_us = now_us
         """How far time has come (rule 5)."""
         self._alive: dict[bytes, _Instance] = {}
@@ -142,7 +150,12 @@ class Instances:
                     self._run(instance, rows.slice(begin, end - begin), int(times[end - 1]), parts)
                 if end < rows.num_rows:
                     # Versions count on: a store would refuse those of a new beginning as older.
-                    instance = self._alive[key] = _Instance(self._prototype(), instance.events, instance.events)
+                    instance = self._alive[key] = _Instance(
+                        self._prototype(),
+                        instance.events,
+                        instance.events,
+                        stale=(*instance.stale, *instance.directory),
+                    )
                 begin = end
             self.touched[key] = None
             fed.add(key)
@@ -238,18 +251,34 @@ class Instances:
         found = self._alive.get(key)
         if found is None:
             saved = self._load(key) if self._load is not None else None
-            found = self._alive[key] = self._restored(saved) if saved is not None else _Instance(self._prototype())
+            made = self._restored(key, saved) if saved is not None else _Instance(self._prototype())
+            found = self._alive[key] = made
         return found
 
-    def _restored(self, saved: bytes) -> _Instance:
-        try:
-            envelope = _open_envelope(saved)
-        except msgspec.MsgspecError as error:
-            raise CorruptLog(f"{self.name}: a checkpoint cannot be read ({error}); restore an earlier one") from error
+    def _restored(self, key: bytes, saved: bytes) -> _Instance:
+        envelope = _opened(saved)
         operator = self._prototype()
-        operator.restore(envelope.state)
+        packed = unpack(envelope.state)
+        if packed is None:
+            operator.restore(envelope.state)
+        else:
+            self._put_together(operator, key, packed)
         return _Instance(operator, envelope.events, envelope.events, envelope.since_output, envelope.output_us,
-                         envelope.last_us)  # fmt: skip
+                         envelope.last_us, packed.directory if packed is not None else {})  # fmt: skip
+
+    def _put_together(self, operator: UserOperator, key: bytes, packed: Packed) -> None:
+        if not isinstance(operator, Parted) or self._load_parts is None:
+            raise UsageError(
+                f"{self.name}: the state of {key!r:.80} was saved in parts, which this operator does not have; keep "
+                f"the policy that it was saved with, or start anew"
+            )
+        parts, lost = sorted_out(packed.directory, self._load_parts(key, list(packed.directory)))
+        if lost and self._exact:
+            raise CorruptLog(
+                f"{self.name}: {len(lost)} of {len(packed.directory)} parts of the state of {key!r:.80} are not what "
+                f"was saved; restore the store from a copy, or start the query anew"
+            )
+        operator.restore_parts(packed.head, parts, lost)
 
     def _expire(self) -> None:
         """Rule 4. Those that were touched since the last save stay until their state is safe."""
@@ -264,11 +293,23 @@ class Instances:
 
     def snapshot(self, key: bytes) -> tuple[int, bytes]:
         """Version and bytes of an instance's state."""
+        return self._alive[key].events, self._enclosed(key, self._alive[key].operator.checkpoint())
+
+    def changes(self, key: bytes) -> tuple[bytes, dict[bytes, bytes | None]]:
+        """The bytes of an instance's state, and those of its parts that changed; None removes."""
         i = self._alive[key]
-        state = i.operator.checkpoint()
+        if not isinstance(i.operator, Parted):
+            return self.snapshot(key)[1], dict.fromkeys((*i.stale, *i.directory))
+        head, parts = i.operator.changes()
+        changed = {**dict.fromkeys(i.stale), **parts}
+        i.directory, i.stale = follow(i.directory, parts), ()
+        return self._enclosed(key, pack(head, i.directory)), changed
+
+    def _enclosed(self, key: bytes, state: object) -> bytes:
         if not isinstance(state, bytes):
             raise UsageError(f"{self.name}: checkpoint() must give bytes; got {type(state).__name__}; use encode()")
-        return i.events, encode(_Envelope(i.events, i.since_output, i.output_us, i.last_us, state))
+        i = self._alive[key]
+        return encode(_Envelope(i.events, i.since_output, i.output_us, i.last_us, state))
 
     def due(self, events: int) -> list[bytes]:
         """Touched keys with that many tuples since their last save (`every(events=…)`)."""
@@ -312,7 +353,8 @@ class Instances:
         saved = store.get_many(key for key, _ in store.scan(prefix))
         for key, found in saved.items():
             _tell_fallback(self.name, key, found)
-            self._alive[key[len(prefix) :]] = self._restored(found.value)
+            mine = key[len(prefix) :]
+            self._alive[mine] = self._restored(mine, found.value)
         return len(saved)
 
 
@@ -348,8 +390,18 @@ class Times(NamedTuple):
 
 def times_of(saved: bytes) -> Times:
     """Those of a saved instance, without making it."""
+    envelope = _opened(saved)
+    return Times(envelope.last_us, envelope.output_us)
+
+
+def directory_of(saved: bytes) -> dict[bytes, int]:
+    """The parts of a saved instance, without making it."""
+    packed = unpack(_opened(saved).state)
+    return {} if packed is None else packed.directory
+
+
+def _opened(saved: bytes) -> _Envelope:
     try:
-        envelope = _open_envelope(saved)
+        return _open_envelope(saved)
     except msgspec.MsgspecError as error:
         raise CorruptLog(f"a checkpoint cannot be read ({error}); restore an earlier one") from error
-    return Times(envelope.last_us, envelope.output_us)

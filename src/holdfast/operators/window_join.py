@@ -378,6 +378,30 @@ class WindowJoin:
                 for i, (name, next_number) in enumerate(numbers.items())
             })  # fmt: skip
 
+    @property
+    def saved_schemas(self) -> tuple[pa.Schema, ...]:
+        """The columns of saved tuples of each side."""
+        return tuple(side.saved for side in self._sides)
+
+    def held(self) -> list[Front]:
+        """The windows that have tuples, with the numbers of these."""
+        found = []
+        for which, side in enumerate(self._sides):
+            counts = np.bincount(side.window, minlength=len(side.windows)).tolist()
+            for (name, number), count in zip(side.numbers().items(), counts, strict=True):
+                found += [Front(which, name, number - count, number)] if count else []
+        return found
+
+    def rows_of(self, which: int, groups: list[Dirty]) -> list[pa.RecordBatch]:
+        """The tuples of groups of one side's windows."""
+        return self._sides[which].rows_of(groups) if groups else []
+
+    def load_windows(self, position: int, windows: dict[tuple[int, bytes], Restored]) -> None:
+        """Become what had these windows, by side and name, at that position."""
+        for which, side in enumerate(self._sides):
+            side.load({name: window for (i, name), window in windows.items() if i == which})
+        self.position = self._saved_at = position
+
     def contents(self) -> tuple[dict[bytes, pa.Table], dict[bytes, pa.Table]]:
         """The windows, for looking at."""
         return tuple(

@@ -12,19 +12,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType, _parse_datatype_string
 
+from holdfast.checkpoint.deadlines import Kept
 from holdfast.checkpoint.derive import Protection, StateKind, derive
-from holdfast.checkpoint.policy import Every, NoCheckpoint
+from holdfast.checkpoint.policy import Every, Groups, NoCheckpoint, Upstream
 from holdfast.model.errors import UsageError
 from holdfast.model.names import check_name
 from holdfast.operators.paired import paired
 from holdfast.operators.udop import UserOperator
+from holdfast.spark.keeping import report
 from holdfast.spark.keyed_task import Task
 
 
@@ -48,6 +50,10 @@ def forked_from(query_id: str, scratch: Path) -> Iterator[None]:
         _fork.reset(token)
 
 
+#: What may protect an operator on Spark; which of them fits which operator is for `derive` to say.
+Policy = Every | Groups | Upstream | NoCheckpoint
+
+
 @dataclass(frozen=True)
 class Keyed:
     """The description of an operator on Spark. Make one with `udop`."""
@@ -56,19 +62,23 @@ class Keyed:
     prototype: Callable[[], UserOperator]
     key: str | None
     schema: str | StructType
-    checkpoint: Every | NoCheckpoint
+    checkpoint: Policy
     store: str | None
     scratch: str | None
     time: str | None
-    in_flight: bool = False
-    """A barrier: its state is nothing but tuples on their way."""
 
     @property
     def protection(self) -> Protection:
-        if self.in_flight:
-            enforced = derive(self.name, "barrier", StateKind.IN_FLIGHT, None, self.store)
-            return replace(enforced, saves="the tuples on their way, with each batch")
-        return derive(self.name, "user-defined operator", StateKind.KEYED, self.checkpoint, self.store)
+        # What is more than a user-defined operator says so: a join has sliding windows, a barrier tuples in flight.
+        kind = getattr(self.prototype, "kind", "user-defined operator")
+        state = getattr(self.prototype, "state_kind", StateKind.KEYED)
+        derived = derive(self.name, kind, state, self.checkpoint, self.store)
+        if isinstance(self.checkpoint, Upstream):
+            return replace(derived, saves="the tuples on their way: with each batch those that came", store=self.store)
+        if isinstance(self.checkpoint, Groups) and self.checkpoint.exact:
+            groups = f"the groups of {self.checkpoint.size} tuples that changed, of each window, with each batch"
+            return replace(derived, saves=groups)
+        return derived
 
     def __call__(self, frame: DataFrame) -> DataFrame:
         """The results over a (streaming) DataFrame: `frame.transform(operator)`."""
@@ -86,8 +96,7 @@ class Keyed:
 
 def udop(
     name: str, prototype: Callable[[], UserOperator], *, key: str | None, schema: str | StructType,
-    checkpoint: Every | NoCheckpoint | None = None, store: str | None = None, scratch: str | None = None,
-    time: str | None = None,
+    checkpoint: Policy | None = None, store: str | None = None, scratch: str | None = None, time: str | None = None,
 ) -> Keyed:  # fmt: skip
     """An operator of your own on Spark, one instance of `prototype` per value of `key`; None: one for everything.
 
@@ -101,18 +110,31 @@ def udop(
         raise UsageError(f"{name}: {policy} needs a store, such as store='log:/var/lib/app/checkpoints'")
     made = Keyed(check_name(name), prototype, key, schema, policy, store, scratch, time)
     made.protection  # noqa: B018 - refuses a policy that does not fit
+    if isinstance(policy, Groups):
+        grouped: Any = prototype
+        return replace(made, prototype=grouped.in_groups(policy.size))
     return made
 
 
 def barrier(
     name: str, inputs: Mapping[str, pa.Schema], *, schema: str | StructType, store: str, side: str = "side",
-    scratch: str | None = None,
+    checkpoint: Policy | None = None, scratch: str | None = None,
 ) -> Keyed:  # fmt: skip
     """A barrier on Spark over the union of its inputs, told apart by the column `side`.
 
-    Its tuples in flight are saved with each batch; a weaker policy would pair the wrong ones after a loss.
+    `upstream()` is what protects it, said or not: its tuples in flight are saved with each batch, those that came,
+    until they are paired; a weaker policy would pair the wrong ones after a loss and is refused.
     """
-    exact = Every(events=1, exact=True)
-    made = udop(name, paired(name, inputs, side=side), key=None, schema=schema, checkpoint=exact, store=store,
-                scratch=scratch)  # fmt: skip
-    return replace(made, in_flight=True)
+    return udop(name, paired(name, inputs, side=side), key=None, schema=schema, checkpoint=checkpoint or Upstream(),
+                store=store, scratch=scratch)  # fmt: skip
+
+
+def deadlines(operator: Keyed, query_id: str) -> dict[int, Kept]:
+    """How each partition of a query kept the deadlines of its checkpoints, and how many the store did not take.
+
+    Read from the operator's store, where each checkpoint leaves its counts: on the driver, while the query runs or
+    afterwards. A store in a folder is held for a moment; tasks wait for it.
+
+        deadlines(mean, query.id)[0].missed
+    """
+    return report(operator, query_id)

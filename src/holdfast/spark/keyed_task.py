@@ -6,10 +6,11 @@ Rules:
    next batch, whichever Python worker runs it. Scratch always has all keys as of its mark: where it is behind, because
    the partition ran elsewhere or scratch was lost, all states come from the store first, in bulk.
 2. Of each key two versions stay, in two slots used in turn, so that a batch that is executed again finds the state it
-   began with. A version is the number of the batch that it is the beginning of.
-3. By the policy, states also go to the store that survives the machine. *Exact* saves every batch before its results
-   leave the task and refuses to go on from an older state; *best effort* saves when due and goes on from what there is,
-   saying so.
+   began with. A version is the number of the batch that it is the beginning of. Of a state in parts, a batch saves
+   those that changed.
+3. By the policy, states also go to the store that survives the machine (`holdfast.spark.keeping`). *Exact* saves every
+   batch before its results leave the task and refuses to go on from an older state; *best effort* saves when due and
+   goes on from what there is, saying so. Whoever needs the store to begin a batch waits for it (`holdfast.spark.far`).
 4. What comes from scratch or store is bytes with a checksum, decoded by the operator itself; nothing is unpickled (X3).
 5. A key stays in its partition: the number of partitions is part of the plan, noted with the state, and may not change.
 6. Keys without tuples are forgotten after the operator's time to live, here and in the store (`holdfast.spark.quiet`).
@@ -29,13 +30,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark import TaskContext
 
-from holdfast.checkpoint.policy import Every, NoCheckpoint
-from holdfast.checkpoint.slots import Slots
-from holdfast.checkpoint.stores import open_store
+from holdfast.checkpoint.policy import Guarantee, guarantee_of
+from holdfast.checkpoint.slots import Names, Slots, key_of, part_key
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.clock import now_us
 from holdfast.model.errors import CorruptLog, StorageError, UsageError
-from holdfast.operators.udop import Instances
+from holdfast.operators.parted import sorted_out
+from holdfast.operators.udop import Instances, directory_of
+from holdfast.spark.far import Far, far_of
+from holdfast.spark.keeping import KEPT, Left, counts_from, keep
 from holdfast.spark.quiet import Passing
 from holdfast.spark.scratch import ScratchLost, of_this_boot, opened
 from holdfast.spark.session import own_folder
@@ -52,6 +55,7 @@ class Task:
 
     def __init__(self, plan: Keyed, schema: pa.Schema, partitions: int = 1, fork: ForkOf | None = None) -> None:
         self._plan, self._schema, self._partitions, self._fork = plan, schema, partitions, fork
+        self._exact = guarantee_of(plan.checkpoint) is Guarantee.EXACT
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -79,13 +83,13 @@ class Task:
     def _attempt(
         self, batches: list[pa.RecordBatch], query: str, owner: str, batch: int, partition: int
     ) -> list[pa.RecordBatch]:
-        with self._near(self._own(query), partition) as near, self._far(owner, partition) as far:
+        with self._near(self._own(query), partition) as near, far_of(self._plan, owner, partition) as far:
             if self._fork is not None:
                 self._adopt(batch, partition, near, far)
             return self._run(batches, batch, near, far)
 
-    def _run(self, batches: list[pa.RecordBatch], batch: int, near: Slots, far: Slots | None) -> list[pa.RecordBatch]:
-        plan = self._plan
+    def _run(self, batches: list[pa.RecordBatch], batch: int, near: Slots, far: Far | None) -> list[pa.RecordBatch]:
+        plan, begun_us = self._plan, now_us()
         self._check_partitions(batch, near, far)
         if batch and near.mark(b"batch", batch) != b"%d" % batch:
             self._recover(batch, near, far)
@@ -98,104 +102,120 @@ class Task:
                 new.add(key)
             return found
 
-        passing = Passing(plan.prototype, plan.time is not None, batch, near, far)
+        def load_parts(key: bytes, names: list[bytes]) -> dict[bytes, bytes]:
+            found = near.read_parts([part_key(key, name) for name in names], batch)
+            return {name: found[part] for name in names if (part := part_key(key, name)) in found}
+
+        noted = far.slots if far is not None and self._exact else None
+        passing = Passing(plan.prototype, plan.time is not None, batch, near, noted)
         instances = Instances(
             plan.name, plan.prototype, plan.key, self._schema, load=load, time=plan.time, forget=True,
-            now_us=passing.begin_us,
+            now_us=passing.begin_us, load_parts=load_parts, exact=self._exact,
         )  # fmt: skip
         results = [instances.feed(rows) for rows in _in_order(batches)]
         due, gone = passing.look(instances)
-        states: dict[bytes, bytes | None] = {key: instances.snapshot(key)[1] for key in instances.touched}
-        states |= dict.fromkeys(gone)
+        states, parts = self._changes(instances, gone, batch, near)
         marks = self._marks(batch + 1, _keys_in(near, batch) + len(new) - len(gone))
         marks |= passing.marks(instances.now_us)
-        self._save(states, marks, sum(rows.num_rows for rows in batches), batch, near, far)
+        left = Left(states, parts, marks, sum(rows.num_rows for rows in batches), begun_us)
+        keep(plan, left, batch, near, far if self._fork is None else None)
         results += due
         return [rows for table in results for rows in table.to_batches()]
+
+    def _changes(
+        self, instances: Instances, gone: list[bytes], batch: int, near: Slots
+    ) -> tuple[dict[bytes, bytes | None], dict[bytes, bytes | None]]:
+        """The states to save, and the parts of them that changed; None where there is nothing any more."""
+        states: dict[bytes, bytes | None] = {}
+        parts: dict[bytes, bytes | None] = {}
+        forgotten = set(gone)
+        for key in instances.touched:
+            if key not in forgotten:
+                states[key], changed = instances.changes(key)
+                parts |= {part_key(key, name): value for name, value in changed.items()}
+        for key in gone:
+            saved = near.read(key, batch)
+            states[key] = None
+            parts |= dict.fromkeys(part_key(key, name) for name in (directory_of(saved) if saved else {}))
+        return states, parts
 
     def _marks(self, batch: int, keys: int) -> dict[bytes, bytes]:
         return {b"partitions": b"%d" % self._partitions, b"keys": b"%d" % keys, b"batch": b"%d" % batch}
 
-    def _save(
-        self, states: dict[bytes, bytes | None], marks: dict[bytes, bytes], rows: int, batch: int, near: Slots,
-        far: Slots | None,
-    ) -> None:  # fmt: skip
-        policy = self._plan.checkpoint
-        if far is None or self._fork is not None or not isinstance(policy, Every):
-            near.save(states, batch + 1, marks)
-            return
-        if policy.exact:
-            # First, so that whatever is in scratch is in the store as well: whoever executes the batch elsewhere must
-            # find what this execution noted.
-            far.save(states, batch + 1, marks)
-            near.save(states, batch + 1, marks)
-            return
-        near.save(states, batch + 1, marks)
-        # What is due is judged over all keys of the partition: their states of this moment belong together.
-        pending = near.pending | dict.fromkeys(states)
-        events = near.number(b"events") + rows
-        since = near.number(b"saved_us") or now_us()
-        due = now_us() - since >= policy.us if policy.us is not None else events >= (policy.events or 1)
-        if due:
-            everything = {key: near.read(key, batch + 1) for key in pending}
-            far.save(everything, batch + 1, marks)
-            pending, events, since = {}, 0, now_us()
-        near.note(pending, {b"events": b"%d" % events, b"saved_us": b"%d" % since})
-
-    def _check_partitions(self, batch: int, near: Slots, far: Slots | None) -> None:
+    def _check_partitions(self, batch: int, near: Slots, far: Far | None) -> None:
         """Rule 5."""
-        for kept in (near, far):
-            known = None if kept is None else kept.mark(b"partitions", batch)
-            if known is not None and int(known) != self._partitions:
-                raise UsageError(
-                    f"{self._plan.name}: its state lies in {int(known)} partitions, the query has {self._partitions}; "
-                    f"a query must keep their number for life; set spark.sql.shuffle.partitions to {int(known)}, or "
-                    f"start it anew"
-                )
+        known = near.mark(b"partitions", batch)
+        if known is None and batch and far is not None:
+            known = far.slots.mark(b"partitions", batch)
+        if known is not None and int(known) != self._partitions:
+            raise UsageError(
+                f"{self._plan.name}: its state lies in {int(known)} partitions, the query has {self._partitions}; "
+                f"a query must keep their number for life; set spark.sql.shuffle.partitions to {int(known)}, or "
+                f"start it anew"
+            )
 
-    def _recover(self, batch: int, near: Slots, far: Slots | None) -> None:
+    def _recover(self, batch: int, near: Slots, far: Far | None) -> None:
         """The scratch does not have the beginning of this batch: another machine had it, or it was lost."""
         plan = self._plan
         mine = int(near.mark(b"batch", batch) or 0)
-        theirs = int((far.mark(b"batch", batch) if far is not None else None) or 0)
-        if isinstance(plan.checkpoint, Every) and plan.checkpoint.exact:
+        theirs = int((far.slots.mark(b"batch", batch) if far is not None else None) or 0)
+        if self._exact:
             if theirs != batch:
                 raise StorageError(
                     f"{plan.name}: the state at the beginning of batch {batch} is neither on this machine nor in "
                     f"{plan.store}, whose newest is {theirs or 'none'}; start the query from that batch"
                 )
-        else:
+        elif max(mine, theirs) != batch:
             warnings.warn(
                 f"{plan.name}: goes on with the state of batch {max(mine, theirs)} in batch {batch} (best effort)",
                 RuntimeWarning, stacklevel=1,
             )  # fmt: skip
         if far is not None and theirs > mine:
-            # What scratch has and the store has not is of a run that the store knows nothing of.
-            self._take_over(near, far, batch)
-            near.note((), {})
+            # What scratch has and the store has not is of a run that the store knows nothing of. So is what later
+            # saves left in the store: it must be saved anew before a later mark could speak of it.
+            self._take_over(near, far.slots, batch, theirs)
+            pending = Names([], []) if self._exact else far.slots.leftovers(theirs)
+            near.note(pending, counts_from(far.slots.mark(KEPT, theirs)))
 
-    def _take_over(self, near: Slots, kept: Slots, batch: int) -> None:
-        """All states. One that is damaged as a whole cannot even be listed, but it was counted (C11)."""
-        states, known = kept.states(batch), kept.mark(b"keys", batch)
+    def _take_over(self, near: Slots, kept: Slots, batch: int, version: int) -> None:
+        """All states as of a version. One that is damaged as a whole cannot be listed, but it was counted (C11)."""
+        states, known = kept.states(version), kept.mark(b"keys", version)
         if known is not None and len(states) < int(known):
-            problem = f"{self._plan.name}: {int(known) - len(states)} of {int(known)} states cannot be read any more"
-            if isinstance(self._plan.checkpoint, Every) and self._plan.checkpoint.exact:
-                raise CorruptLog(f"{problem}; restore {self._plan.store} from a copy, or start the query anew")
-            warnings.warn(f"{problem}; goes on without them (best effort)", RuntimeWarning, stacklevel=1)
-        marks = self._marks(batch, len(states)) | Passing.taken_over(kept, batch)
-        near.save({**dict.fromkeys(near.states(batch)), **states}, batch, marks)
+            self._tell_lost(int(known) - len(states), int(known), "states")
+        parts = {name: part for name, part in kept.parts(version).items() if key_of(name) in states}
+        self._count_parts(states, parts)
+        marks = self._marks(batch, len(states)) | Passing.taken_over(kept, version)
+        before = near.names()
+        near.save({**dict.fromkeys(before.states), **states}, batch, marks, {**dict.fromkeys(before.parts), **parts})
 
-    def _adopt(self, batch: int, partition: int, near: Slots, far: Slots | None) -> None:
+    def _count_parts(self, states: dict[bytes, bytes], parts: dict[bytes, bytes]) -> None:
+        """Whether all parts that the heads name are there, as they were saved."""
+        named = lost = 0
+        for key, saved in states.items():
+            directory = directory_of(saved)
+            found = {name: parts[part] for name in directory if (part := part_key(key, name)) in parts}
+            named, lost = named + len(directory), lost + len(sorted_out(directory, found)[1])
+        if lost:
+            self._tell_lost(lost, named, "parts of states")
+
+    def _tell_lost(self, lost: int, known: int, what: str) -> None:
+        problem = f"{self._plan.name}: {lost} of {known} {what} cannot be read any more"
+        if self._exact:
+            raise CorruptLog(f"{problem}; restore {self._plan.store} from a copy, or start the query anew")
+        warnings.warn(f"{problem}; goes on without them (best effort)", RuntimeWarning, stacklevel=1)
+
+    def _adopt(self, batch: int, partition: int, near: Slots, far: Far | None) -> None:
         """Rule 7: at the first batch of a fork, all states that its parent had there."""
         assert self._fork is not None
         if near.mark(b"batch", batch) is not None:
             return
         wanted = b"%d" % batch
         with self._near(self._scratch() / self._fork.query_id, partition) as elder:
-            for parent in (elder, far):
-                if parent is not None and parent.mark(b"batch", batch) == wanted:
-                    self._take_over(near, parent, batch)
-                    return
+            if elder.mark(b"batch", batch) == wanted:
+                self._take_over(near, elder, batch, batch)
+                return
+        if far is not None and far.slots.mark(b"batch", batch) == wanted:
+            self._take_over(near, far.slots, batch, batch)
 
     def _scratch(self) -> Path:
         given = self._plan.scratch
@@ -206,19 +226,6 @@ class Task:
 
     def _near(self, folder: Path, partition: int) -> AbstractContextManager[Slots]:
         return opened(folder / self._plan.name / str(partition))
-
-    @contextlib.contextmanager
-    def _far(self, query: str, partition: int) -> Iterator[Slots | None]:
-        plan = self._plan
-        if plan.store is None or isinstance(plan.checkpoint, NoCheckpoint):
-            yield None
-            return
-        kind = plan.store.partition(":")[0]
-        local = kind in ("log", "files", "rocksdb")
-        address = f"{plan.store}/{plan.name}/{query}/{partition}" if local else plan.store
-        with open_store(address) as store:
-            prefix = b"" if local else f"{plan.name}/{query}/{partition}/".encode()
-            yield Slots(store, prefix, exact=isinstance(plan.checkpoint, Every) and plan.checkpoint.exact)
 
 
 def _in_order(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:

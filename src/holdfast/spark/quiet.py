@@ -67,7 +67,7 @@ class Passing:
             return [], gone
         self._looked_us = instances.now_us
         tables: list[pa.Table] = []
-        for states in self._near.parts(self._batch):
+        for states in self._near.in_turn(self._batch):
             for key, saved in states.items():
                 if key not in instances.touched:
                     tables += self._at(key, saved, instances, gone)
