@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import shutil
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,11 @@ from pyspark.sql.types import LongType, StructType
 
 from holdfast.checkpoint.policy import every, groups, upstream
 from holdfast.checkpoint.slots import part_key
+from holdfast.checkpoint.store import Entry
 from holdfast.checkpoint.stores import open_store
+from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.cli.explain import _text
-from holdfast.model.errors import CorruptLog, UsageError
+from holdfast.model.errors import CorruptLog, PeerError, UsageError
 from holdfast.operators.keyed_join import GroupedJoin, keyed_join
 from holdfast.operators.udop import encode
 from holdfast.operators.window_join import Input
@@ -248,6 +251,50 @@ def test_best_effort_goes_on_from_windows_that_were_there_at_the_last_checkpoint
     with pytest.warns(RuntimeWarning, match="goes on with the state of batch 1 in batch 2"):
         assert run(ran, 2, [(1, "right", 100)]) == [(1, n, 100) for n in range(6)]
     assert run(ran, 3, [(2, "left", 20), (1, "right", 101)]) == [(1, n, 101) for n in range(6)]
+
+
+class Cut(MemoryStore):
+    """A server that is killed in the middle of what it writes, and comes back with what it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.was_cut = 1 << 30, False
+
+    def _write(self, entries: Sequence[Entry]) -> list[bool]:
+        some = entries[: self.left]
+        taken = super()._write(some)
+        self.left -= len(some)
+        if len(some) < len(entries):
+            self.was_cut = True
+            raise PeerError("killed")
+        return taken
+
+    def close(self) -> None:
+        """Servers stay."""
+
+
+@pytest.mark.filterwarnings("ignore:.*best effort")
+@pytest.mark.parametrize("seed", range(6))
+def test_saves_that_are_cut_short_and_scratch_that_is_lost_never_make_windows_that_were_not_there(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C6, C7: after a loss, the join goes on from the tuples as of the last save that was whole, all keys together."""
+    chance, server = random.Random(seed), Cut()
+    monkeypatch.setattr("holdfast.spark.far.open_store", lambda _: server)
+    ran = task(replace(pairs(tmp_path, EFFORT), store="redis://nowhere"))
+    taken: list[Row] = []
+    whole: list[Row] = []
+    for batch, rows in enumerate(batches(seed, 25)):
+        server.left, server.was_cut = chance.randint(0, 9) if chance.random() < 0.5 else 1 << 30, False
+        expected = oracle(taken + rows)[len(oracle(taken)) :]
+        assert sorted(run(ran, batch, rows)) == sorted(expected)
+        taken += rows
+        server.left = 1 << 30
+        if not server.was_cut:
+            whole = list(taken)
+        if chance.random() < 0.25:
+            shutil.rmtree(tmp_path / "near")
+            taken = list(whole)
 
 
 def test_a_join_that_was_saved_whole_goes_on_in_groups(tmp_path: Path) -> None:

@@ -101,8 +101,8 @@ class _Effort:
         counts, every_us = self._counts, self._us
         if not counts.at_us or counts.at_us - now > (1 + TOLERANCE) * every_us:  # The clock was set back.
             counts.at_us = begun_us + every_us
-        if idle and counts.at_us < begun_us:
-            counts.at_us += -((counts.at_us - begun_us) // every_us) * every_us
+        if idle and counts.at_us <= begun_us:
+            counts.at_us += ((begun_us - counts.at_us) // every_us + 1) * every_us
         if counts.judged_us:
             apart = max(0, now - counts.judged_us)
             counts.apart_us = _NEWEST * apart + (1 - _NEWEST) * counts.apart_us if counts.apart_us else float(apart)

@@ -170,7 +170,7 @@ class Task:
                 f"{plan.name}: goes on with the state of batch {max(mine, theirs)} in batch {batch} (best effort)",
                 RuntimeWarning, stacklevel=1,
             )  # fmt: skip
-        if far is not None and theirs > mine:
+        if far is not None and theirs >= mine:
             # What scratch has and the store has not is of a run that the store knows nothing of. So is what later
             # saves left in the store: it must be saved anew before a later mark could speak of it.
             self._take_over(near, far.slots, batch, theirs)

@@ -1,0 +1,188 @@
+"""A store's server that is killed while operators in executors use it: best effort goes on, exact waits."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import LongType, StringType, StructType
+
+import holdfast
+from holdfast.checkpoint.policy import every
+from holdfast.spark import read_stream
+from holdfast.spark.keyed import Keyed, deadlines, udop
+from holdfast.spark.keyed_task import Task
+from tests.checkpoint.servers import RedisServer
+from tests.spark.conftest import fill
+from tests.spark.summing import Summing
+
+SCHEMA = StructType().add("key", StringType()).add("sum", LongType())
+EXACT, EFFORT = every("1s", exact=True), every(events=1)
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    pytest.importorskip("redis")
+    (tmp_path / "redis").mkdir()
+    server = RedisServer(tmp_path / "redis")
+    yield server
+    server.stop()
+
+
+def operator(folder: Path, server: RedisServer, checkpoint: Any, prototype: Any = Summing) -> Keyed:
+    return udop("running", prototype, key="key", schema=SCHEMA, checkpoint=checkpoint, store=server.address,
+                scratch=str(folder / "near"))  # fmt: skip
+
+
+def sums(plan: Keyed, batch: int, *values: tuple[str, int]) -> list[tuple[str, int]]:
+    rows = pa.record_batch({"key": [k for k, _ in values], "value": [v for _, v in values]})
+    ran = Task(plan, to_arrow_schema(SCHEMA))
+    return [(r["key"], r["sum"]) for out in ran.run([rows], "q", batch, 0) for r in out.to_pylist()]
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    for _ in range(4_000):
+        if holds():
+            return
+        time.sleep(0.025)
+    raise AssertionError(f"{what} did not come about")
+
+
+def test_best_effort_goes_on_without_its_store_counts_what_it_drops_and_uses_it_again(
+    tmp_path: Path, redis: RedisServer
+) -> None:
+    plan = operator(tmp_path, redis, EFFORT)
+    sums(plan, 0, ("a", 1), ("b", 10))
+    redis.kill()
+    with pytest.warns(RuntimeWarning, match="1 checkpoints dropped so far: redis at .* did not do its part"):
+        assert sums(plan, 1, ("a", 1)) == [("a", 2)]
+    assert sums(plan, 2, ("b", 10)) == [("b", 20)]
+    redis.start()
+    assert sums(plan, 3, ("c", 5)) == [("c", 5)]
+    assert deadlines(plan, "q")[0].dropped == 2
+    shutil.rmtree(tmp_path / "near")
+    assert sums(plan, 4, ("a", 1), ("b", 1), ("c", 1)) == [("a", 3), ("b", 21), ("c", 6)]
+
+
+@pytest.mark.parametrize(("checkpoint", "lost"), [(EXACT, False), (EXACT, True), (EFFORT, True)])
+def test_exact_and_whoever_needs_its_states_wait_for_the_store(
+    tmp_path: Path, redis: RedisServer, checkpoint: Any, lost: bool
+) -> None:
+    plan = operator(tmp_path, redis, checkpoint)
+    sums(plan, 0, ("a", 1), ("b", 10))
+    redis.kill()
+    if lost:
+        shutil.rmtree(tmp_path / "near")
+    found: list[list[tuple[str, int]]] = []
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        waiting = threading.Thread(target=lambda: found.append(sums(plan, 1, ("a", 1))))
+        waiting.start()
+        until(lambda: any("waits for its store" in str(w.message) for w in told), "a word about what is waited for")
+        assert found == []
+        redis.start()
+        waiting.join(60)
+    assert found == [[("a", 2)]]
+    assert any("its store is back" in str(w.message) for w in told)
+    shutil.rmtree(tmp_path / "near")
+    assert sums(plan, 2, ("a", 1), ("b", 1)) == [("a", 3), ("b", 11)]
+
+
+ROWS = [(i * 0.5, "abcd"[i * 7 % 4], i) for i in range(40)]
+
+
+def expected(rows: list[tuple[float, str, int]]) -> list[tuple[str, int]]:
+    totals: dict[str, int] = {}
+    found = []
+    for _, key, value in rows:
+        totals[key] = totals.get(key, 0) + value
+        found.append((key, totals[key]))
+    return sorted(found)
+
+
+class Query:
+    """A query that runs on while its store is killed."""
+
+    def __init__(self, spark: SparkSession, store: holdfast.StreamStore, plan: Keyed, folder: Path) -> None:
+        self._store, self.found = store, []
+
+        def keep(frame: DataFrame, batch: int) -> None:
+            self.found.extend(tuple(row) for row in frame.collect())
+
+        self.running = (
+            read_stream(spark, "in", root=str(store.root), maxRowsPerBatch=10)
+            .transform(plan)
+            .writeStream.foreachBatch(keep)
+            .option("checkpointLocation", str(folder / "checkpoint"))
+            .start()
+        )
+
+    found: list[Any]
+
+    def send(self, begin: int, end: int) -> None:
+        fill(self._store, "in", ROWS[begin:end], end=False, until=end * 0.5)
+
+    def has(self, end: int) -> bool:
+        assert self.running.exception() is None
+        return sorted(self.found) == expected(ROWS[:end])
+
+
+def summing() -> Any:
+    # By value: Spark's workers cannot import the tests.
+    from holdfast.operators.udop import UserOperator, decode, encode
+
+    class Running(UserOperator):
+        def __init__(self) -> None:
+            self.sum = 0
+
+        def process(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+            self.sum += row["value"]
+            return [{"key": row["key"], "sum": self.sum}]
+
+        def checkpoint(self) -> bytes:
+            return encode(self.sum)
+
+        def restore(self, saved: bytes) -> None:
+            self.sum = decode(saved)
+
+    return Running
+
+
+@pytest.mark.parametrize("checkpoint", [EFFORT, EXACT])
+def test_a_query_outlives_the_server_of_its_checkpoints(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path, redis: RedisServer, checkpoint: Any
+) -> None:
+    """Killed with kill -9, started again; batches went on meanwhile, or waited. Then scratch is lost."""
+    plan = operator(tmp_path, redis, checkpoint, summing())
+    fill(store, "in", ROWS[:10], end=False, until=5)
+    query = Query(spark, store, plan, tmp_path)
+    until(lambda: query.has(10), "the first results")
+    redis.kill()
+    query.send(10, 20)
+    if checkpoint is EFFORT:
+        until(lambda: query.has(20), "results without a store")
+    else:
+        until(lambda: bool(query.running.status["isTriggerActive"]), "a batch that waits")
+        time.sleep(1)
+        assert query.has(10), "what is not in the store does not leave the task"
+    redis.start()
+    query.send(20, 30)
+    until(lambda: query.has(30), "all results")
+    query.running.stop()
+    if checkpoint is EFFORT:
+        assert sum(kept.dropped for kept in deadlines(plan, query.running.id).values()) > 0
+    shutil.rmtree(tmp_path / "near")
+    query.send(30, 40)
+    second = Query(spark, store, plan, tmp_path)
+    second.found += query.found
+    until(lambda: second.has(40), "the rest, with states from the store")
+    second.running.stop()
