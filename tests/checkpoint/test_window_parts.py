@@ -91,10 +91,14 @@ def test_what_is_saved_follows_what_came_and_not_the_window() -> None:
 def test_names_are_used_again_so_that_there_are_never_more_than_a_window_needs() -> None:
     chance, join, saved = random.Random(2), prototype(4)(), Saved()
     assert isinstance(join, GroupedJoin)
+    names: set[bytes] = set()
     for step in range(200):
         join.process_batch(rows(chance, step, 3))
         saved.save(join.changes())
-    assert len(saved.parts) == (20 // 4 + 1) + (2 + 1)
+        names |= set(saved.parts)
+        numbers = [front for front in join._join.held() if front.oldest < front.next]
+        assert len(saved.parts) == sum((f.next - 1) // 4 - f.oldest // 4 + 1 for f in numbers)
+    assert len(names) == (20 // 4 + 1) + (2 + 1)
 
 
 @pytest.mark.parametrize("name", [b"0.0", b"0.2", b"0.5"])

@@ -5,8 +5,8 @@ of its own: it is a part that is saved again when it has new tuples.
 
 1. Tuples of a window are numbered; group g holds the numbers [g·size, (g+1)·size) and is saved whole if it has a tuple
    that was not saved. One that only lost tuples is not.
-2. The groups of a window use W/size + 1 names in turn, so nothing has to be collected. Windows are numbered in the
-   order in which they first came; the head lists them in that order.
+2. The groups of a window use W/size + 1 names in turn. One whose tuples have all left is removed, unless its name is
+   used again at once. Windows are numbered in the order in which they first came; the head lists them in that order.
 3. A group that is lost costs its own tuples and no others (C11). Those that are left count as if they stood together,
    so groups are cut anew: the next save is of all of them.
 4. Nothing is trimmed: on Spark the input waits while the operator is down.
@@ -56,6 +56,7 @@ class _Saved:
     """Of the window."""
     next: int = 0
     """Tuples before this one are saved."""
+    oldest: int = 0
     stale: list[bytes] = field(default_factory=list)
     """Names whose groups were cut in another way: all is to be saved anew."""
 
@@ -87,8 +88,8 @@ class WindowParts:
             mine = self._dirty(front, saved)
             parts += mine
             used = {part.name for part in mine}
-            unused += [stale for stale in saved.stale if stale not in used]
-            saved.next, saved.stale = front.next, []
+            unused += [name for name in (saved.stale or self._left(front, saved)) if name not in used]
+            saved.next, saved.oldest, saved.stale = front.next, front.oldest, []
         return msgspec.msgpack.encode(Head(position, self._size, rings)), parts, unused
 
     def _dirty(self, front: Front, saved: _Saved) -> list[Part]:
@@ -100,6 +101,11 @@ class WindowParts:
             dirty = Dirty(front.name, group, first, min((group + 1) * self._size, front.next))
             found.append(Part(_name(saved.number, group, self._slots[front.side]), front.side, dirty))
         return found
+
+    def _left(self, front: Front, saved: _Saved) -> list[bytes]:
+        """Groups that were saved and have left the window."""
+        end = min(front.oldest // self._size, -(-saved.next // self._size))
+        return [_name(saved.number, group, self._slots[front.side]) for group in range(saved.oldest // self._size, end)]
 
     def value(self, part: Part, rows: pa.RecordBatch, position: int) -> bytes:
         return encode_group(part.dirty, rows, self._size, 0, 0.0, position)
@@ -117,7 +123,7 @@ class WindowParts:
         for number, ring in enumerate(known.rings):
             window = _restored(number, ring, known, parts, schemas[ring.side])
             found[ring.side, ring.name] = window
-            saved = self._saved[ring.side, ring.name] = _Saved(number, ring.next)
+            saved = self._saved[ring.side, ring.name] = _Saved(number, ring.next, ring.oldest)
             if window.lost or known.size != self._size or ring.slots != self._slots[ring.side]:
                 saved.next, saved.stale = 0, [_name(number, group, ring.slots) for group in _groups(ring, known.size)]
         return known.position, found
