@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructType
 
 from holdfast.checkpoint.policy import every
+from holdfast.checkpoint.store import Entry
 from holdfast.checkpoint.stores import open_store
+from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.operators.udop import UserOperator, VectorOperator, decode, encode
 from holdfast.spark.keyed import ForkOf, udop
 from holdfast.spark.keyed_task import Task
@@ -61,9 +65,9 @@ class Telling(Summing):
 
 def task(
     folder: Path, prototype: type[UserOperator], *, time: str | None = "t", machine: str = "A", checkpoint: Any = EXACT,
-    fork: ForkOf | None = None,
+    fork: ForkOf | None = None, store: str | None = None,
 ) -> Task:  # fmt: skip
-    store = None if checkpoint is None else f"log:{folder}/far"
+    store = None if checkpoint is None else store or f"log:{folder}/far"
     operator = udop("quiet", prototype, key="key", schema=SCHEMA, checkpoint=checkpoint, store=store, time=time,
                     scratch=str(folder / machine))  # fmt: skip
     return Task(operator, to_arrow_schema(SCHEMA), 1, fork)
@@ -161,6 +165,42 @@ def test_by_the_clock_a_batch_that_is_executed_again_finds_the_time_of_its_first
         assert run(ran, 1, [("a", 1, 0), ("b", 1, 0)]) == [("a", 2), ("b", 1)]
     for ran in (there, here):
         assert run(ran, 2, [("a", 1, 0)]) == [("a", 1)]
+
+
+class Killed(MemoryStore):
+    """Takes so many more writes; then the machine is gone."""
+
+    left = 1 << 30
+
+    def _write(self, entries: Sequence[Entry]) -> list[bool]:
+        taken = super()._write(entries[: self.left])
+        self.left -= len(taken)
+        if len(taken) < len(entries):
+            raise RuntimeError("killed")
+        return taken
+
+    def close(self) -> None:
+        """Servers stay."""
+
+
+@pytest.mark.parametrize("writes", range(8))
+def test_by_the_clock_a_batch_that_was_killed_while_it_saved_finds_its_time_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    """What a killed execution removed from the store, as of its time, an execution as of a later time would keep."""
+    server = Killed()
+    monkeypatch.setattr("holdfast.spark.far.open_store", lambda _: server)
+    here, there = (task(tmp_path, Summing, time=None, machine=name, store="redis://far") for name in "AB")
+    clock(monkeypatch, 1000, 1150, 1060, 1070)
+    run(here, 0, [("a", 1, 0), ("b", 1, 0)])
+    server.left = writes
+    with contextlib.suppress(RuntimeError):
+        run(here, 1, [("c", 1, 0)])  # "a" and "b" are to be forgotten.
+    server.left = 1 << 30
+    noted = server.get(b"quiet/q/0/mexecuted1") is not None
+    run(there, 1, [("c", 1, 0)])
+    shutil.rmtree(tmp_path / "B")
+    assert run(there, 2, [("a", 1, 0), ("b", 1, 0)]) == [("a", 1 if noted else 2), ("b", 1 if noted else 2)]
 
 
 def test_a_fork_forgets_for_itself_alone(tmp_path: Path) -> None:

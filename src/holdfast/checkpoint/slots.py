@@ -6,9 +6,10 @@ attempt may have saved the state it ended with. Rules:
 1. A key has two slots. A new version goes into the slot that does not hold the one it was made from, so the newest two
    versions are always there, however many batches passed between them.
 2. A read asks for the newest version that is not newer than a given one.
-3. Marks are values of the whole set, kept the same way and written last, `batch` as the very last: it is there only if
-   all that it speaks of is. A save without it never was: what it left is not a version that rule 1 keeps, and whoever
-   goes on from an earlier one asks for `leftovers` and saves these anew.
+3. Marks are values of the whole set, kept the same way. One of them, `batch`, is written last: it is there only if all
+   that it speaks of is. A save without it never was: what it left is not a version that rule 1 keeps, and whoever goes
+   on from an earlier one asks for `leftovers` and saves these anew. The others are written first: who executes a batch
+   again must find when it was executed first if it may find anything of that.
 4. A state that is removed stays readable as of earlier versions until the save after that: a batch that is executed
    again may have begun with it. Then its bytes go.
 5. A store that passed over a damaged version gives an older one. Where that may not be the newest, it is an error, or a
@@ -112,15 +113,14 @@ class Slots:
         self, states: Mapping[bytes, bytes | None], version: int, marks: Mapping[bytes, bytes],
         parts: Mapping[bytes, bytes | None] | None = None,
     ) -> None:  # fmt: skip
-        """Keep states with their parts, and then marks, as of `version`; what is None is removed.
+        """Keep states with their parts, and marks, as of `version`; what is None is removed.
 
         Done again with the same version, it changes nothing.
         """
         known = [_MARK + name for name in (BATCH, *_REMOVED.values())]
         (zero, one), *lists = self._slots(known)
         whole = max((s.version for s in (zero, one) if s is not None and s.version < version), default=-1)
-        also: dict[bytes, bytes] = {}
-        values: list[tuple[bytes, bytes]] = []
+        values = [(_MARK + name, value) for name, value in marks.items() if name != BATCH]
         cleaned: list[bytes] = []
         for (kind, mark), slots, given in zip(_REMOVED.items(), lists, (states, parts or {}), strict=True):
             before = _keys(self._newest_of(_MARK + mark, slots, whole))
@@ -128,13 +128,11 @@ class Slots:
             values += [(kind + key, _GONE if value is None else value) for key, value in given.items()]
             cleaned += [kind + key for key in before if key not in given]
             if removed or before:
-                also[mark] = msgspec.msgpack.encode(removed)
+                values.append((_MARK + mark, msgspec.msgpack.encode(removed)))
         if values:
             self._put(values, version, whole)
         self._clean(cleaned, version)
-        last = {BATCH: marks[BATCH]} if BATCH in marks else {}
-        ordered = {**{name: value for name, value in marks.items() if name != BATCH}, **also, **last}
-        self._put([(_MARK + name, value) for name, value in ordered.items()], version, whole)
+        self._put([(_MARK + BATCH, marks[BATCH])], version, whole)
 
     @property
     def pending(self) -> Names:

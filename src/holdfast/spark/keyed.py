@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -24,6 +24,7 @@ from holdfast.checkpoint.derive import Protection, StateKind, derive
 from holdfast.checkpoint.policy import Every, Groups, NoCheckpoint, Upstream
 from holdfast.model.errors import UsageError
 from holdfast.model.names import check_name
+from holdfast.operators.keyed_join import JoinPrototype
 from holdfast.operators.paired import paired
 from holdfast.operators.udop import UserOperator
 from holdfast.spark.keeping import report
@@ -50,6 +51,8 @@ def forked_from(query_id: str, scratch: Path) -> Iterator[None]:
         _fork.reset(token)
 
 
+#: Tuples in a group of a join's windows in scratch, where no policy names it. The seeds tried 512 to 4,096.
+_GROUP = 512
 #: What may protect an operator on Spark; which of them fits which operator is for `derive` to say.
 Policy = Every | Groups | Upstream | NoCheckpoint
 
@@ -110,9 +113,9 @@ def udop(
         raise UsageError(f"{name}: {policy} needs a store, such as store='log:/var/lib/app/checkpoints'")
     made = Keyed(check_name(name), prototype, key, schema, policy, store, scratch, time)
     made.protection  # noqa: B018 - refuses a policy that does not fit
-    if isinstance(policy, Groups):
-        grouped: Any = prototype
-        return replace(made, prototype=grouped.in_groups(policy.size))
+    if isinstance(prototype, JoinPrototype) and not isinstance(policy, Every):
+        size = policy.size if isinstance(policy, Groups) else _GROUP
+        return replace(made, prototype=prototype.in_groups(size))
     return made
 
 
