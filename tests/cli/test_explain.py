@@ -61,7 +61,7 @@ def test_operators_on_spark_are_explained_without_a_session_and_a_barrier_as_wha
     assert result.output.splitlines() == [
         'model (user-defined operator, instances by key): every("10s") saves what checkpoint() gives, per key into '
         "log:/far; guarantee: best effort",
-        "gate (barrier, tuples in flight): upstream() saves the tuples on their way, with each batch into log:/far; "
+        "gate (barrier, tuples in flight): upstream() saves the tuples on their way, each once into log:/far; "
         "guarantee: exact",
     ]
 

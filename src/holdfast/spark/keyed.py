@@ -77,7 +77,7 @@ class Keyed:
         state = getattr(self.prototype, "state_kind", StateKind.KEYED)
         derived = derive(self.name, kind, state, self.checkpoint, self.store)
         if isinstance(self.checkpoint, Upstream):
-            return replace(derived, saves="the tuples on their way: with each batch those that came", store=self.store)
+            return replace(derived, saves="the tuples on their way, each once")
         if isinstance(self.checkpoint, Groups) and self.checkpoint.exact:
             groups = f"the groups of {self.checkpoint.size} tuples that changed, of each window, with each batch"
             return replace(derived, saves=groups)
