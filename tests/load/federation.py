@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pytest
 
 import holdfast
 from holdfast.cli.hosts import HostClient
@@ -50,6 +52,23 @@ def counting(stream, output):
 for stream in {streams!r}:
     counting(stream, "counts-" + stream)
 """
+#: With an operator of Holdfast's own. Count windows: what one holds follows from all tuples before it.
+TALLIES = """
+import holdfast
+from holdfast.operators import count, count_window, sum_
+from holdfast.spark import flow_of
+
+app = globals().get("app") or holdfast.App("{name}")
+
+def tallying(stream, output):
+    @app.node(inputs=[stream], name=output, max_delay="20s", keepalive="500ms")
+    def tallies(c):
+        return flow_of(c, partitions=2).aggregate(count(), sum_("bytes"), window=count_window(20), by="source")
+
+for stream in {streams!r}:
+    tallying(stream, "tallies-" + stream)
+"""
+_APPLICATIONS = {"counts": COUNTS, "tallies": TALLIES, "all": COUNTS + TALLIES}
 _SPARK = """
 spark:
   spark.driver.extraJavaOptions: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss512k"
@@ -88,12 +107,16 @@ class Federation:
         bucket: str = "1s",
         meet: Callable[[str, str], bool] = lambda a, b: True,
         plain: bool = False,
+        kind: str = "counts",
+        tls: bool = False,
     ) -> None:
-        """`plain`: without Spark (`plain_engine`), where hosts are killed too often to wait for JVMs."""
-        self._meet, self.plain = meet, plain
+        """`plain`: without Spark (`plain_engine`), where hosts are killed too often to wait for JVMs. `kind` says what
+        the nodes do, which are called KIND-STREAM; "all": there is one of each for each stream. `tls`: each host
+        has a certificate of its own making (`certificate`), which its partners are given."""
+        self._meet, self.plain, self.kind, self.tls = meet, plain, kind, tls
         self.folder, self.owners, self.bucket = folder, {o.name: o for o in owners}, bucket
         everything = [stream for owner in owners for stream in owner.streams]
-        (folder / "definitions.py").write_text(COUNTS.format(name="definitions", streams=everything))
+        (folder / "definitions.py").write_text(_APPLICATIONS[kind].format(name="definitions", streams=everything))
         ports = _free_ports(2 * len(owners))
         for owner in owners:
             owner.port, owner.port2 = ports.pop(), ports.pop()
@@ -113,19 +136,26 @@ class Federation:
     def _write(self, owner: Owner) -> None:
         home = self.folder / owner.name
         home.mkdir()
-        (home / "app.py").write_text(COUNTS.format(name=owner.name, streams=list(owner.streams)))
+        (home / "app.py").write_text(_APPLICATIONS[self.kind].format(name=owner.name, streams=list(owner.streams)))
+        tls = ", tls: {cert: ../NAME.pem, key: ../NAME.key, ca: ../NAME.pem}".replace("NAME", owner.name)
+        if self.tls:
+            certificate(self.folder, owner.name)
         lines = ["app: app.py", "hosts:",
-                 f'  {owner.name}: {{address: "127.0.0.1:{owner.port}", root: data/, load: terms.yaml}}']  # fmt: skip
+                 f'  {owner.name}: {{address: "127.0.0.1:{owner.port}", root: data/, load: terms.yaml'
+                 f'{tls if self.tls else ""}}}']  # fmt: skip
         if owner.twin:
             lines.append(f'  {owner.name}2: {{address: "127.0.0.1:{owner.port2}", root: data2/}}')
-            lines += ["nodes:", *(f"  counts-{s}: [{owner.name}, {owner.name}2]" for s in owner.streams)]
+            lines += ["nodes:", *(f"  {self.kind}-{s}: [{owner.name}, {owner.name}2]" for s in owner.streams)]
         lines += ["sources:", *(f"  {s}: {owner.name}" for s in owner.streams)] if owner.streams else []
         self.file(owner.name).write_text("\n".join(lines) + _SPARK)
         partners = [o for o in self.owners.values() if o is not owner and self._meet(owner.name, o.name)]
         lines = [f"participant: {owner.name}", "definitions: ../definitions.py", "partners:"]
         for other in partners:
             token = "-".join(sorted((owner.name, other.name)))
-            lines.append(f'  {other.name}: {{address: "http://127.0.0.1:{other.port}", token: ../{token}.token}}')
+            scheme, ca = ("https", f", ca: ../{other.name}.pem") if self.tls else ("http", "")
+            lines.append(
+                f'  {other.name}: {{address: "{scheme}://127.0.0.1:{other.port}", token: ../{token}.token{ca}}}'
+            )
         lines += ["contracts:", *(f"  - {{{line}}}" for line in owner.contracts)] if owner.contracts else []
         if "capacity" not in owner.settings:
             lines.append("capacity: {cpu: 1.0}")
@@ -263,6 +293,14 @@ class Federation:
         reader.close()
         return found
 
+    def check(self, owner: str, stream: str) -> None:
+        """The nodes over this stream have said all that they had to say, once and in the one order."""
+        source, found = self.sources[stream], lambda kind: self.results(owner, f"{kind}-{stream}")
+        if self.kind in ("counts", "all"):
+            assert plainly(found("counts")) == source.expected(), "nothing lost, nothing twice"
+        if self.kind in ("tallies", "all"):
+            assert found("tallies") == source.tallies(), "nothing lost, nothing twice"
+
 
 class Source:
     """A data source in the hands of the test. Remembers all that it has sent."""
@@ -310,10 +348,32 @@ class Source:
         rows = sorted((start + SECOND, source, n, total) for (start, source), (n, total) in counts.items())
         return [(i + 1, *row) for i, row in enumerate(rows)]
 
+    def tallies(self, size: int = 20) -> list[tuple[Any, ...]]:
+        """Rule 3 for windows of so many tuples of a source: (id, stime of the last, source, count, sum)."""
+        open_windows: dict[str, list[int]] = {}
+        rows: list[tuple[Any, ...]] = []
+        for at, source, bytes_ in self.sent:
+            window = open_windows.setdefault(source, [])
+            window.append(bytes_)
+            if len(window) == size:
+                rows.append((at, source, size, sum(window)))
+                del open_windows[source]
+        return [(i + 1, *row) for i, row in enumerate(sorted(rows))]
+
 
 def plainly(results: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Results of `counts` as `Source.expected` has them: the window is told by its end."""
     return [(id, stime, *columns[1:]) for id, stime, *columns in results]
+
+
+def certificate(folder: Path, name: str, address: str = "127.0.0.1") -> None:
+    """NAME.pem and NAME.key: a host's own word that it is at this address."""
+    if shutil.which("openssl") is None:
+        pytest.skip("making a certificate needs openssl")
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+               "-days", "2", "-subj", f"/CN={name}", "-addext", f"subjectAltName=IP:{address}",
+               "-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.pem")]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True)
 
 
 def _free_ports(count: int) -> list[int]:

@@ -23,19 +23,18 @@ import holdfast.load.meter
 import holdfast.load.tasks
 import holdfast.load.words
 from holdfast.host.catalog import Catalog
+from holdfast.host.deployed import _access
 from holdfast.host.deployment import load_deployment
 from holdfast.host.host import Host
 from holdfast.host.service import Service
-from holdfast.inputs.network import Access
 from holdfast.load.away import Away, AwayNote, read_note
 from holdfast.load.door import doors_of
 from holdfast.load.hosting import load_manager
 from holdfast.load.manager import LoadManager
 from holdfast.load.tasks import HeldTask
-from tests.load.federation import SECOND, Federation, Owner, Source, plainly
+from tests.load.federation import SECOND, Federation, Owner, Source
 from tests.load.plain_engine import PlainQueries
 
-NODE = "counts-m1"
 _SETTINGS = "interval: 300ms\nanswer: 200ms\npatience: {patience}"
 _BEGIN_US = 1_700_000_000 * SECOND
 
@@ -71,7 +70,7 @@ class Side:
         self.host.return_s = 0.2
         self.manager: LoadManager = load_manager(deployment, spec)(self.host).manager
         host = self.host
-        self._service = Service(host.serving, Access(spec.ip, spec.port, token), deliver=host.deliver,
+        self._service = Service(host.serving, _access(spec, token), deliver=host.deliver,
                                 status=host.status, fault=host.fault, stop=host.stop, answers=host.answers,
                                 doors=doors_of(self.manager))  # fmt: skip
         self._running: asyncio.Task[None] | None = None
@@ -99,7 +98,11 @@ class Side:
 class Pair:
     """Two sides, one node of Anna's, and its data."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, patience: str, period: str) -> None:
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, patience: str, period: str, kind: str, tls: bool,
+        spoil: Callable[[Federation], None],
+    ) -> None:  # fmt: skip
+        self.node = f"{kind}-m1"
         for module in (holdfast.host.host, holdfast.load.tasks):
             monkeypatch.setattr(module, "NodeQueries", PlainQueries)
         monkeypatch.setattr(holdfast.load.words, "_CONSENT_S", 0.1)
@@ -111,9 +114,10 @@ class Pair:
             Owner("anna", ["m1"], [f"to: ben, {clauses}"], settings),
             Owner("ben", [], [f"from: anna, {clauses}"], settings),
         ]
-        self.federation = Federation(folder, owners, plain=True)
+        self.federation = Federation(folder, owners, plain=True, kind=kind, tls=tls)
+        spoil(self.federation)
         self.federation.sources["m1"].close()
-        self.spring = Spring(self.federation.store("anna").open("m1"))
+        self.spring = self.federation.sources["m1"] = Spring(self.federation.store("anna").open("m1"))
         self.anna, self.ben = Side(self.federation, "anna"), Side(self.federation, "ben")
         self.flows = True
 
@@ -125,7 +129,7 @@ class Pair:
 
     @property
     def task(self) -> HeldTask:
-        return self.anna.manager.tasks[NODE]
+        return self.anna.manager.tasks[self.node]
 
     @property
     def away(self) -> Away | None:
@@ -138,7 +142,7 @@ class Pair:
     @property
     def boundary_us(self) -> int:
         """What Anna's stream promises."""
-        reader = self.federation.reader("anna", NODE)
+        reader = self.federation.reader("anna", self.node)
         reader.close()
         return reader.boundary_us
 
@@ -174,22 +178,23 @@ class Pair:
         await self.until(lambda: isinstance(manager.words.agreed.get("ben"), tuple), "ben's consent")
         await self.until(lambda: manager.core._measured, "anna to look at what runs")
         await self.until(lambda: self.ben.manager.core._measured, "ben to look at what runs")
-        manager.place(NODE, where)
+        manager.place(self.node, where)
 
     async def finish(self) -> None:
         """No more data; every tuple was counted once, in the one order."""
         self.flows = False
         self.spring.finish()
-        await self.until(lambda: self.federation._ended("anna", NODE), "the end of the node's stream")
-        assert plainly(self.federation.results("anna", NODE)) == self.spring.expected(), "nothing lost, nothing twice"
+        await self.until(lambda: self.federation._ended("anna", self.node), "the end of the node's stream")
+        self.federation.check("anna", "m1")
 
 
 @contextlib.asynccontextmanager
 async def pair(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, patience: str = "60s", period: str = "1s"
-) -> AsyncIterator[Pair]:
-    """Both run, and the node with them."""
-    two = Pair(folder, monkeypatch, patience, period)
+    folder: Path, monkeypatch: pytest.MonkeyPatch, patience: str = "60s", period: str = "1s", kind: str = "counts",
+    tls: bool = False, spoil: Callable[[Federation], None] = lambda federation: None,
+) -> AsyncIterator[Pair]:  # fmt: skip
+    """Both run, and the node with them. `spoil` may change their files before."""
+    two = Pair(folder, monkeypatch, patience, period, kind, tls, spoil)
     flowing = asyncio.ensure_future(two._flow())
     try:
         await two.ben.start()

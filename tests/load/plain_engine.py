@@ -1,8 +1,9 @@
-"""The query of `federation.COUNTS` in plain Python, where Spark would run it: for killing hosts hundreds of times.
+"""The queries of `federation` in plain Python, where Spark would run them: for killing hosts hundreds of times.
 
 It does what Spark does, as far as a movement can see: batches of whole buckets as decided by the controller, a log of
 offsets before each and of commits after it, a version of the state for each, results through the same sink. A batch
-whose offsets are there and whose commit is not is done again. Everything else in a host that runs it is the real thing.
+whose offsets are there and whose commit is not is done again. Everything else in a host that runs it is the real thing;
+of `federation.TALLIES` that is the operator, too, with its versions, its checkpoints and their way back.
 
     python -m tests.load.plain_engine FILE NAME        # as `holdfast host FILE NAME`
 """
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 
 import holdfast.host.deployed
@@ -28,11 +30,20 @@ from holdfast.clock import pause
 from holdfast.model.errors import StorageError
 from holdfast.model.schema import STIME_TYPE
 from holdfast.model.time import BEGINNING_US, duration_text, instant_text
+from holdfast.operators import count, count_window, sum_
+from holdfast.operators.kernel import aggregate_kernel
+from holdfast.operators.plan import Plan
+from holdfast.protocol.cec.policy import continuous
+from holdfast.spark import control
 from holdfast.spark.beginning import load_beginning
+from holdfast.spark.direct import DirectStage, Rows
 from holdfast.spark.fork import last_commit
+from holdfast.spark.lineages import Lineages, partitions_of
 from holdfast.spark.node import NodeQueries, progress_after
+from holdfast.spark.restore import Spec
 from holdfast.spark.sink import Target
 from holdfast.spark.source import offset_of, until_of
+from holdfast.spark.stage import Batch, Output, Stage, StagePlan
 from holdfast.stream.decision import Decision
 from holdfast.stream.disk import Disk
 from holdfast.stream.merge import Merge, PieceReader
@@ -40,16 +51,20 @@ from holdfast.stream.store import Stream, StreamStore
 
 SECOND = 1_000_000
 _WINDOW = pa.struct([("start", STIME_TYPE), ("end", STIME_TYPE)])
+TALLIES = pa.schema([("stime", STIME_TYPE), ("source", pa.string()), ("count", pa.int64()), ("sum_bytes", pa.int64()),
+                     (control.COLUMN, pa.binary())])  # fmt: skip
 SCHEMA = pa.schema([("window", _WINDOW), ("source", pa.string()), ("n", pa.int64()), ("bytes", pa.int64())])
 
 
 class PlainQuery(threading.Thread):
     """One run of the query."""
 
+    schema = SCHEMA
+
     def __init__(self, inputs: Sequence[Stream], decision: Path, checkpoint: Path, sink: dict[str, str]) -> None:
         super().__init__(daemon=True)
         self._merge, self._decision, self.checkpoint = Merge(inputs), Decision(decision), checkpoint
-        self._target = Target({**sink, "checkpointlocation": str(checkpoint)}, SCHEMA)
+        self._target = Target({**sink, "checkpointlocation": str(checkpoint)}, self.schema)
         self._run_id = str(uuid.uuid4())
         for name in ("offsets", "commits", "state/0/0"):
             (checkpoint / name).mkdir(parents=True, exist_ok=True)
@@ -74,7 +89,7 @@ class PlainQuery(threading.Thread):
         try:
             batch = last_commit(self.checkpoint)
             until = BEGINNING_US if batch < 0 else self._planned(batch)
-            state = json.loads((self.checkpoint / f"state/0/0/{batch + 1}.snapshot").read_text()) if batch >= 0 else {}
+            state = self._load(batch)
             while not self._end.is_set():
                 to = self._planned(batch + 1)
                 if to is None:
@@ -91,6 +106,9 @@ class PlainQuery(threading.Thread):
                 until = to
         except BaseException as error:
             self._trouble = error
+
+    def _load(self, batch: int) -> Any:
+        return json.loads((self.checkpoint / f"state/0/0/{batch + 1}.snapshot").read_text()) if batch >= 0 else {}
 
     def _planned(self, batch: int) -> Any:
         path = self.checkpoint / "offsets" / str(batch)
@@ -117,11 +135,14 @@ class PlainQuery(threading.Thread):
         ready = [key for key in state if int(key.split()[0]) + SECOND <= until]
         self._file(batch, until, [(int(key.split()[0]), key.split()[1], *state.pop(key)) for key in ready])
         self._write(f"state/0/0/{batch + 1}.snapshot", json.dumps(state))
+        self._committed(batch, since, until, rows)
+        return state
+
+    def _committed(self, batch: int, since: int, until: int, rows: int) -> None:
         self._write(f"commits/{batch}", 'v1\n{"nextBatchWatermarkMs":0}')
         progress = {"batchId": batch, "numInputRows": rows + 1, "stateOperators": []}
         offsets = {"startOffset": json.dumps(offset_of(since)), "endOffset": json.dumps(offset_of(until))}
         self.lastProgress = {**progress, "sources": [offsets], "durationMs": {"triggerExecution": 1}}
-        return state
 
     def _file(self, batch: int, until: int, found: list[tuple[Any, ...]]) -> None:
         windows = pa.array([{"start": at, "end": at + SECOND} for at, *_ in found], _WINDOW)
@@ -131,25 +152,80 @@ class PlainQuery(threading.Thread):
         self._target.append([message], until, self._id, self._run_id, batch)
 
 
+class PlainTallies(PlainQuery):
+    """One run of the query of `TALLIES`: tasks as Spark would run them, one after the other."""
+
+    schema = TALLIES
+
+    def __init__(self, spec: Spec, inputs: Sequence[Stream], *more: Any) -> None:
+        self._spec, self._sources = spec, Merge(inputs).sources
+        super().__init__(inputs, *more)
+
+    def _load(self, batch: int) -> Any:
+        return None
+
+    def _batch(self, batch: int, since: int, until: int, state: Any) -> Any:
+        plan = Plan((count(), sum_("bytes")), (None, 0), {0: pl.Int64()})
+        kernel, keeps_panes = aggregate_kernel(count_window(20), plan, ("_k0",))
+        output = Output(self._target.options.get("root") or "", self._spec.stream)
+        stage = StagePlan(self._spec.operator, kernel, keeps_panes, TALLIES, ("stime", "_k0", "count", "sum_bytes"),
+                          SECOND, self._spec.versions, continuous(), output)  # fmt: skip
+        direct = DirectStage(stage, self._spec.partitions, ("source",), ("bytes",))
+        self._merge.refresh()
+        pieces, messages, seen = self._merge.pieces(since, until), [], 0
+        for partition in range(self._spec.partitions):
+            rows = Rows(direct, self._sources, partition)
+            new = rows.read(pieces, since, until)
+            given = Batch(since, until, new, lambda position_us, rows=rows: rows.again(position_us, since))  # type: ignore[misc]
+            made = list(Stage(stage, partition, batch).run(given))
+            rows.close()
+            messages.append(self._target.take(iter(made), self._id, self._run_id, str(batch)))
+            seen += len(new)
+        self._target.append(messages, until, self._id, self._run_id, batch)
+        self._committed(batch, since, until, seen)
+
+
+class PlainFlow:
+    """As `NodeFlow`, for `TALLIES`: which versions are whose is decided by the real thing."""
+
+    keeps_state = True
+
+    def __init__(self, node: Any, outputs: Path, home: Path, checkpoint: Path) -> None:
+        partitions = partitions_of(home, checkpoint, node.name, 2)
+        self._lineages = Lineages(home, outputs, node.output, "aggregate-direct", partitions)
+        self.spec, self.needed_us, self.pack = self._lineages.spec, self._lineages.needed_us, self._lineages.pack
+        self.forget, self.clear = self._lineages.forget, self._lineages.clear
+
+
 class PlainQueries(NodeQueries):
     """What a controller asks for, without Spark."""
 
     def __init__(self, spark: None, node: Any, inputs: Sequence[Stream], outputs: Path, home: Path) -> None:
         self._node, self._inputs, self._outputs, self._home = node, tuple(inputs), outputs, home
-        self._beginning, self._flow = load_beginning(home), None
+        self._beginning, self._flow, self._operators = load_beginning(home), None, []
+        if node.output.startswith("tallies-"):
+            self._flow = PlainFlow(node, outputs, home, self.checkpoint)  # type: ignore[assignment]
 
     def create_output(self, bucket_us: int) -> Stream:
         store = StreamStore(self._outputs)
-        return store.create(self._node.output, SCHEMA, bucket=duration_text(bucket_us), exist_ok=True)
+        columns = SCHEMA if self._flow is None else pa.schema(list(TALLIES)[1:-1])
+        return store.create(self._node.output, columns, bucket=duration_text(bucket_us), exist_ok=True)
 
     def start_stable(self) -> Any:
         first = self._beginning.right_from_us
         sink = {"root": str(self._outputs), "path": self._node.output}
-        return PlainQuery(self._inputs, self.decision, self.checkpoint,
-                          sink if first is None else {**sink, "from": instant_text(first)})  # fmt: skip
+        sink = sink if first is None else {**sink, "from": instant_text(first)}
+        if isinstance(self._flow, PlainFlow):
+            spec = self._flow.spec(self._beginning.generation)
+            return PlainTallies(spec, self._inputs, self.decision, self.checkpoint, sink)
+        return PlainQuery(self._inputs, self.decision, self.checkpoint, sink)
 
     def progress(self, since: int, checkpoint: Path | None = None) -> Any:
         return progress_after(checkpoint or self.checkpoint, since)
+
+    @property
+    def stays_because(self) -> None:
+        return None
 
     def start_fork(self, fork: int) -> Any:
         raise StorageError("the plain engine has no forks")

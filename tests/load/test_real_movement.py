@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.load.federation import Federation, Owner, plainly
+from tests.load.federation import Federation, Owner
 
 TO_BEN = "to: ben, price: 0.1 to 5.0, period: 4s"
 FROM_ANNA = "from: anna, price: 0.1 to 5.0, period: 4s"
@@ -16,7 +16,7 @@ FROM_ANNA = "from: anna, price: 0.1 to 5.0, period: 4s"
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[Federation]:
     owners = [Owner("anna", ["m1"], [TO_BEN]), Owner("ben", [], [FROM_ANNA])]
-    federation = Federation(tmp_path, owners)
+    federation = Federation(tmp_path, owners, kind="all")
     try:
         yield federation
     finally:
@@ -24,22 +24,30 @@ def two(tmp_path: Path) -> Iterator[Federation]:
 
 
 @pytest.mark.slow
-def test_a_node_moves_there_and_back_and_its_output_is_that_of_one_that_stayed(two: Federation) -> None:
+def test_nodes_move_there_and_back_and_their_output_is_that_of_nodes_that_stayed(two: Federation) -> None:
+    """One has its state in Spark, one in an operator of Holdfast's own."""
+    nodes = ("counts-m1", "tallies-m1")
     two.start()
-    two.wait(lambda: two.runs_at("anna", "counts-m1") == "anna", "the node to run at home")
+    for node in nodes:
+        two.wait(lambda node=node: two.runs_at("anna", node) == "anna", f"{node} to run at home")
     two.wait(lambda: (c := two.ask("anna", "/v1/contracts")) and c["contracts"][0]["agreed"], "ben's consent")
-    assert "offered to ben" in two.place("anna", "counts-m1", "ben")
-    two.wait(lambda: two.runs_at("anna", "counts-m1") == "ben", "the node to run at ben's")
+    for node in nodes:
+        assert "offered to ben" in two.place("anna", node, "ben")
+    for node in nodes:
+        two.wait(lambda node=node: two.runs_at("anna", node) == "ben", f"{node} to run at ben's")
     there = two.ask("ben")
     assert there is not None
-    assert [task["owner"] for task in there["tasks"]] == ["anna"]
-    seen = len(two.results("anna", "counts-m1"))
-    two.wait(lambda: len(two.results("anna", "counts-m1")) > seen + 21, "results from ben's")
-    two.place("anna", "counts-m1", "anna")
-    two.wait(lambda: two.runs_at("anna", "counts-m1") == "anna", "the node to run at home again")
+    assert [task["owner"] for task in there["tasks"]] == ["anna"] * 2
+    for node in nodes:
+        seen = len(two.results("anna", node))
+        two.wait(lambda node=node, seen=seen: len(two.results("anna", node)) > seen + 21, "results from ben's")
+        two.place("anna", node, "anna")
+    for node in nodes:
+        two.wait(lambda node=node: two.runs_at("anna", node) == "anna", f"{node} to run at home again")
     two.wait(lambda: two.ask("ben")["tasks"] == [], "ben to let go")  # type: ignore[index]
-    two.finish("anna", "counts-m1")
-    assert plainly(two.results("anna", "counts-m1")) == two.sources["m1"].expected()
+    for node in nodes:
+        two.finish("anna", node)
+    two.check("anna", "m1")
     anna, ben = two.ask("anna"), two.ask("ben")
     assert anna is not None
     assert ben is not None

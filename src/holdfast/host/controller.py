@@ -211,10 +211,13 @@ class Controller:
 
     @property
     def movable(self) -> bool:
-        """Whether the node could run elsewhere as well as here: it is STABLE, its query has committed something, and
-        nothing that it relies on stays behind."""
-        at_rest = self.serves and self.core is not None and self.core.state is NodeState.STABLE and self._batch >= 0
-        return at_rest and not self._queries.keeps_state
+        """Whether the node could run elsewhere as well as here: it is STABLE and its query has committed something."""
+        return self.serves and self.core is not None and self.core.state is NodeState.STABLE and self._batch >= 0
+
+    @property
+    def stays_because(self) -> str | None:
+        """Why the node can never run elsewhere; None if it can."""
+        return self._queries.stays_because
 
     @property
     def query(self) -> StreamingQuery | None:

@@ -83,9 +83,7 @@ class Mover:
             return
         controller, partner, guest = task.controller, self._partners[to], guest_name(lease_id)
         if controller is None or not controller.movable:
-            raise UsageError(
-                f"{task.task_id} must be STABLE, and its state Spark's, to be moved; it is not so now; it stays here"
-            )
+            raise UsageError(f"{task.task_id} must be STABLE to be moved; it is not so now; it stays here")
         note = AwayNote(lease_id, to)
         controller.keep()
         try:

@@ -92,7 +92,7 @@ class HeldTask(ABC):
     @property
     def bound_by(self) -> str | None:
         """Why it can never be moved; None if it can."""
-        return None
+        return None if self.controller is None else self.controller.stays_because
 
     @abstractmethod
     async def start(self) -> None:
@@ -133,7 +133,7 @@ class OwnTask(HeldTask):
             producer = self.host.catalog.diagram.producer_of(stream)
             if producer is not None and producer.capacity_us is not None:
                 return f"its input {stream} comes from {producer.name}, which has a capacity and would wait for it"
-        return None
+        return super().bound_by
 
     async def start(self) -> None:
         await self.host.set_up(self.node)

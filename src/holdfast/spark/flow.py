@@ -46,7 +46,7 @@ from holdfast.spark.options import READ_OPTIONS, Options
 from holdfast.spark.restore import Spec, operator_name, origin_of
 from holdfast.spark.stage import Output
 from holdfast.spark.stages import SOURCES_MAX, Inputs, StatefulStage, staged
-from holdfast.spark.versions import Scratch, scratch_folder
+from holdfast.spark.versions import scratch_folder
 from holdfast.stream.store import StreamStore
 
 Expression: TypeAlias = "Column | str"
@@ -322,8 +322,7 @@ class Flow:
         return frame.drop("_src")  # The union's own column stays inside.
 
     def _staged(self, stage: StatefulStage, spec: Spec, policy: Continuous | None, output: Output | None) -> DataFrame:
-        scratch = Scratch(spec.scratch, spec.operator, spec.lineage, spec.parents)
-        inputs = self._inputs()
+        scratch, inputs = spec.versions, self._inputs()
         direct = self._direct(columns := self._columns(), inputs)
         if direct is not None:
             _, plan, _ = stage.plan(columns, inputs, scratch, policy, output)

@@ -39,6 +39,18 @@ class ForkOf(NamedTuple):
 
 
 _fork: ContextVar[ForkOf | None] = ContextVar("_fork", default=None)
+_node: ContextVar[list[Keyed] | None] = ContextVar("_node", default=None)
+
+
+@contextlib.contextmanager
+def in_node() -> Iterator[list[Keyed]]:
+    """The operators that are applied meanwhile, in this thread: those of a node."""
+    applied: list[Keyed] = []
+    token = _node.set(applied)
+    try:
+        yield applied
+    finally:
+        _node.reset(token)
 
 
 @contextlib.contextmanager
@@ -92,7 +104,9 @@ class Keyed:
         # Not earlier: Spark reads the text of a schema only where a session runs, and `holdfast explain` has none.
         schema = _parse_datatype_string(self.schema) if isinstance(self.schema, str) else self.schema
         assert isinstance(schema, StructType)
-        task = Task(self, to_arrow_schema(schema), partitions, _fork.get())
+        if (node := _node.get()) is not None:
+            node.append(self)
+        task = Task(self, to_arrow_schema(schema, timezone="UTC"), partitions, _fork.get())
         by = [] if self.key is None else [self.key]
         return frame.repartition(partitions, *by).mapInArrow(task, schema)
 

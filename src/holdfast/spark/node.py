@@ -39,7 +39,7 @@ from holdfast.spark.flow import Flow
 from holdfast.spark.fork import fork_checkpoint, last_commit
 from holdfast.spark.forked import ready_mark
 from holdfast.spark.frames import part_of, read_stream
-from holdfast.spark.keyed import forked_from
+from holdfast.spark.keyed import Keyed, forked_from, in_node
 from holdfast.spark.node_flow import NodeFlow
 from holdfast.spark.pools import fork_pool, stable_pool
 from holdfast.spark.results import create_output, node_columns
@@ -88,6 +88,7 @@ class NodeQueries:
         self._spark, self._node, self._inputs, self._outputs, self._home = spark, node, tuple(inputs), outputs, home
         self._beginning = load_beginning(home)
         self._flow: NodeFlow | None = None
+        self._operators: list[Keyed] = []
         self._boundaries = node.boundaries if node.boundaries != "auto" else self._suitable_boundaries()
 
     @property
@@ -139,7 +140,32 @@ class NodeQueries:
 
     def copy_to(self, checkpoint: Path) -> Waiting:
         """A copy of where the stable query stands, from which the same query can go on elsewhere; it runs on."""
-        return self._fork_at_rest(checkpoint)
+        deadline = monotonic_us() + _SETTLE_US_MAX
+        while True:
+            waiting = self._fork_at_rest(checkpoint)
+            if self._pack_state(checkpoint):
+                return waiting
+            shutil.rmtree(checkpoint)
+            if monotonic_us() > deadline:
+                raise StorageError(
+                    f"node {self._node.name}: the state of its operators at the last commit must be at hand to be "
+                    f"moved; it is lost, or goes by too quickly; try again later"
+                )
+            pause(_SETTLE_POLL_US)
+
+    def _pack_state(self, checkpoint: Path) -> bool:
+        """Add what Holdfast's own operators know at the batch that the copy stands at."""
+        until_us = progress_of(checkpoint).until_us
+        if self._flow is None or until_us is None:
+            return True
+        return self._flow.pack(self._beginning.generation, until_us, checkpoint)
+
+    @property
+    def stays_because(self) -> str | None:
+        """Why it can never run elsewhere; None if it can."""
+        if not self._operators:
+            return None
+        return f"its operator {self._operators[0].name} keeps its state on this machine, where its tasks run"
 
     # -- forks -------------------------------------------------------------------------------------------------------
 
@@ -237,9 +263,12 @@ class NodeQueries:
             self._spark, *names, boundaries=boundaries or self._boundaries, roots=roots,
             streamColumn=str(self._node.separate or len(names) > 1).lower(), **options,
         )  # fmt: skip
-        results = self._node.function(*(self._split(frame) if self._node.separate else [frame]))
+        with in_node() as operators:
+            results = self._node.function(*(self._split(frame) if self._node.separate else [frame]))
+        if "plan" not in options:
+            self._operators = operators
         if isinstance(results, Flow):
-            self._flow = NodeFlow(self._node, results, self._outputs, self._home)
+            self._flow = NodeFlow(self._node, results, self._outputs, self._home, self.checkpoint)
             return self._flow.stable(options, self._beginning.generation)
         if not isinstance(results, DataFrame) or not results.isStreaming:
             raise UsageError(

@@ -70,6 +70,13 @@ class Spec(msgspec.Struct, frozen=True):
     always: bool = False
     """Scratch is local to each machine of a cluster: the planner cannot see it, so it reads again at every start."""
     origin: Origin | None = None
+    arrived: str = ""
+    """Where the versions lie that came with the query's checkpoint from another host; empty: none did."""
+
+    @property
+    def versions(self) -> Scratch:
+        """Where the state lies."""
+        return Scratch(self.scratch, self.operator, self.lineage, self.parents, self.arrived)
 
 
 def checkpoints(
@@ -114,7 +121,7 @@ def operator_name(name: str, store: StreamStore, stream: str, scratch: str, line
 class Restore:
     def __init__(self, spec: Spec, store: StreamStore) -> None:
         self._spec, self._store = spec, store
-        self._scratch = Scratch(spec.scratch, spec.operator, spec.lineage, spec.parents)
+        self._scratch = spec.versions
         self._first = True
 
     @classmethod

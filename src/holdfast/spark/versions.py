@@ -10,6 +10,8 @@ Rules:
 3. Scratch is not durable and need not be. A version has a format and checksums: one that a power cut or a disk has
    damaged counts as lost, and what is lost is restored from the output's log.
 4. The worker that wrote a version keeps it in memory as well: usually it is the one that needs it next.
+5. A query that goes on from a checkpoint of another host has its first versions from there (`holdfast.spark.arrival`).
+   They are never written to, and nothing else has them.
 """
 
 from __future__ import annotations
@@ -57,6 +59,8 @@ class Scratch:
     operator: str
     lineage: str = "main"
     parents: tuple[str, ...] = ()
+    arrived: str = ""
+    """The folder of versions that came with the checkpoint (rule 5); empty: it began here."""
 
     def _folder(self, lineage: str, partition: int) -> Path:
         return Path(self.folder, self.operator, lineage, str(partition))
@@ -73,12 +77,32 @@ class Scratch:
             found = _read(self._path(lineage, partition, position_us))
             if found is not None:
                 return found
-        return None
+        return _read(self._arrived(partition, position_us)) if self.arrived else None
+
+    def _arrived(self, partition: int, position_us: int) -> Path:
+        return Path(self.arrived, str(partition), f"{position_us}.state")
 
     def has(self, partitions: int, position_us: int) -> bool:
         """Do all partitions have that version? Looks at lengths only; who loads one looks at every byte."""
-        lineages = (self.lineage, *self.parents)
-        return all(any(_whole(self._path(lineage, p, position_us)) for lineage in lineages) for p in range(partitions))
+        return all(any(map(_whole, self._paths(p, position_us))) for p in range(partitions))
+
+    def _paths(self, partition: int, position_us: int) -> list[Path]:
+        found = [self._path(lineage, partition, position_us) for lineage in (self.lineage, *self.parents)]
+        return [*found, self._arrived(partition, position_us)] if self.arrived else found
+
+    def pack(self, partitions: int, position_us: int, to: Path) -> bool:
+        """Write the versions of that position as those that arrive elsewhere; False if one of them is not at hand.
+
+        They name no checkpoints: the log over there has none of them, so that the first batch there saves everything.
+        """
+        for partition in range(partitions):
+            version = self.load(partition, position_us)
+            if version is None:
+                return False
+            path = to / str(partition) / f"{position_us}.state"
+            path.parent.mkdir(parents=True)
+            _write(path, version._replace(mark=None))
+        return True
 
     def pin(self, partitions: int, position_us: int) -> None:
         """Give the versions of the parents a name of their own here: a parent forgets its, and nothing is copied."""
