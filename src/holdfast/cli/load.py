@@ -68,6 +68,7 @@ def _rows(said: dict[str, Any]) -> list[list[str]]:
     for task in said["tasks"]:
         use, here = task["usage"], task["at"] == said["participant"]
         lease = "-" if task["lease"] is None else f"{task['lease']} {task['lease_state']}"
+        lease = "ended" if task.get("ended") and task["lease"] is None else lease
         name = task["task"] if task["owner"] == said["participant"] else f"{task['definition']} of {task['owner']}"
         figures = [f"{task['rows_per_s']:.0f}", f"{use['cpu']:.3f}", f"{use['bandwidth']:.3f}", f"{use['memory']:.3f}",
                    f"{task['marginal']:.3f}"]  # fmt: skip

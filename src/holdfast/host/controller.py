@@ -211,8 +211,15 @@ class Controller:
 
     @property
     def movable(self) -> bool:
-        """Whether the node could run elsewhere as well as here: it is STABLE and its query has committed something."""
-        return self.serves and self.core is not None and self.core.state is NodeState.STABLE and self._batch >= 0
+        """Whether the node could run elsewhere as well as here: it is STABLE, its query has committed something, and
+        there is more to come."""
+        at_rest = self.serves and self.core is not None and self.core.state is NodeState.STABLE and self._batch >= 0
+        return at_rest and not self.ended
+
+    @property
+    def ended(self) -> bool:
+        """All inputs have ended, and so has the output, as of the last batch."""
+        return self._main.closed
 
     @property
     def stays_because(self) -> str | None:

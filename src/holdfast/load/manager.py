@@ -9,6 +9,8 @@ Rules:
 4. A partner that stays silent or brings nothing beyond our patience is taken for gone: its work for us goes on here
    (`Patience`). What has stopped a guest here may pass: it is set up again, as a node of our own would be.
 5. Time is the wall clock at the start and what has passed since: nobody pays because somebody has set a clock.
+6. A task whose stream has ended is over for good: once all of it is in our log, its lease ends, and the partner drops
+   it. The note stays, and with it the one who answers for the stream: there is nothing left to run here either.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from holdfast.protocol.load.participant import ParticipantCore
 from holdfast.protocol.load.records import OfferClosed, OfferMade, Opened, Reserved
 from holdfast.protocol.load.signals import (
     Arrived,
+    Finished,
     Measured,
     Moved,
     MoveFailed,
@@ -265,13 +268,26 @@ class LoadManager:
         reached("dropped")
 
     def _look_after(self) -> None:
-        """Rule 4."""
+        """Rules 4 and 6."""
         for task_id, held in list(self.tasks.items()):
             away, controller = self.mover.away(held), held.controller
-            if away is not None:
+            if away is not None and away.ended:
+                self._finish(task_id, held, away)
+            elif away is not None:
                 self.work(f"look after {task_id}", self._look_for(task_id, held, away))
             elif isinstance(held, Guest) and controller is not None and controller.may_return:
                 self.work(f"start {task_id}", self._start_again(held))
+
+    def _finish(self, task_id: str, held: HeldTask, away: Away) -> None:
+        """Rule 6. A guest that went further ends with the lease under which it is here; what is just coming back ends
+        by coming back."""
+        lease = self.core.book.onward(task_id)
+        if lease is None or lease.over or isinstance(held, Guest) or f"fetch {lease.lease_id}" in self._under_way:
+            return
+        log.info("%s has ended at %s's; its lease %s ends", task_id, away.note.partner, lease.lease_id)
+        self.tell(Finished(task_id))
+        self.patience.forget(lease.lease_id)
+        (held.home / "parcel").unlink(missing_ok=True)  # Nothing will go on from there.
 
     async def _look_for(self, task_id: str, held: HeldTask, away: Away) -> None:
         why = await self.patience.over(held, away)
@@ -298,6 +314,9 @@ class LoadManager:
             known = ", ".join(name for name, task in self.tasks.items() if isinstance(task, OwnTask)) or "none"
             raise UsageError(f"no node {node!r} of {self.terms.name!r} on host {self.host.name!r}; there are: {known}")
         away, home = self.mover.away(held), where in ("", self.terms.name, self.host.name)
+        stand = away or held.controller
+        if stand is not None and stand.ended:
+            raise UsageError(f"{node} has ended, with its inputs; there is nothing left to move")
         if home:
             self.tell(Place(node))
             return f"{node} comes back from {away.note.partner}" if away else f"{node} runs at home already"

@@ -19,7 +19,7 @@ def loads_of(manager: LoadManager) -> dict[str, Any]:
     tasks = []
     for task_id, held in manager.tasks.items():
         note, lease = read_note(held.home), manager.lease_of(task_id)
-        here = note is None
+        here, stand = note is None, manager.mover.away(held) or held.controller
         usage = manager.census.usage(task_id) if here else NOTHING
         tasks.append({
             "task": task_id, "definition": held.definition, "at": terms.name if note is None else note.partner,
@@ -27,6 +27,7 @@ def loads_of(manager: LoadManager) -> dict[str, Any]:
             "rows_per_s": round(manager.census.meter.rows_per_s(task_id), 1), "usage": _usage(usage),
             "marginal": round(cost.marginal(usage, load.minus(usage)), 4) if here else 0.0,
             "movable": here and (controller := held.controller) is not None and controller.movable,
+            "ended": stand is not None and stand.ended,
             "lease": lease.lease_id if lease else None, "lease_state": lease.state.value if lease else None,
             "price": lease.price if lease else None, "placed": core.book.placed.get(task_id),
         })  # fmt: skip
