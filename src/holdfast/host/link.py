@@ -132,6 +132,7 @@ class HttpLink(Link):
         if name:
             self._headers["Holdfast-Host"] = name
         self._trusted = _trust(ca) if parts.scheme == "https" and ca is not None else True
+        self._vouches = str(ca or "an authority that this machine trusts")
         self._session: aiohttp.ClientSession | None = None
 
     @property
@@ -205,8 +206,7 @@ class HttpLink(Link):
                 good = answer.status == 200
                 body = await _bounded(answer, bytes_max if good else _ERROR_BYTES_MAX, self.address)
         except (aiohttp.ClientError, TimeoutError) as error:
-            reason = str(error) or type(error).__name__
-            raise PeerError(f"{self.address} could not be reached ({reason}); is the host up?") from error
+            raise self._unreached(error) from error
         if not good:
             why = body.decode(errors="replace")
             code = answer.status
@@ -214,6 +214,18 @@ class HttpLink(Link):
         if answer.headers.get("content-type", "").partition(";")[0] != kind:
             raise PeerError(f"{self.address} must answer with {kind}; is it a Holdfast host?")
         return body
+
+    def _unreached(self, error: Exception) -> PeerError:
+        reason = str(error) or type(error).__name__
+        if isinstance(error, aiohttp.ClientConnectorCertificateError):
+            why = getattr(error.certificate_error, "verify_message", "") or reason
+            return PeerError(
+                f"{self.address} could not be reached safely: it must show a certificate for this address that "
+                f"{self._vouches} vouches for, and does not ({why}); check both, and that it is the right host"
+            )
+        if isinstance(error, aiohttp.ClientSSLError):
+            return PeerError(f"{self.address} could not be reached safely: it does not answer with TLS ({reason})")
+        return PeerError(f"{self.address} could not be reached ({reason}); is the host up?")
 
     async def close(self) -> None:
         if self._session is not None:

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
-from holdfast.host.link import CONNECT_S, HttpLink
+from holdfast.host.link import CONNECT_S, HttpLink, Refused
 from holdfast.host.wire import (
     DEFINITION_BYTES_MAX,
     HEAD_BYTES_MAX,
@@ -71,7 +71,7 @@ class PartnerLink(HttpLink):
 
     def __init__(self, partner: Partner, us: str) -> None:
         super().__init__(partner.address, partner.token(), ca=partner.ca)
-        self.partner, self._us = partner.name, us
+        self.partner, self._us, self._token_file = partner.name, us, partner.token_file
         self._below = f"/v1/partners/{quote(us, safe='')}"
 
     async def tell(self, message: Message) -> None:
@@ -81,7 +81,16 @@ class PartnerLink(HttpLink):
 
     async def consent(self) -> tuple[str, ...]:
         """The ids of the contracts that the partner has with us."""
-        return self._read(_consent, await self._ask("GET", f"{self._below}/contracts", 0, _ANSWER_BYTES_MAX)).contracts
+        try:
+            body = await self._ask("GET", f"{self._below}/contracts", 0, _ANSWER_BYTES_MAX)
+        except Refused as refusal:
+            if refusal.status != 401:
+                raise
+            raise PeerError(
+                f"{self.address} does not know us by our token; {self.partner} must name {self._us} as a partner and "
+                f"have the same token as {self._token_file}"
+            ) from None
+        return self._read(_consent, body).contracts
 
     # Tasks of ours that run there -------------------------------------------------------------------------------
 
