@@ -44,7 +44,7 @@ from pyspark.sql import functions as F
 app = holdfast.App("{name}")
 
 def counting(stream, output):
-    @app.node(inputs=[stream], name=output, max_delay="20s", keepalive="500ms")
+    @app.node(inputs=[stream], name=output, max_delay="{delay}", keepalive="{keepalive}")
     def counts(c):
         window = F.window("stime", "1 second")
         return c.groupBy(window, "source").agg(F.count("*").alias("n"), F.sum("bytes").alias("bytes"))
@@ -61,7 +61,7 @@ from holdfast.spark import flow_of
 app = globals().get("app") or holdfast.App("{name}")
 
 def tallying(stream, output):
-    @app.node(inputs=[stream], name=output, max_delay="20s", keepalive="500ms")
+    @app.node(inputs=[stream], name=output, max_delay="{delay}", keepalive="{keepalive}")
     def tallies(c):
         return flow_of(c, partitions=2).aggregate(count(), sum_("bytes"), window=count_window(20), by="source")
 
@@ -109,14 +109,17 @@ class Federation:
         plain: bool = False,
         kind: str = "counts",
         tls: bool = False,
+        delay: str = "20s",
     ) -> None:
         """`plain`: without Spark (`plain_engine`), where hosts are killed too often to wait for JVMs. `kind` says what
         the nodes do, which are called KIND-STREAM; "all": there is one of each for each stream. `tls`: each host
-        has a certificate of its own making (`certificate`), which its partners are given."""
+        has a certificate of its own making (`certificate`), which its partners are given. `delay`: how long the nodes
+        may wait for an input that fails."""
+        self._delay = delay
         self._meet, self.plain, self.kind, self.tls = meet, plain, kind, tls
         self.folder, self.owners, self.bucket = folder, {o.name: o for o in owners}, bucket
         everything = [stream for owner in owners for stream in owner.streams]
-        (folder / "definitions.py").write_text(_APPLICATIONS[kind].format(name="definitions", streams=everything))
+        (folder / "definitions.py").write_text(self._application("definitions", everything))
         ports = _free_ports(2 * len(owners))
         for owner in owners:
             owner.port, owner.port2 = ports.pop(), ports.pop()
@@ -133,10 +136,14 @@ class Federation:
             s: Source(self.store(o.name).create(s, COLUMNS, bucket=bucket)) for o in owners for s in o.streams
         }
 
+    def _application(self, name: str, streams: list[str]) -> str:
+        keepalive = "500ms" if self._delay == "20s" else "100ms"
+        return _APPLICATIONS[self.kind].format(name=name, streams=streams, delay=self._delay, keepalive=keepalive)
+
     def _write(self, owner: Owner) -> None:
         home = self.folder / owner.name
         home.mkdir()
-        (home / "app.py").write_text(_APPLICATIONS[self.kind].format(name=owner.name, streams=list(owner.streams)))
+        (home / "app.py").write_text(self._application(owner.name, list(owner.streams)))
         tls = ", tls: {cert: ../NAME.pem, key: ../NAME.key, ca: ../NAME.pem}".replace("NAME", owner.name)
         if self.tls:
             certificate(self.folder, owner.name)

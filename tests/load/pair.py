@@ -100,7 +100,7 @@ class Pair:
 
     def __init__(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, patience: str, period: str, kind: str, tls: bool,
-        spoil: Callable[[Federation], None],
+        spoil: Callable[[Federation], None], delay: str,
     ) -> None:  # fmt: skip
         self.node = f"{kind}-m1"
         for module in (holdfast.host.host, holdfast.load.tasks):
@@ -114,7 +114,7 @@ class Pair:
             Owner("anna", ["m1"], [f"to: ben, {clauses}"], settings),
             Owner("ben", [], [f"from: anna, {clauses}"], settings),
         ]
-        self.federation = Federation(folder, owners, plain=True, kind=kind, tls=tls)
+        self.federation = Federation(folder, owners, plain=True, kind=kind, tls=tls, delay=delay)
         spoil(self.federation)
         self.federation.sources["m1"].close()
         self.spring = self.federation.sources["m1"] = Spring(self.federation.store("anna").open("m1"))
@@ -172,13 +172,17 @@ class Pair:
         await self.results_come()
 
     async def order(self, where: str) -> None:
-        """By hand; Ben must have signed, and Anna must have looked at what runs."""
+        """By hand."""
         await self.at_home() if where == "ben" else None
+        await self.agreed()
+        self.anna.manager.place(self.node, where)
+
+    async def agreed(self) -> None:
+        """Ben has signed, and both have looked at what runs."""
         manager = self.anna.manager
         await self.until(lambda: isinstance(manager.words.agreed.get("ben"), tuple), "ben's consent")
         await self.until(lambda: manager.core._measured, "anna to look at what runs")
         await self.until(lambda: self.ben.manager.core._measured, "ben to look at what runs")
-        manager.place(self.node, where)
 
     async def finish(self) -> None:
         """No more data; every tuple was counted once, in the one order."""
@@ -191,10 +195,10 @@ class Pair:
 @contextlib.asynccontextmanager
 async def pair(
     folder: Path, monkeypatch: pytest.MonkeyPatch, patience: str = "60s", period: str = "1s", kind: str = "counts",
-    tls: bool = False, spoil: Callable[[Federation], None] = lambda federation: None,
+    tls: bool = False, spoil: Callable[[Federation], None] = lambda federation: None, delay: str = "20s",
 ) -> AsyncIterator[Pair]:  # fmt: skip
     """Both run, and the node with them. `spoil` may change their files before."""
-    two = Pair(folder, monkeypatch, patience, period, kind, tls, spoil)
+    two = Pair(folder, monkeypatch, patience, period, kind, tls, spoil, delay)
     flowing = asyncio.ensure_future(two._flow())
     try:
         await two.ben.start()

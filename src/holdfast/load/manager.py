@@ -336,6 +336,8 @@ class LoadManager:
             raise PeerError(f"partner {where!r} cannot be reached, so {node} stays: {consent}")
         if contract.contract_id not in consent:
             raise UsageError(f"{where!r} has not signed the same contract; compare its clauses with {self.terms.file}")
+        if away is None:
+            _check_stable(held)
         self.tell(Place(node, where))
         return f"{node} is offered to {where} at {contract.price_low:g} to {contract.price_high:g}"
 
@@ -354,3 +356,12 @@ class LoadManager:
     def lease_of(self, task_id: str) -> Lease | None:
         """The lease under which a guest is here, or a task of ours away."""
         return self.core.book.leases.get(task_id) or self.core.book.onward(task_id)
+
+
+def _check_stable(held: HeldTask) -> None:
+    """What is not STABLE cannot be copied: the state that counts is not the newest that there is."""
+    if (controller := held.controller) is None or not controller.movable:
+        state = "being set up" if controller is None else str(controller.status()["state"])
+        raise UsageError(
+            f"{held.task_id} must be STABLE to be moved; it is {state}; `holdfast status` says why; try again later"
+        )
