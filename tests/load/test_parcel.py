@@ -86,8 +86,21 @@ def test_a_file_that_would_lie_elsewhere_is_refused_before_anything_is_written(
 
 
 def test_another_version_is_refused_instead_of_guessed(tmp_path: Path, packed: bytes) -> None:
-    with pytest.raises(PeerError, match="version 1; got 9"):
+    with pytest.raises(PeerError, match="version 2 or before; got 9"):
         Unpacking(tmp_path / "out").feed(packed[:8] + b"\x09\x00" + packed[10:])
+
+
+def test_a_parcel_with_states_of_operators_is_not_for_hosts_that_would_go_on_without_them(
+    tmp_path: Path, packed: bytes
+) -> None:
+    state = tmp_path / "checkpoint" / "arrived" / "0" / "7.state"
+    state.parent.mkdir(parents=True)
+    state.write_bytes(b"windows")
+    definition = holdfast.open(tmp_path / "streams").open("counts").definition
+    with_state = b"".join(pack("anna:1#0", "counts", definition, WAITING, tmp_path / "checkpoint"))
+    assert [int.from_bytes(data[8:10], "little") for data in (packed, with_state)] == [1, 2]
+    _whole(unpacking := Unpacking(tmp_path / "out"), with_state)
+    assert (unpacking.folder / "checkpoint" / "arrived" / "0" / "7.state").read_bytes() == b"windows"
 
 
 def test_a_host_finds_whole_guests_and_sweeps_what_crashes_have_left(tmp_path: Path, packed: bytes) -> None:

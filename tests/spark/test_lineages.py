@@ -21,8 +21,9 @@ from holdfast.operators.plan import Plan
 from holdfast.operators.windows import count_window
 from holdfast.protocol.cec.policy import continuous
 from holdfast.spark import control
+from holdfast.spark.arrivals import arrivals
 from holdfast.spark.beginning import Beginning
-from holdfast.spark.lineages import Lineages, arrival_in, arrivals, partitions_of
+from holdfast.spark.lineages import Lineages, arrival_in, partitions_of
 from holdfast.spark.restore import Restore
 from holdfast.spark.stage import Batch, Output, Stage, StagePlan
 from holdfast.spark.versions import _memory

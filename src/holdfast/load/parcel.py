@@ -26,12 +26,14 @@ from msgspec import Meta
 
 from holdfast.host.wire import DEFINITION_BYTES_MAX, decode_definition, encode_definition
 from holdfast.model.errors import PeerError, UsageError
+from holdfast.spark.arrivals import arrivals
 from holdfast.stream.definition import Definition
 from holdfast.stream.disk import Disk
 from holdfast.stream.frame import crc32c
 from holdfast.stream.waiting import Waiting
 
-PARCEL_VERSION = 1
+#: 2: the checkpoint holds states of operators beside Spark's; a host that does not know of them would go on without.
+PARCEL_VERSION, _PLAIN_VERSION = 2, 1
 PARCEL_TYPE = "application/vnd.holdfast.parcel"
 #: State beyond this is better rebuilt from its inputs than moved; it also bounds what a partner can fill our disk with.
 PARCEL_BYTES_MAX = 4 << 30
@@ -89,7 +91,8 @@ def pack(lease_id: str, definition: str, output: Definition, waiting: Waiting, c
             f"it has {head.bytes_total} in {len(files)}"
         )
     encoded = msgspec.msgpack.encode(head)
-    yield _PREFIX.pack(_MAGIC, PARCEL_VERSION, 0, len(encoded), crc32c(encoded)) + encoded + waiting.body
+    version = PARCEL_VERSION if arrivals(checkpoint).exists() else _PLAIN_VERSION
+    yield _PREFIX.pack(_MAGIC, version, 0, len(encoded), crc32c(encoded)) + encoded + waiting.body
     for path in paths:
         with path.open("rb") as file:
             while chunk := file.read(_CHUNK):
@@ -140,8 +143,8 @@ class Unpacking:
         magic, version, reserved, length, crc = _PREFIX.unpack_from(self._buffer)
         if magic != _MAGIC:
             raise PeerError("a parcel must begin with its mark; something else came; check the address of the partner")
-        if version != PARCEL_VERSION or reserved:
-            raise PeerError(f"a parcel must be of version {PARCEL_VERSION}; got {version}; upgrade the older host")
+        if version not in (_PLAIN_VERSION, PARCEL_VERSION) or reserved:
+            raise PeerError(f"a parcel must be of version {PARCEL_VERSION} or before; got {version}; upgrade this host")
         if length > _HEAD_BYTES_MAX:
             raise PeerError(f"the head of a parcel may have {_HEAD_BYTES_MAX} bytes at most; got {length}")
         if len(self._buffer) < _PREFIX.size + length:

@@ -27,6 +27,7 @@ from msgspec import Meta
 
 from holdfast.model.errors import StorageError
 from holdfast.model.time import BEGINNING_US
+from holdfast.spark.arrivals import arrivals
 from holdfast.spark.beginning import Beginning
 from holdfast.spark.restore import NULLS_APART, Origin, Restore, Spec
 from holdfast.stream.disk import Disk
@@ -53,11 +54,6 @@ class Arrival(msgspec.Struct, frozen=True):
     def name(self) -> str:
         """Rule 5."""
         return f"{self.life}.{self.operator}"
-
-
-def arrivals(checkpoint: Path) -> Path:
-    """Where what came with a checkpoint lies in it."""
-    return checkpoint / "arrived"
 
 
 def arrival_in(checkpoint: Path) -> Arrival | None:
