@@ -68,7 +68,39 @@ def tallying(stream, output):
 for stream in {streams!r}:
     tallying(stream, "tallies-" + stream)
 """
-_APPLICATIONS = {"counts": COUNTS, "tallies": TALLIES, "all": COUNTS + TALLIES}
+#: With an operator of the user's.
+SUMS = """
+import holdfast
+from holdfast.operators.udop import UserOperator, decode, encode
+from holdfast.spark.keyed import udop
+
+app = globals().get("app") or holdfast.App("{name}")
+
+def summing(stream, output):
+    class Running(UserOperator):
+        def __init__(self):
+            self.total = 0
+
+        def process(self, row):
+            self.total += row["bytes"]
+            return [{{"stime": row["stime"], "source": row["source"], "total": self.total}}]
+
+        def checkpoint(self):
+            return encode(self.total)
+
+        def restore(self, saved):
+            self.total = decode(saved)
+
+    running = udop("running", Running, key="source", schema="stime timestamp, source string, total bigint")
+
+    @app.node(inputs=[stream], name=output, max_delay="{delay}", keepalive="{keepalive}")
+    def sums(c):
+        return c.transform(running)
+
+for stream in {streams!r}:
+    summing(stream, "sums-" + stream)
+"""
+_APPLICATIONS = {"counts": COUNTS, "tallies": TALLIES, "sums": SUMS, "all": COUNTS + TALLIES + SUMS}
 _SPARK = """
 spark:
   spark.driver.extraJavaOptions: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss512k"
@@ -307,6 +339,8 @@ class Federation:
             assert plainly(found("counts")) == source.expected(), "nothing lost, nothing twice"
         if self.kind in ("tallies", "all"):
             assert found("tallies") == source.tallies(), "nothing lost, nothing twice"
+        if self.kind in ("sums", "all"):
+            assert found("sums") == source.sums(), "nothing lost, nothing twice"
 
 
 class Source:
@@ -365,6 +399,15 @@ class Source:
             if len(window) == size:
                 rows.append((at, source, size, sum(window)))
                 del open_windows[source]
+        return [(i + 1, *row) for i, row in enumerate(sorted(rows))]
+
+    def sums(self) -> list[tuple[Any, ...]]:
+        """Rule 3 for running sums: (id, stime, source, total)."""
+        totals: dict[str, int] = {}
+        rows = []
+        for at, source, bytes_ in self.sent:
+            totals[source] = totals.get(source, 0) + bytes_
+            rows.append((at, source, totals[source]))
         return [(i + 1, *row) for i, row in enumerate(sorted(rows))]
 
 

@@ -25,8 +25,8 @@ def two(tmp_path: Path) -> Iterator[Federation]:
 
 @pytest.mark.slow
 def test_nodes_move_there_and_back_and_their_output_is_that_of_nodes_that_stayed(two: Federation) -> None:
-    """One has its state in Spark, one in an operator of Holdfast's own."""
-    nodes = ("counts-m1", "tallies-m1")
+    """One has its state in Spark, one in an operator of Holdfast's own, one in an operator of the user's."""
+    nodes = ("counts-m1", "tallies-m1", "sums-m1")
     two.start()
     for node in nodes:
         two.wait(lambda node=node: two.runs_at("anna", node) == "anna", f"{node} to run at home")
@@ -37,7 +37,7 @@ def test_nodes_move_there_and_back_and_their_output_is_that_of_nodes_that_stayed
         two.wait(lambda node=node: two.runs_at("anna", node) == "ben", f"{node} to run at ben's")
     there = two.ask("ben")
     assert there is not None
-    assert [task["owner"] for task in there["tasks"]] == ["anna"] * 2
+    assert [task["owner"] for task in there["tasks"]] == ["anna"] * 3
     for node in nodes:
         seen = len(two.results("anna", node))
         two.wait(lambda node=node, seen=seen: len(two.results("anna", node)) > seen + 21, "results from ben's")

@@ -28,6 +28,7 @@ from holdfast.operators.keyed_join import JoinPrototype
 from holdfast.operators.paired import paired
 from holdfast.operators.udop import UserOperator
 from holdfast.spark.keeping import report
+from holdfast.spark.keyed_moves import operators_in
 from holdfast.spark.keyed_task import Task
 
 
@@ -38,19 +39,16 @@ class ForkOf(NamedTuple):
     scratch: str
 
 
+class InNode:
+    """What an operator in a node must know, and which there are."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.arrived = operators_in(checkpoint)
+        self.tasks: list[Task] = []
+
+
 _fork: ContextVar[ForkOf | None] = ContextVar("_fork", default=None)
-_node: ContextVar[list[Keyed] | None] = ContextVar("_node", default=None)
-
-
-@contextlib.contextmanager
-def in_node() -> Iterator[list[Keyed]]:
-    """The operators that are applied meanwhile, in this thread: those of a node."""
-    applied: list[Keyed] = []
-    token = _node.set(applied)
-    try:
-        yield applied
-    finally:
-        _node.reset(token)
+_node: ContextVar[InNode | None] = ContextVar("_node", default=None)
 
 
 @contextlib.contextmanager
@@ -61,6 +59,17 @@ def forked_from(query_id: str, scratch: Path) -> Iterator[None]:
         yield
     finally:
         _fork.reset(token)
+
+
+@contextlib.contextmanager
+def in_node(checkpoint: Path) -> Iterator[list[Task]]:
+    """Operators that are applied meanwhile, in this thread, belong to the node whose query has that checkpoint."""
+    node = InNode(checkpoint)
+    token = _node.set(node)
+    try:
+        yield node.tasks
+    finally:
+        _node.reset(token)
 
 
 #: Tuples in a group of a join's windows in scratch, where no policy names it. The seeds tried 512 to 4,096.
@@ -97,16 +106,21 @@ class Keyed:
 
     def __call__(self, frame: DataFrame) -> DataFrame:
         """The results over a (streaming) DataFrame: `frame.transform(operator)`."""
+        node = _node.get()
+        arrived = None if node is None else node.arrived
         # A number that is named, so that Spark does not put partitions together when a batch is small (rule 5).
         partitions = 1
-        if self.key is not None:
+        if arrived is not None and self.name in arrived.partitions:
+            partitions = arrived.partitions[self.name]
+        elif self.key is not None:
             partitions = int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
         # Not earlier: Spark reads the text of a schema only where a session runs, and `holdfast explain` has none.
         schema = _parse_datatype_string(self.schema) if isinstance(self.schema, str) else self.schema
         assert isinstance(schema, StructType)
-        if (node := _node.get()) is not None:
-            node.append(self)
-        task = Task(self, to_arrow_schema(schema, timezone="UTC"), partitions, _fork.get())
+        given = to_arrow_schema(schema, timezone="UTC")
+        task = Task(self, given, partitions, _fork.get(), "" if arrived is None else arrived.folder)
+        if node is not None:
+            node.tasks.append(task)
         by = [] if self.key is None else [self.key]
         return frame.repartition(partitions, *by).mapInArrow(task, schema)
 

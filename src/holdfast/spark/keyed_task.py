@@ -16,6 +16,8 @@ Rules:
 6. Keys without tuples are forgotten after the operator's time to live, here and in the store (`holdfast.spark.quiet`).
 7. State belongs to one query, in scratch and in the store. A fork takes its parent's over once and then keeps its own,
    beside its checkpoint; it never writes to what is its parent's (S1). A query over past data has no state to keep.
+8. A query that goes on from a checkpoint of another host takes over the states that lie in it, once, at the batch that
+   they are the beginning of: into the store, too, which knows nothing of them yet (`holdfast.spark.keyed_moves`).
 """
 
 from __future__ import annotations
@@ -53,9 +55,16 @@ _ATTEMPTS = 3
 class Task:
     """Runs in a Python worker, once per partition and batch."""
 
-    def __init__(self, plan: Keyed, schema: pa.Schema, partitions: int = 1, fork: ForkOf | None = None) -> None:
-        self._plan, self._schema, self._partitions, self._fork = plan, schema, partitions, fork
+    def __init__(
+        self, plan: Keyed, schema: pa.Schema, partitions: int = 1, fork: ForkOf | None = None, arrived: str = ""
+    ) -> None:
+        self._plan, self._schema, self.partitions, self._fork = plan, schema, partitions, fork
+        self._arrived = arrived
         self._exact = guarantee_of(plan.checkpoint) is Guarantee.EXACT
+
+    @property
+    def name(self) -> str:
+        return self._plan.name
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -86,6 +95,8 @@ class Task:
         with self._near(self._own(query), partition) as near, far_of(self._plan, owner, partition) as far:
             if self._fork is not None:
                 self._adopt(batch, partition, near, far)
+            elif self._arrived:
+                self._arrive(batch, partition, near, far)
             return self._run(batches, batch, near, far)
 
     def _run(self, batches: list[pa.RecordBatch], batch: int, near: Slots, far: Far | None) -> list[pa.RecordBatch]:
@@ -140,16 +151,16 @@ class Task:
         return states, parts
 
     def _marks(self, batch: int, keys: int) -> dict[bytes, bytes]:
-        return {b"partitions": b"%d" % self._partitions, b"keys": b"%d" % keys, b"batch": b"%d" % batch}
+        return {b"partitions": b"%d" % self.partitions, b"keys": b"%d" % keys, b"batch": b"%d" % batch}
 
     def _check_partitions(self, batch: int, near: Slots, far: Far | None) -> None:
         """Rule 5."""
         known = near.mark(b"partitions", batch)
         if known is None and batch and far is not None:
             known = far.slots.mark(b"partitions", batch)
-        if known is not None and int(known) != self._partitions:
+        if known is not None and int(known) != self.partitions:
             raise UsageError(
-                f"{self._plan.name}: its state lies in {int(known)} partitions, the query has {self._partitions}; "
+                f"{self._plan.name}: its state lies in {int(known)} partitions, the query has {self.partitions}; "
                 f"a query must keep their number for life; set spark.sql.shuffle.partitions to {int(known)}, or "
                 f"start it anew"
             )
@@ -216,6 +227,40 @@ class Task:
                 return
         if far is not None and far.slots.mark(b"batch", batch) == wanted:
             self._take_over(near, far.slots, batch, batch)
+            return
+        if self._arrived:  # It may be forked before it has run a batch here.
+            self._arrive(batch, partition, near, None)
+
+    def _arrive(self, batch: int, partition: int, near: Slots, far: Far | None) -> None:
+        """Rule 8."""
+        if near.mark(b"batch", batch) is not None:
+            return
+        with self._near(Path(self._arrived), partition) as came:
+            if came.mark(b"batch", batch) != b"%d" % batch:
+                return
+            self._check_partitions(batch, came, None)
+            for kept in (None if far is None else far.slots, near):
+                if kept is not None:
+                    self._take_over(kept, came, batch, batch)
+
+    def pack(self, query: str, batch: int, to: Path) -> bool:
+        """Copy the states at the beginning of that batch, of all partitions; False if they are not at hand."""
+        return all(self._pack(query, batch, partition, to) for partition in range(self.partitions))
+
+    def _pack(self, query: str, batch: int, partition: int, to: Path) -> bool:
+        # Whoever holds scratch is the only one in the store as well.
+        with self._near(self._own(query), partition) as near, self._near(to, partition) as there:
+            if near.mark(b"batch", batch) == b"%d" % batch:
+                self._take_over(there, near, batch, batch)
+                return True
+            with far_of(self._plan, query, partition) as far:
+                if far is None:
+                    return False
+                with far.once() as kept:  # The node can stay; that is better than to wait for a server.
+                    if kept.mark(b"batch", batch) != b"%d" % batch:
+                        return False
+                    self._take_over(there, kept, batch, batch)
+                    return True
 
     def _scratch(self) -> Path:
         given = self._plan.scratch

@@ -39,7 +39,9 @@ from holdfast.spark.flow import Flow
 from holdfast.spark.fork import fork_checkpoint, last_commit
 from holdfast.spark.forked import ready_mark
 from holdfast.spark.frames import part_of, read_stream
-from holdfast.spark.keyed import Keyed, forked_from, in_node
+from holdfast.spark.keyed import forked_from, in_node
+from holdfast.spark.keyed_moves import pack_operators, stays_because
+from holdfast.spark.keyed_task import Task
 from holdfast.spark.node_flow import NodeFlow
 from holdfast.spark.pools import fork_pool, stable_pool
 from holdfast.spark.results import create_output, node_columns
@@ -88,7 +90,7 @@ class NodeQueries:
         self._spark, self._node, self._inputs, self._outputs, self._home = spark, node, tuple(inputs), outputs, home
         self._beginning = load_beginning(home)
         self._flow: NodeFlow | None = None
-        self._operators: list[Keyed] = []
+        self._operators: list[Task] = []
         self._boundaries = node.boundaries if node.boundaries != "auto" else self._suitable_boundaries()
 
     @property
@@ -154,18 +156,16 @@ class NodeQueries:
             pause(_SETTLE_POLL_US)
 
     def _pack_state(self, checkpoint: Path) -> bool:
-        """Add what Holdfast's own operators know at the batch that the copy stands at."""
-        until_us = progress_of(checkpoint).until_us
-        if self._flow is None or until_us is None:
-            return True
-        return self._flow.pack(self._beginning.generation, until_us, checkpoint)
+        """Add what Holdfast's own operators and the user's know at the batch that the copy stands at."""
+        batch, until_us = progress_of(checkpoint)
+        if self._flow is not None and until_us is not None:
+            return self._flow.pack(self._beginning.generation, until_us, checkpoint)
+        return pack_operators(self._operators, self._query_id(), batch + 1, checkpoint)
 
     @property
     def stays_because(self) -> str | None:
         """Why it can never run elsewhere; None if it can."""
-        if not self._operators:
-            return None
-        return f"its operator {self._operators[0].name} keeps its state on this machine, where its tasks run"
+        return stays_because(self._operators, self._spark)
 
     # -- forks -------------------------------------------------------------------------------------------------------
 
@@ -263,7 +263,7 @@ class NodeQueries:
             self._spark, *names, boundaries=boundaries or self._boundaries, roots=roots,
             streamColumn=str(self._node.separate or len(names) > 1).lower(), **options,
         )  # fmt: skip
-        with in_node() as operators:
+        with in_node(self.checkpoint) as operators:
             results = self._node.function(*(self._split(frame) if self._node.separate else [frame]))
         if "plan" not in options:
             self._operators = operators

@@ -1,0 +1,118 @@
+"""States of user-defined operators move to another host and back. Tasks are run by hand: no Spark."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from holdfast.checkpoint.policy import every
+from holdfast.model.errors import CorruptLog, UsageError
+from holdfast.spark.keyed import ForkOf, Keyed
+from holdfast.spark.keyed_moves import operators_in, pack_operators, stays_because
+from holdfast.spark.keyed_task import Task
+from tests.spark.test_keyed_state import make, sums
+
+EXACT = every("1ms", exact=True)
+POLICIES = pytest.mark.parametrize("policy", [None, EXACT], ids=["none", "exact"])
+
+
+def task(operator: Keyed, checkpoint: Path | None = None, partitions: int = 1, fork: ForkOf | None = None) -> Task:
+    """As the query of that checkpoint has it."""
+    assert isinstance(operator.schema, StructType)
+    came = None if checkpoint is None else operators_in(checkpoint)
+    return Task(operator, to_arrow_schema(operator.schema), partitions, fork, "" if came is None else came.folder)
+
+
+def host(tmp_path: Path, name: str, policy: Any) -> Keyed:
+    (tmp_path / name).mkdir(exist_ok=True)
+    return make(tmp_path / name, policy)
+
+
+@POLICIES
+def test_states_that_moved_there_and_back_go_on_where_they_were(tmp_path: Path, policy: Any) -> None:
+    anna, ben = host(tmp_path, "anna", policy), host(tmp_path, "ben", policy)
+    here = task(anna)
+    assert sums(here, "q0", 0, ("a", 1), ("b", 10)) == [("a", 1), ("b", 10)]
+    assert sums(here, "q0", 1, ("a", 2)) == [("a", 3)]
+    assert pack_operators([here], "q0", 2, tmp_path / "there")
+    assert sums(here, "q0", 2, ("a", 4)) == [("a", 7)], "it runs on meanwhile"
+    there = task(ben, tmp_path / "there")
+    assert sums(there, "q1", 2, ("a", 4)) == [("a", 7)]
+    assert sums(there, "q1", 2, ("a", 4)) == [("a", 7)], "a batch that is executed again begins with what came"
+    assert sums(there, "q1", 3, ("b", 5)) == [("b", 15)]
+    assert pack_operators([there], "q1", 4, tmp_path / "back")
+    again = task(anna, tmp_path / "back")
+    assert sums(again, "q2", 4, ("a", 1), ("b", 1)) == [("a", 8), ("b", 16)]
+
+
+def test_a_host_that_loses_its_scratch_right_after_a_movement_has_everything_in_its_store(tmp_path: Path) -> None:
+    """C1: also the keys that no tuple has touched since."""
+    anna, ben = host(tmp_path, "anna", EXACT), host(tmp_path, "ben", EXACT)
+    here = task(anna)
+    sums(here, "q0", 0, ("a", 1), ("b", 10))
+    assert pack_operators([here], "q0", 1, tmp_path / "there")
+    there = task(ben, tmp_path / "there")
+    assert sums(there, "q1", 1, ("a", 1)) == [("a", 2)]
+    shutil.rmtree(tmp_path / "ben" / "near")
+    assert sums(there, "q1", 2, ("b", 1)) == [("b", 11)]
+
+
+def test_states_come_from_the_store_where_scratch_is_lost(tmp_path: Path) -> None:
+    here = task(host(tmp_path, "anna", EXACT))
+    sums(here, "q0", 0, ("a", 1))
+    shutil.rmtree(tmp_path / "anna" / "near")
+    assert pack_operators([here], "q0", 1, tmp_path / "there")
+    assert sums(task(host(tmp_path, "ben", EXACT), tmp_path / "there"), "q1", 1, ("a", 1)) == [("a", 2)]
+
+
+def test_states_that_are_not_at_hand_are_not_packed(tmp_path: Path) -> None:
+    here = task(host(tmp_path, "anna", None))
+    sums(here, "q0", 0, ("a", 1))
+    for batch in (1, 2, 3):
+        sums(here, "q0", batch, ("a", 1))
+    assert not pack_operators([here], "q0", 1, tmp_path / "gone-by"), "scratch has the newest two versions"
+    assert not pack_operators([here], "q0", 5, tmp_path / "not-yet")
+    assert pack_operators([here], "q0", 4, tmp_path / "now")
+
+
+def test_a_fork_before_the_first_batch_begins_with_what_came(tmp_path: Path) -> None:
+    anna, ben = host(tmp_path, "anna", None), host(tmp_path, "ben", None)
+    here = task(anna)
+    sums(here, "q0", 0, ("a", 1))
+    assert pack_operators([here], "q0", 1, tmp_path / "there")
+    fork = task(ben, tmp_path / "there", fork=ForkOf("q1", str(tmp_path / "fork")))
+    assert sums(fork, "f", 1, ("a", 100)) == [("a", 101)]
+    assert sums(fork, "f", 2, ("a", 100)) == [("a", 201)]
+    assert sums(task(ben, tmp_path / "there"), "q1", 1, ("a", 1)) == [("a", 2)], "S1"
+
+
+def test_the_number_of_partitions_moves_and_another_one_is_refused(tmp_path: Path) -> None:
+    here = task(host(tmp_path, "anna", None), partitions=2)
+    for partition in (0, 1):
+        list(here.run([], "q0", 0, partition))
+    assert pack_operators([here], "q0", 1, tmp_path / "there")
+    came = operators_in(tmp_path / "there")
+    assert came is not None
+    assert came.partitions == {"running": 2}
+    with pytest.raises(UsageError, match="lies in 2 partitions, the query has 3"):
+        sums(task(host(tmp_path, "ben", None), tmp_path / "there", partitions=3), "q1", 1, ("a", 1))
+    noted = Path(came.folder, "partitions")
+    noted.write_bytes(noted.read_bytes().replace(b"2", b"3"))
+    with pytest.raises(CorruptLog):
+        operators_in(tmp_path / "there")
+
+
+def test_states_on_the_machines_of_a_cluster_stay(tmp_path: Path) -> None:
+    def session(master: str) -> Any:
+        return SimpleNamespace(sparkContext=SimpleNamespace(master=master))
+
+    tasks = [task(make(tmp_path, None))]
+    assert stays_because(tasks, session("local[2]")) is None
+    assert stays_because([], session("spark://there:7077")) is None
+    assert "its operator running keeps its state" in str(stays_because(tasks, session("spark://there:7077")))
