@@ -6,6 +6,7 @@ never moved and lost nothing.
 
 from __future__ import annotations
 
+import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ from holdfast.spark.beginning import Beginning
 from holdfast.spark.lineages import Lineages, arrival_in, partitions_of
 from holdfast.spark.restore import Restore
 from holdfast.spark.stage import Batch, Output, Stage, StagePlan
-from holdfast.spark.versions import _memory
+from holdfast.spark.versions import _PREFIX, _memory, _parts
+from holdfast.stream.frame import crc32c
 from tests.spark.test_stage_state import SCHEMA, SECOND, tuples
 
 OPERATOR = "aggregate-direct"
@@ -196,3 +198,22 @@ def test_state_of_another_operator_is_refused_and_damage_is_never_taken_for_an_e
     manifest.write_bytes(manifest.read_bytes().replace(b"direct", b"../../"))
     with pytest.raises(CorruptLog):
         ben.lineages.spec(0)
+
+
+def test_a_version_that_was_crafted_elsewhere_is_a_table_or_nothing(tmp_path: Path) -> None:
+    """X3: checksums that fit say nothing of who has made the bytes."""
+    anna, ben = Replica(tmp_path / "anna"), Replica(tmp_path / "ben")
+    anna.run(0, 6)
+    anna.send_to(ben, 5, 0)
+    (version,) = arrivals(ben.home / "checkpoint").rglob("*.state")
+    whole, chance, refused = version.read_bytes(), random.Random(3), 0
+    length, start = _parts(whole)[0], _parts(whole)[2]
+    for _ in range(200):
+        body = bytearray(whole[start:])
+        for _ in range(4):
+            body[chance.randrange(len(body))] = chance.randrange(256)
+        notes = whole[_PREFIX.size : _PREFIX.size + length]
+        prefix = _PREFIX.pack(b"HOLDVERS", 1, length, crc32c(notes), crc32c(bytes(body)), len(body))
+        version.write_bytes(prefix + whole[_PREFIX.size : start] + bytes(body))
+        refused += ben.lineages.spec(0).versions.load(0, at(5)) is None
+    assert refused > 20

@@ -41,6 +41,8 @@ _PREFIX = struct.Struct("<8sIIIIQ")
 _MAGIC, _FORMAT, _ALIGNMENT = b"HOLDVERS", 1, 64
 #: Versions that a worker holds in memory: more than it has partitions of living queries.
 _MEMORY_MAX = 64
+#: What those say who read bytes that are no table of ours.
+_UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, pl.exceptions.PolarsError, msgspec.MsgspecError)
 _memory: dict[tuple[str, str, int], tuple[int, Version]] = {}
 
 
@@ -77,7 +79,7 @@ class Scratch:
             found = _read(self._path(lineage, partition, position_us))
             if found is not None:
                 return found
-        return _read(self._arrived(partition, position_us)) if self.arrived else None
+        return _read(self._arrived(partition, position_us), foreign=True) if self.arrived else None
 
     def _arrived(self, partition: int, position_us: int) -> Path:
         return Path(self.arrived, str(partition), f"{position_us}.state")
@@ -193,8 +195,11 @@ def _whole(path: Path) -> bool:
         return False
 
 
-def _read(path: Path) -> Version | None:
-    """A version as it was written, or None. A damaged one is removed, so that the planner sees that it is lost."""
+def _read(path: Path, foreign: bool = False) -> Version | None:
+    """A version as it was written, or None. A damaged one is removed, so that the planner sees that it is lost.
+
+    `foreign`: somebody else wrote it, whose checksums say nothing of whether it is a table at all (X3).
+    """
     try:
         with pa.memory_map(str(path)) as source:
             whole = source.read_buffer()
@@ -204,13 +209,20 @@ def _read(path: Path) -> Version | None:
     if end == whole.size:
         notes, body = whole.slice(_PREFIX.size, length), whole.slice(start)
         if crc32c(notes) == notes_crc and crc32c(body) == body_crc:
-            table = pa.ipc.open_file(pa.BufferReader(body)).read_all()
-            noted = msgspec.json.decode(notes, type=dict)
-            mark = noted.pop("mark", None)
-            return Version(_split(pl.from_arrow(table)), msgspec.convert(noted, Measured), mark)  # type: ignore[arg-type]
+            with contextlib.suppress(*_UNREADABLE):
+                return _decoded(notes, body, foreign)
     with contextlib.suppress(OSError):
         path.unlink()
     return None
+
+
+def _decoded(notes: pa.Buffer, body: pa.Buffer, foreign: bool) -> Version:
+    table = pa.ipc.open_file(pa.BufferReader(body)).read_all()
+    if foreign:
+        table.validate(full=True)
+    noted = msgspec.json.decode(notes, type=dict)
+    mark = noted.pop("mark", None)
+    return Version(_split(pl.from_arrow(table)), msgspec.convert(noted, Measured), mark)  # type: ignore[arg-type]
 
 
 def _joined(blocks: Blocks) -> pl.DataFrame:
