@@ -6,11 +6,13 @@ S2 draws from 600 values. Checkpoints go to a durable log store.
 
 The overhead is the share of the processor's time that checkpoints take, those of the keeper's and the store's threads
 included, with an interval that is counted in processor time as well: what a core does that this join has for itself.
-The median over the turns counts. One per cent cannot be told by comparing the rates of two turns on a machine that does
-other things; that figure, by the clock on the wall, is printed beside it with how far its pairs lie apart. Deadlines
-are those of the wall.
+It is the sum over all turns, because the store collects its garbage in a few of them only. What it leaves out is how
+much slower the join feeds because its caches and its interpreter were used for something else. So turns with and
+without checkpoints follow each other; how many tuples less the ones take in per second of the processor is printed
+beside it with its standard error, and the same by the clock on the wall with the least and the greatest of its pairs.
+One per cent cannot be told by either on a machine that does other things. Deadlines are those of the wall.
 
-    python -m benches.window_join [--quick] [--seconds S]
+    python -m benches.window_join [--quick] [--seconds S] [--only 65536 --only "per group"]
 """
 
 from __future__ import annotations
@@ -36,10 +38,14 @@ from holdfast.operators.window_join import Input, WindowJoin
 
 S1 = pa.schema([("k", pa.int64()), ("g", pa.int64()), ("text", pa.string())])
 S2 = pa.schema([("k", pa.int64()), ("note", pa.string())])
+PER_GROUP = "per group"
 #: Input rates of table 1 and of the per-group join without checkpoints, tuples per second.
-SEEDS = {8192: 9350.94, 16384: 5054.39, 32768: 2503.25, 65536: 970.19, 131072: 889.64, "per group": 2026.52}
+SEEDS: dict[int | str, float] = {8192: 9350.94, 16384: 5054.39, 32768: 2503.25, 65536: 970.19, 131072: 889.64,
+                                 PER_GROUP: 2026.52}  # fmt: skip
 #: Tuples of each input in a batch: small enough that a checkpoint is never late by more than a batch.
 BATCH = 2000
+#: Seconds of the processor's time in a turn with or without checkpoints.
+TURN_S = 3.0
 
 
 class Measured(NamedTuple):
@@ -50,10 +56,21 @@ class Measured(NamedTuple):
     missed: int
 
 
+class Turn(NamedTuple):
+    """A turn in seconds of the processor."""
+
+    tuples: int
+    spent: float
+    saving: float
+
+
 class Compared(NamedTuple):
     rate: float
     """Tuples per second without checkpoints."""
     overhead: float
+    slower: float
+    """Tuples less per second of the processor, and the standard error of that."""
+    slower_error: float
     met: int
     missed: int
     wall: float
@@ -106,19 +123,38 @@ def drive(join: WindowJoin, data: Data, seconds: float, keeper: SafeKeeper | Non
     return Measured(count / (now - begun), kept.met if kept else 0, kept.missed if kept else 0)
 
 
-def cost(join: WindowJoin, data: Data, keeper: SafeKeeper, every_s: float, times: int) -> float:
-    """The share of the processor's time that checkpoints take, one in each interval of that time."""
-    begun, mine, saving = time.process_time(), time.thread_time(), 0.0
+def spend(join: WindowJoin, data: Data, keeper: SafeKeeper | None, every_s: float, times: int) -> Turn:
+    """Feed for some intervals of the processor's time, with a checkpoint after each, its storing included."""
+    begun, mine, saving, count = time.process_time(), time.thread_time(), 0.0, 0
     for number in range(1, times + 1):
         while time.process_time() - begun < number * every_s:
             join.feed(*data.next())
-        before = time.thread_time()
-        join.checkpoint(keeper, now_us())
-        saving += time.thread_time() - before
-    keeper.flush()
+            count += 2 * BATCH
+        if keeper is not None:
+            before = time.thread_time()
+            join.checkpoint(keeper, now_us())
+            saving += time.thread_time() - before
+    if keeper is not None:
+        keeper.flush()
     spent = time.process_time() - begun
-    others = spent - (time.thread_time() - mine)
-    return (saving + others) / spent
+    return Turn(count, spent, saving + spent - (time.thread_time() - mine))
+
+
+def costs(join: WindowJoin, data: Data, keeper: SafeKeeper, every_s: float, turns: int) -> tuple[float, float, float]:
+    """Share of the processor's time; by how much the rate in that time is less; the error of the latter."""
+    times = max(1, int(TURN_S / every_s))
+    pairs = []
+    for turn in range(turns):
+        pair: dict[bool, Turn] = {}
+        for saves in (turn % 2 == 0, turn % 2 != 0):  # Who begins changes: a drift of the machine weighs on both.
+            pair[saves] = spend(join, data, keeper if saves else None, every_s, times)
+            join.checkpoint(keeper, now_us())  # What a turn without checkpoints left is nobody's cost.
+            keeper.flush()
+        pairs.append((pair[True], pair[False]))
+    share = sum(saved.saving for saved, _ in pairs) / sum(saved.spent for saved, _ in pairs)
+    less = [1 - (saved.tuples / saved.spent) / (plain.tuples / plain.spent) for saved, plain in pairs]
+    error = statistics.stdev(less) / len(less) ** 0.5 if len(less) > 1 else float("nan")
+    return share, statistics.mean(less), error
 
 
 def compare(folder: Path, window: int, per: str | None, size: int, every_s: float, zipf: bool, seconds: float,
@@ -132,10 +168,10 @@ def compare(folder: Path, window: int, per: str | None, size: int, every_s: floa
         join.feed(*data.next())
     join.checkpoint(keeper, now_us())
     keeper.flush()
-    shares = [cost(join, data, keeper, every_s, max(1, int(2 / every_s))) for _ in range(rounds)]
+    share, slower, error = costs(join, data, keeper, every_s, 2 * rounds)
     plain, walls, met, missed = [], [], 0, 0
     for round in range(rounds):
-        first = round % 2 == 0  # Who begins changes, so that a drift of the machine weighs on both.
+        first = round % 2 == 0
         a = drive(join, data, seconds, keeper if first else None, every_s)
         b = drive(join, data, seconds, None if first else keeper, every_s)
         with_, without = (a, b) if first else (b, a)
@@ -146,57 +182,74 @@ def compare(folder: Path, window: int, per: str | None, size: int, every_s: floa
     dropped = keeper.status().outcomes["dropped"]
     assert not dropped, f"{dropped} groups were dropped"
     keeper.close()
-    return Compared(statistics.median(plain), statistics.median(shares), met, missed, statistics.median(walls),
+    return Compared(statistics.median(plain), share, slower, error, met, missed, statistics.median(walls),
                     (min(walls), max(walls)))  # fmt: skip
+
+
+class Setting(NamedTuple):
+    window: int | str
+    size: int
+    every_s: float
+    zipf: bool = False
+
+
+def settings(quick: bool, only: list[str]) -> list[Setting]:
+    windows = (8192, 32768, 131072) if quick else (8192, 16384, 32768, 65536, 131072)
+    sizes = (512,) if quick else (512, 4096)
+    all_ = [Setting(window, size, 1.0) for window in windows for size in sizes]
+    all_ += [] if quick else [Setting(32768, size, 10.0) for size in sizes]
+    all_ += [Setting(PER_GROUP, 256, 1.0, zipf) for zipf in (False, True)]
+    return [s for s in all_ if not only or str(s.window) in only]
+
+
+def measure(setting: Setting, folder: Path, seconds: float, rounds: int) -> Compared:
+    window, size, every_s, zipf = setting
+    seconds, rounds = (seconds, rounds) if every_s == 1 else (every_s + 0.5, 2)
+    width, per = (1024, "k") if isinstance(window, str) else (window, None)
+    return compare(folder, width, per, size, every_s, zipf, seconds, rounds)
+
+
+def show(found: dict[Setting, Compared]) -> None:
+    rows: list[list[object]] = []
+    for (window, size, every_s, zipf), c in found.items():
+        name = f"{window}{' Zipf' if zipf else ''}"
+        rows.append([name, size, every_s, round(c.rate), round(c.rate / SEEDS[window], 1), f"{c.overhead:.2%}",
+                     f"{c.slower:.1%} ± {c.slower_error:.1%}",
+                     f"{c.wall:.1%} ({c.wall_range[0]:.1%} … {c.wall_range[1]:.1%})",
+                     f"{c.met} of {c.met + c.missed}"])  # fmt: skip
+    columns = ["window", "group", "every s", "tuples/s", "× seeds", "overhead", "slower", "by the wall", "deadlines"]
+    table("sliding-window join with checkpoints", columns, rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benches.window_join", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help="fewer configurations, short turns")
-    parser.add_argument("--seconds", type=float, default=4.2, help="length of a turn")
+    parser.add_argument("--quick", action="store_true", help="fewer settings, short turns")
+    parser.add_argument("--seconds", type=float, default=4.2, help="length of a turn by the wall")
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--only", action="append", default=[], help='a window, or "per group"; may be repeated')
     parser.add_argument("--folder", type=Path, default=Path())
     given = parser.parse_args()
-    seconds, rounds = (2.2, 4) if given.quick else (given.seconds, given.rounds)
-    windows = (8192, 32768, 131072) if given.quick else (8192, 16384, 32768, 65536, 131072)
-    sizes = (512,) if given.quick else (512, 4096)
-    intervals = (1.0,) if given.quick else (1.0, 10.0)
-    found: dict[tuple[object, int, float, bool], Compared] = {}
+    seconds, rounds = (2.2, 2) if given.quick else (given.seconds, given.rounds)
+    found: dict[Setting, Compared] = {}
     with tempfile.TemporaryDirectory(dir=given.folder, prefix=".bench-") as scratch:
-        folder = Path(scratch) / "store"
-        for every_s in intervals:
-            turn = seconds if every_s == 1 else 10.5
-            turns = rounds if every_s == 1 else 2
-            for window in windows if every_s == 1 else (32768,):
-                for size in sizes:
-                    found[window, size, every_s, False] = compare(
-                        folder, window, None, size, every_s, False, turn, turns
-                    )
-        for zipf in (False, True):
-            found["per group", 256, 1.0, zipf] = compare(folder, 1024, "k", 256, 1.0, zipf, seconds, rounds)
-    rows: list[list[object]] = []
-    for (window, size, every_s, zipf), c in found.items():
-        seeds = SEEDS[window]  # type: ignore[index]
-        name = f"{window}{' Zipf' if zipf else ''}"
-        rows.append([name, size, every_s, round(c.rate), round(c.rate / seeds, 1), f"{c.overhead:.2%}",
-                     f"{c.wall:.1%} ({c.wall_range[0]:.1%} … {c.wall_range[1]:.1%})",
-                     f"{c.met} of {c.met + c.missed}"])  # fmt: skip
-    columns = ["window", "group", "every s", "tuples/s", "× seeds", "overhead", "by the wall", "deadlines"]
-    table("sliding-window join with checkpoints", columns, rows)
-    large = [
-        c.overhead for (w, s, e, _), c in found.items() if isinstance(w, int) and w >= 32768 and s == 512 and e == 1.0
-    ]
-    zipfed = found["per group", 256, 1.0, True]
-    finish(
-        "window_join",
-        overhead_32768=round(found[32768, 512, 1.0, False].overhead, 4),
-        overhead_32768_and_above_max=round(max(large), 4),
-        overhead_per_group=round(found["per group", 256, 1.0, False].overhead, 4),
-        overhead_per_group_zipf=round(zipfed.overhead, 4),
-        zipf_deadlines_met=zipfed.missed == 0 and zipfed.met > 0,
-        rate_over_seeds_min=round(min(c.rate / SEEDS[w] for (w, *_), c in found.items()), 1),  # type: ignore[index]
-    )
+        for setting in settings(given.quick, given.only):
+            found[setting] = measure(setting, Path(scratch) / "store", seconds, rounds)
+    show(found)
+    each = {s: c for s, c in found.items() if s.every_s == 1.0}
+    large = {s: c.overhead for s, c in each.items() if isinstance(s.window, int) and s.window >= 32768}
+    zipfed = found.get(Setting(PER_GROUP, 256, 1.0, True))
+    figures: dict[str, object] = {}
+    if large:
+        figures["overhead_32768"] = max((round(o, 4) for s, o in large.items() if s.window == 32768), default=None)
+        figures["overhead_32768_and_above_max"] = round(max(large.values()), 4)
+    if zipfed is not None:
+        figures["overhead_per_group"] = round(found[Setting(PER_GROUP, 256, 1.0)].overhead, 4)
+        figures["overhead_per_group_zipf"] = round(zipfed.overhead, 4)
+        figures["zipf_deadlines_met"] = zipfed.missed == 0 and zipfed.met > 0
+    figures["deadlines_missed"] = sum(c.missed for c in found.values())
+    figures["rate_over_seeds_min"] = round(min(c.rate / SEEDS[s.window] for s, c in found.items()), 1)
+    finish("window_join", **figures)
 
 
 if __name__ == "__main__":
