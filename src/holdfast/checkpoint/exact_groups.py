@@ -21,7 +21,8 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.group_columns import Stretch
+from holdfast.checkpoint.store import CheckpointStore, Pieces
 from holdfast.checkpoint.window_groups import Dirty, Restored, decode_group, encode_group
 from holdfast.model.errors import CorruptLog, UsageError
 
@@ -102,7 +103,7 @@ class ExactGroups:
     def mark_key(self) -> bytes:
         return self.name + b"/=mark"
 
-    def value(self, dirty: Dirty, rows: pa.RecordBatch, mark: Mark) -> bytes:
+    def value(self, dirty: Dirty, rows: Stretch, mark: Mark) -> Pieces:
         return encode_group(dirty, rows, self.size, 0, 0.0, mark.position)
 
     def mark_value(self, mark: Mark) -> bytes:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import threading
+from bisect import bisect_right
+from collections.abc import Sequence
 from typing import NamedTuple
 
 #: Ratio of neighbouring buckets: a percentile is off by a tenth at most, and 128 buckets reach from 1 µs to 3 hours.
 _GROWTH = 1.2
 _BUCKETS = 128
-_LOG = math.log(_GROWTH)
+_BOUNDS = [_GROWTH**i for i in range(_BUCKETS - 1)]
 
 
 class Summary(NamedTuple):
@@ -29,12 +30,16 @@ class Histogram:
         self._mutex = threading.Lock()
 
     def add(self, us: int) -> None:
-        bucket = 0 if us <= 1 else min(_BUCKETS - 1, int(math.log(us) / _LOG) + 1)
+        self.add_all((us,))
+
+    def add_all(self, durations: Sequence[int]) -> None:
+        """Several at once."""
         with self._mutex:
-            self._counts[bucket] += 1
-            self._count += 1
-            self._total += us
-            self._max = max(self._max, us)
+            for us in durations:
+                self._counts[bisect_right(_BOUNDS, us) if us > 1 else 0] += 1
+            self._count += len(durations)
+            self._total += sum(durations)
+            self._max = max(self._max, *durations, 0)
 
     def quantile(self, q: float) -> float:
         """The duration that a share `q` of all did not exceed, to within a bucket."""

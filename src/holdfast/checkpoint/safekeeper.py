@@ -19,11 +19,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from holdfast.checkpoint.histogram import Histogram, Summary
 from holdfast.checkpoint.pending import Pending, WhenFull
-from holdfast.checkpoint.store import CheckpointStore, Entry
+from holdfast.checkpoint.store import CheckpointStore, EntryInPieces, Pieces
 from holdfast.clock import monotonic_us
 from holdfast.model.errors import PeerError, StorageError, UsageError
 
@@ -31,8 +31,8 @@ from holdfast.model.errors import PeerError, StorageError, UsageError
 _BATCH = 256
 #: Checkpoints that the serialiser takes at a time, and the bytes after which it hands over what it has: enough that the
 #: storer is woken and the disk synced seldom, little enough that the store has something to do meanwhile.
-_SERIALISED_MAX = 64
-_SERIALISED_BYTES = 4 << 20
+_SERIALISED_MAX = 256
+_SERIALISED_BYTES = 8 << 20
 _PAUSE_S_FIRST, _PAUSE_S_MAX = 0.02, 1.0
 
 
@@ -53,17 +53,21 @@ class Result(NamedTuple):
     error: Exception | None = None
 
 
+#: A state's bytes, which may be in pieces.
+Value: TypeAlias = bytes | Pieces
+
+
 class _Task(NamedTuple):
     key: bytes
     version: int
-    state: bytes | Callable[[], bytes]
+    state: Value | Callable[[], Value]
     since_us: int
     told: Callable[[Result], None] | None = None
     """Who waits for this one's result."""
 
 
 #: Key, version and bytes, or a function that makes them, of what is to be saved.
-State = tuple[bytes, int, bytes | Callable[[], bytes]]
+State = tuple[bytes, int, Value | Callable[[], Value]]
 
 
 class Status(NamedTuple):
@@ -116,7 +120,7 @@ class SafeKeeper:
     def store(self) -> CheckpointStore:
         return self._store
 
-    def save(self, key: bytes, version: int, state: bytes | Callable[[], bytes]) -> None:
+    def save(self, key: bytes, version: int, state: Value | Callable[[], Value]) -> None:
         """Keep a state. Returns at once, or, where the policy is to wait, when there is room."""
         self.save_many(((key, version, state),))
 
@@ -141,11 +145,11 @@ class SafeKeeper:
         tasks = [_Task(key, version, state, now, told) for key, version, state in states]
         with self._ended:
             self._saved += len(tasks)
-        ready = [task for task in tasks if isinstance(task.state, bytes)]
+        ready = [task for task in tasks if not callable(task.state)]
         if ready:
             self._queue(self._to_store, ready)
         if len(ready) < len(tasks):
-            self._queue(self._to_serialise, [task for task in tasks if not isinstance(task.state, bytes)])
+            self._queue(self._to_serialise, [task for task in tasks if callable(task.state)])
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until everything saved so far has its result; False if the time was over before."""
@@ -185,27 +189,31 @@ class SafeKeeper:
         while tasks := self._to_serialise.take(_SERIALISED_MAX):
             ready: list[_Task] = []
             size = 0
+            took: list[int] = []
+            begun = monotonic_us()
             for task in tasks:
                 raw = self._bytes_of(task)
+                ended = monotonic_us()
                 if raw is not None:
                     ready.append(_Task(task.key, task.version, raw, task.since_us, task.told))
-                    size += len(raw)
+                    size += len(raw) if isinstance(raw, bytes) else sum(map(len, raw))
+                    took.append(ended - begun)
+                begun = ended
                 if size >= _SERIALISED_BYTES:
                     self._queue(self._to_store, ready)
                     ready, size = [], 0
             self._queue(self._to_store, ready)
+            self._serialising.add_all(took)
 
-    def _bytes_of(self, task: _Task) -> bytes | None:
-        begun = monotonic_us()
+    def _bytes_of(self, task: _Task) -> Value | None:
         try:
-            assert not isinstance(task.state, bytes)
+            assert callable(task.state)
             raw = task.state()
-            if not isinstance(raw, bytes):
+            if type(raw) not in (bytes, tuple):
                 raise UsageError(f"a checkpoint must be bytes; got {type(raw).__name__} for {task.key!r:.80}")
         except Exception as error:  # The operator's own code: its fault must not end the keeper.
             self._end((task,), Outcome.FAILED, error)
             return None
-        self._serialising.add(monotonic_us() - begun)
         return raw
 
     def _keep(self) -> None:
@@ -224,7 +232,7 @@ class SafeKeeper:
             return False
         begun = monotonic_us()
         try:
-            entries = [Entry(task.key, task.version, task.state) for task in tasks]  # type: ignore[arg-type]
+            entries = [EntryInPieces(task.key, task.version, task.state) for task in tasks]  # type: ignore[arg-type]
             pairs = list(zip(tasks, self._store.put_many(entries), strict=True))
         except (PeerError, StorageError) as error:
             self._problem, self._error = str(error), error
@@ -251,14 +259,13 @@ class SafeKeeper:
 
     def _end(self, tasks: Sequence[_Task], outcome: Outcome, error: Exception | None = None) -> None:
         now = monotonic_us()
+        if outcome is Outcome.DURABLE:
+            self._total.add_all([now - task.since_us for task in tasks])
         for task in tasks:
-            latency = now - task.since_us
-            if outcome is Outcome.DURABLE:
-                self._total.add(latency)
             for tell in (self._on_result, task.told):
                 if tell is not None:
                     with contextlib.suppress(Exception):  # A callback that fails is not the keeper's to mend.
-                        tell(Result(task.key, task.version, outcome, latency, error))
+                        tell(Result(task.key, task.version, outcome, now - task.since_us, error))
         if tasks:
             with self._ended:
                 self._counts[outcome] += len(tasks)

@@ -12,6 +12,9 @@ A store maps a key to its newest checkpoint. Rules, which `holdfast.testing.stor
 5. Reading changes nothing: a crash in the middle of a restore leaves the store as it was (C10).
 6. Values are bytes. No store interprets, and none unpickles, what it keeps (X3).
 
+7. A value may be given in pieces that stand one after another, so that large state is not copied on its way. A store
+   gets them joined, unless it has a `_write_pieces` of its own.
+
 An implementation has four methods: `_write`, `_read`, `scan` and `close`; the rest is here.
 """
 
@@ -20,7 +23,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeAlias
 
 from holdfast.model.errors import UsageError
 
@@ -32,12 +35,25 @@ VALUE_BYTES_MAX = 256 << 20
 VERSION_MAX = 2**62
 
 
+#: Bytes in pieces, which nobody changes any more.
+Pieces: TypeAlias = tuple[bytes | memoryview, ...]
+_PIECES = {bytes, memoryview}
+
+
 class Entry(NamedTuple):
     """One write: `value` None deletes."""
 
     key: bytes
     version: int
     value: bytes | None
+
+
+class EntryInPieces(NamedTuple):
+    """One write whose value may be in pieces."""
+
+    key: bytes
+    version: int
+    value: bytes | Pieces | None
 
 
 class Saved(NamedTuple):
@@ -71,18 +87,22 @@ class CheckpointStore(ABC):
     def close(self) -> None:
         """Let go of files and connections. Twice does no harm."""
 
-    def put(self, key: bytes, version: int, value: bytes) -> bool:
-        """Save one checkpoint; True if it was taken, False if a newer one is there."""
-        return self._write([_checked(Entry(key, version, value))])[0]
+    def _write_pieces(self, entries: Sequence[EntryInPieces]) -> list[bool]:
+        """Like `_write`, for a store that need not join values to write them (rule 7)."""
+        return self._write([Entry(k, n, b"".join(v) if isinstance(v, tuple) else v) for k, n, v in entries])
 
-    def put_many(self, entries: Iterable[Entry]) -> list[bool]:
+    def put(self, key: bytes, version: int, value: bytes | Pieces) -> bool:
+        """Save one checkpoint; True if it was taken, False if a newer one is there."""
+        return self.put_many((EntryInPieces(key, version, value),))[0]
+
+    def put_many(self, entries: Iterable[Entry | EntryInPieces]) -> list[bool]:
         """Save several with one wait."""
-        checked = [_checked(Entry(*entry)) for entry in entries]
-        return self._write(checked) if checked else []
+        checked = [_checked(EntryInPieces(*entry)) for entry in entries]
+        return self._write_pieces(checked) if checked else []
 
     def delete(self, key: bytes, version: int) -> bool:
         """Remove what is not newer than `version`."""
-        return self._write([_checked(Entry(key, version, None))])[0]
+        return self.put_many((Entry(key, version, None),))[0]
 
     def get(self, key: bytes) -> Saved | None:
         """The newest checkpoint of a key, None if there is none."""
@@ -106,15 +126,25 @@ def check_key(key: bytes) -> bytes:
     return key
 
 
-def _checked(entry: Entry) -> Entry:
+def _checked(entry: EntryInPieces) -> EntryInPieces:
     key, version, value = entry
     if type(key) is not bytes or not 1 <= len(key) <= KEY_BYTES_MAX:
         check_key(key)
     if type(version) is not int or not 0 <= version <= VERSION_MAX:
         raise UsageError(f"a checkpoint version must be a whole number from 0 to 2^62; got {version!r}; count up")
-    if value is not None and (type(value) is not bytes or len(value) > VALUE_BYTES_MAX):
-        what = f"{len(value)} bytes" if type(value) is bytes else type(value).__name__
-        raise UsageError(
-            f"a checkpoint must be bytes, {VALUE_BYTES_MAX} at most; got {what}; encode it and split large state by key"
-        )
+    if value is not None:
+        _check_value(value)
     return entry
+
+
+def _check_value(value: bytes | Pieces) -> None:
+    if type(value) is bytes:
+        size = len(value)
+    elif type(value) is tuple and set(map(type, value)) <= _PIECES:
+        size = sum(map(len, value))
+    else:
+        raise UsageError(f"a checkpoint must be bytes; got {type(value).__name__}; encode it")
+    if size > VALUE_BYTES_MAX:
+        raise UsageError(
+            f"a checkpoint must be {VALUE_BYTES_MAX} bytes at most; got {size} bytes; split large state by key"
+        )

@@ -16,13 +16,15 @@ The intuition: a sliding window loses tuples at one end and gains them at the ot
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
 
-from holdfast.checkpoint.store import CheckpointStore, Entry
+from holdfast.checkpoint.group_columns import Columns, Stretch, read_stretch
+from holdfast.checkpoint.store import CheckpointStore, EntryInPieces, Pieces
 from holdfast.model.errors import CorruptLog, UsageError
 from holdfast.model.time import SECOND_US
 
@@ -42,6 +44,8 @@ class Head(msgspec.Struct, array_like=True, frozen=True):
     """The operator's input position that the save belongs to."""
     oldest: int = 0
     """Tuples before this one had been trimmed from the window: they are not to come back."""
+    lengths: tuple[int, ...] = ()
+    """Of the pieces that the tuples are in, see `group_columns`."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -55,6 +59,10 @@ class Dirty(NamedTuple):
     group: int
     first: int
     end: int
+
+
+#: Makes the bytes of a group, given its tuples.
+Encode = Callable[[Dirty, Stretch], Pieces]
 
 
 @dataclass
@@ -131,12 +139,15 @@ class WindowGroups:
             counted.saved, counted.saved_us = counted.next, now_us
         return found
 
-    def entry(self, dirty: Dirty, rows: pa.RecordBatch, now_us: int, position: int) -> Entry:
+    def entry(self, dirty: Dirty, rows: pa.RecordBatch, now_us: int, position: int) -> EntryInPieces:
         """What to store for a dirty group, given its tuples."""
         # Tuples are only ever added, so the number of the last one orders the saves of a slot, reused or not.
-        return Entry(self.key(dirty.window, dirty.group), dirty.end, self.value(dirty, rows, now_us, position))
+        stretch = Columns(rows).stretch(0, rows.num_rows)
+        return EntryInPieces(
+            self.key(dirty.window, dirty.group), dirty.end, self.value(dirty, stretch, now_us, position)
+        )
 
-    def value(self, dirty: Dirty, rows: pa.RecordBatch, now_us: int, position: int) -> bytes:
+    def value(self, dirty: Dirty, rows: Stretch, now_us: int, position: int) -> Pieces:
         """The bytes of a group."""
         counted = self._counted[dirty.window]
         return encode_group(dirty, rows, self.size, now_us, counted.rate, position, counted.oldest)
@@ -221,17 +232,17 @@ def _number_at(numbers: list[range], index: int, default: int) -> int:
 
 
 def encode_group(
-    dirty: Dirty, rows: pa.RecordBatch, size: int, now_us: int, rate: float, position: int, oldest: int = 0
-) -> bytes:
-    """The bytes of a group: its head and its tuples."""
-    head = _encode(Head(dirty.group, dirty.first, rows.num_rows, size, now_us, rate, position, oldest))
-    return b"".join((len(head).to_bytes(2, "little"), head, rows.serialize()))
+    dirty: Dirty, rows: Stretch, size: int, now_us: int, rate: float, position: int, oldest: int = 0
+) -> Pieces:
+    """The bytes of a group: its head and its tuples. In pieces: to join them would be to copy the tuples once more."""
+    head = _encode(Head(dirty.group, dirty.first, rows.rows, size, now_us, rate, position, oldest, rows.lengths))
+    return len(head).to_bytes(2, "little") + head, *rows.pieces
 
 
 def decode_group(value: bytes, schema: pa.Schema) -> tuple[Head, pa.RecordBatch]:
     length = int.from_bytes(value[:2], "little")
     head = _head.decode(value[2 : 2 + length])
-    rows = pa.ipc.read_record_batch(pa.py_buffer(value[2 + length :]), schema)
+    rows = read_stretch(value[2 + length :], head.rows, head.lengths, schema)
     if rows.num_rows != head.rows:
         raise CorruptLog(f"a group of {head.rows} tuples holds {rows.num_rows}; it is not what was saved")
     return head, rows

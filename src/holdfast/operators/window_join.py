@@ -33,14 +33,12 @@ from holdfast.checkpoint.safekeeper import Outcome, Result, SafeKeeper, State
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.window_groups import Dirty, Restored, WindowGroups
 from holdfast.model.errors import StorageError, UsageError
+from holdfast.operators.window_rows import AT, GroupRows, Ints, by_window
 
-Ints = npt.NDArray[np.int64]
 #: Positions and key codes share 63 bits when they are searched together.
 _POSITION_BITS = 40
 #: Evicted never, as far as is known.
 _NEVER = (1 << _POSITION_BITS) - 1
-#: A saved tuple's position, so that windows of groups merge again in the order of arrival.
-_AT = "_at"
 #: The one window of an input without groups.
 _WHOLE = b"*"
 
@@ -66,7 +64,7 @@ class _Side:
 
     def __init__(self, name: str, spec: Input, on: str) -> None:
         self.spec, self.on = spec, on
-        self.saved = spec.schema.append(pa.field(_AT, pa.int64()))
+        self.saved = spec.schema.append(pa.field(AT, pa.int64()))
         self.rows: pa.Table = spec.schema.empty_table()
         self.positions: Ints = np.empty(0, np.int64)
         self.windows: list[bytes] = []
@@ -128,7 +126,7 @@ class _Side:
             if len(self.positions) > w:
                 evicted[: len(self.positions) - w] = self.positions[w:]
             return evicted
-        order = self._by_window()
+        order = by_window(self.window, len(self.windows))
         later = np.arange(len(order)) + w
         fits = later < len(order)
         same = np.zeros(len(order), bool)
@@ -155,27 +153,11 @@ class _Side:
         return [Front(side, name, max(0, n - w), n) for name, n in self.numbers().items() if n] if w else []
 
     def numbers(self) -> dict[bytes, int]:
-        return {name: int(self._next[i]) for i, name in enumerate(self.windows)}
+        return dict(zip(self.windows, self._next.tolist(), strict=True))
 
-    def rows_of(self, dirty: list[Dirty]) -> list[pa.RecordBatch]:
-        """The tuples of each group."""
-        table = self.rows.append_column(_AT, pa.array(self.positions)).combine_chunks()
-        batch = table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], schema=self.saved)
-        if len(self.windows) <= 1:
-            base = int(self.number[0]) if len(self.number) else 0
-            return [batch.slice(d.first - base, d.end - d.first) for d in dirty]
-        order = self._by_window()
-        batch = batch.take(pa.array(order))
-        starts = np.searchsorted(self.window[order], np.arange(len(self.windows)))
-        shift = dict(
-            zip(self.windows, (starts - self.number[order[np.minimum(starts, len(order) - 1)]]).tolist(), strict=True)
-        )
-        return [batch.slice(d.first + shift[d.window], d.end - d.first) for d in dirty]
-
-    def _by_window(self) -> Ints:
-        """Rows window after window. Those of a window are in order already; small integers sort in linear time."""
-        kind = np.uint16 if len(self.windows) < 1 << 16 else np.int64
-        return np.argsort(self.window.astype(kind), kind="stable")
+    def rows_of(self, dirty: list[Dirty]) -> GroupRows:
+        """The tuples of these groups as they are now."""
+        return GroupRows(self.rows, self.positions, self.window, self.number, tuple(self.windows), dirty)
 
     def load(self, restored: dict[bytes, Restored]) -> None:
         """Windows from what was restored, merged in the order in which their tuples came."""
@@ -194,9 +176,9 @@ class _Side:
                 self._resume[name] = window.next
         if parts:
             table = pa.concat_tables(parts)
-            positions = np.asarray(table.column(_AT))
+            positions = np.asarray(table.column(AT))
             order = np.argsort(positions)
-            self.rows = table.drop_columns([_AT]).take(pa.array(order)).combine_chunks()
+            self.rows = table.drop_columns([AT]).take(pa.array(order)).combine_chunks()
             self.positions = positions[order]
             self.window, self.number = np.concatenate(windows)[order], np.concatenate(numbers)[order]
 
@@ -242,11 +224,9 @@ class WindowJoin:
             if gone is not None and batches[probing].rows.num_rows and len(self._sides[window].positions):
                 parts.append(self._pairs(batches[probing], probing, self._sides[window], gone))
         self.position += total
-        for side, gone, groups in zip(self._sides, evicted, self._groups, strict=True):
-            if gone is not None and groups is not None:
+        for side, gone in zip(self._sides, evicted, strict=True):
+            if gone is not None:
                 side.slide(gone)
-                for name, number in side.numbers().items():
-                    groups.advance(name, number)
         return self._result(parts)
 
     def _pairs(self, probe: Batch, probing: int, side: _Side, evicted: Ints) -> tuple[Ints, pa.Table]:
@@ -300,15 +280,17 @@ class WindowJoin:
         self._saved_at = self.position
         if self._exact is not None:
             return self._checkpoint_exactly(self._exact, keeper)
-        states = []
+        states: list[State] = []
         for side, groups in zip(self._sides, self._groups, strict=True):
             if groups is None:
                 continue
+            for name, number in side.numbers().items():
+                groups.advance(name, number)
             dirty = groups.dirty(now_us)
-            for d, rows in zip(dirty, side.rows_of(dirty), strict=True):
-                # Slices never change, so the bytes are made beside the stream, in the keeper's thread.
-                value = functools.partial(groups.value, d, rows, now_us, self.position)
-                states.append((groups.key(d.window, d.group), d.end, value))
+            # The bytes are made beside the stream, in the keeper's thread.
+            rows, encode = side.rows_of(dirty), functools.partial(groups.value, now_us=now_us, position=self.position)
+            for i, d in enumerate(dirty):
+                states.append((groups.key(d.window, d.group), d.end, functools.partial(rows.encoded, i, encode)))
         keeper.save_many(states, told)
         return len(states)
 
@@ -317,8 +299,9 @@ class WindowJoin:
         states: list[State] = []
         for which, side in enumerate(self._sides):
             mine = [(slot, dirty) for slot, i, dirty in new if i == which]
-            for (slot, dirty), rows in zip(mine, side.rows_of([d for _, d in mine]) if mine else [], strict=True):
-                states.append((exact.key(slot), mark.seq, functools.partial(exact.value, dirty, rows, mark)))
+            rows, encode = side.rows_of([dirty for _, dirty in mine]), functools.partial(exact.value, mark=mark)
+            for i, (slot, _) in enumerate(mine):
+                states.append((exact.key(slot), mark.seq, functools.partial(rows.encoded, i, encode)))
         marked: list[State] = [(exact.mark_key, mark.seq, exact.mark_value(mark))]
         for result in (r for part in (states, marked) for r in keeper.save_all(part)):
             if result.outcome is not Outcome.DURABLE:
@@ -361,7 +344,7 @@ class WindowJoin:
         for side in self._sides:
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, side.saved) as writer:
-                writer.write_table(side.rows.append_column(_AT, pa.array(side.positions)))
+                writer.write_table(side.rows.append_column(AT, pa.array(side.positions)))
             sides.append((sink.getvalue().to_pybytes(), side.window.tobytes(), side.numbers()))
         return msgspec.msgpack.encode((self.position, sides))
 

@@ -17,7 +17,7 @@ import threading
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from holdfast.checkpoint.store import KEY_BYTES_MAX, VERSION_MAX, CheckpointStore, Entry, Saved
+from holdfast.checkpoint.store import KEY_BYTES_MAX, VERSION_MAX, CheckpointStore, Entry, EntryInPieces, Saved
 from holdfast.model.errors import UsageError
 
 #: Raise it for a long run: HOLDFAST_STORE_OPS=10000 make test-stores
@@ -134,11 +134,24 @@ class StoreConformance(ABC):
             assert store.get(b"k") == Saved(7, b"seven")
         self.finish()
 
+    def test_a_value_in_pieces_is_read_as_one(self, tmp_path: Path) -> None:
+        with self._opened(tmp_path) as store:
+            pieces = (b"head", memoryview(b"-middle-"), b"", b"end")
+            assert store.put_many([EntryInPieces(b"k", 1, pieces), Entry(b"m", 1, b"whole")]) == [True, True]
+            assert store.put(b"n", 1, pieces)
+            assert store.put(b"o", 1, ())
+            assert store.get_many([b"k", b"m", b"n", b"o"]) == {
+                b"k": Saved(1, b"head-middle-end"), b"m": Saved(1, b"whole"), b"n": Saved(1, b"head-middle-end"),
+                b"o": Saved(1, b""),
+            }  # fmt: skip
+        self.finish()
+
     def test_what_cannot_be_a_checkpoint_is_refused_and_changes_nothing(self, tmp_path: Path) -> None:
         with self._opened(tmp_path) as store:
             bad: list[Entry] = [
                 Entry(b"", 1, b""), Entry(b"k" * (KEY_BYTES_MAX + 1), 1, b""), Entry(b"k", -1, b""),
                 Entry(b"k", VERSION_MAX + 1, b""), Entry("k", 1, b""), Entry(b"k", 1, "text"),  # type: ignore[arg-type]
+                Entry(b"k", 1, (b"x", "text")),  # type: ignore[arg-type]
             ]  # fmt: skip
             for entry in bad:
                 try:

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.checkpoint.store import CheckpointStore, Entry, Saved
+from holdfast.checkpoint.store import CheckpointStore, Entry, EntryInPieces, Saved
 from holdfast.checkpoint.stores.log_compact import copies_of, current_keys, worst_segments
 from holdfast.checkpoint.stores.log_flush import Position, write_flush
 from holdfast.checkpoint.stores.log_index import ENTRY_BYTES, Chunk, Index
@@ -29,6 +29,7 @@ from holdfast.checkpoint.stores.owner import Owner
 from holdfast.clock import now_us
 from holdfast.model.errors import CorruptLog, HoldfastError, StorageError, UsageError
 from holdfast.stream.disk import Disk
+from holdfast.stream.frame import HEADER_SIZE
 from holdfast.stream.frame import crc32c as crc_of
 from holdfast.stream.group import GroupCommit
 
@@ -113,6 +114,9 @@ class LogStore(CheckpointStore):
     # Writing
 
     def _write(self, entries: Sequence[Entry]) -> list[bool]:
+        return self._write_pieces([EntryInPieces(*entry) for entry in entries])
+
+    def _write_pieces(self, entries: Sequence[EntryInPieces]) -> list[bool]:
         self._owner.check()
         taken = self._group.submit([Write(digest_of(e.key), *e) for e in entries])
         if self._due.is_set() and not self._background:
@@ -137,7 +141,7 @@ class LogStore(CheckpointStore):
         size = 0
         fresh: dict[bytes, int] = {}
         for write, place in zip(writes, self._index.find_many([write[0] for write in writes]), strict=True):
-            digest, key, version, value, source = write
+            digest, _, version, _, source = write
             newest = fresh.get(digest, -1 if place is None else place[0])
             takes = version >= newest if source is None else digest not in fresh and place == source
             taken.append(takes)
@@ -145,7 +149,7 @@ class LogStore(CheckpointStore):
                 fresh[digest] = version
                 accepted.append(write)
                 before.append(place)
-                size += ROW_SIZE + len(key) + (len(value) if value else 0)
+                size += write.size
                 if size > UNIT_BYTES_MAX:
                     self._write_unit(accepted, before, size)
                     accepted, before, size = [], [], 0
@@ -156,8 +160,8 @@ class LogStore(CheckpointStore):
     def _write_unit(self, writes: list[Write], before: list[Place | None], size: int) -> None:
         segments = self._segments
         segments.room_for(size + 256, now_us())
+        body_at = segments.offset + HEADER_SIZE
         parts, table, places = encode_unit(writes, segments.seq + 1, segments.number, segments.offset)
-        body_at = segments.offset + len(parts[0])
         segments.append(parts)
         self._count(writes, before, places)
         self._index.add(Chunk(segments.number, body_at, rows_of(table)), [w.digest for w in writes], places)

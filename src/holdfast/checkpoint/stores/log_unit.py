@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.checkpoint.store import Pieces
 from holdfast.model.errors import CorruptLog
 from holdfast.stream.frame import (
     ALIGNMENT,
@@ -48,6 +49,7 @@ _ROW = struct.Struct("<16sqIHHII")
 ROW = np.dtype([("h1", "<u8"), ("h2", "<u8"), ("version", "<i8"), ("at", "<u4"), ("key_len", "<u2"), ("spare", "<u2"),
                 ("value_len", "<u4"), ("crc", "<u4")])  # fmt: skip
 ROW_SIZE = _ROW.size
+pack_row: Callable[..., bytes] = _ROW.pack
 #: Where the kind stands in a frame header: what may be one is found without decoding everything.
 _KIND_BYTE = 9
 #: Small units are joined before they are written, large ones are written piece by piece: from here on the copy costs
@@ -78,8 +80,13 @@ class Write(NamedTuple):
     digest: bytes
     key: bytes
     version: int
-    value: bytes | None
+    value: bytes | Pieces | None
     source: Place | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of it in a unit."""
+        return ROW_SIZE + len(self.key) + (0 if self.value is None else length_of(self.value))
 
 
 class Unit(NamedTuple):
@@ -98,22 +105,27 @@ class Unit(NamedTuple):
         return self.offset + self.header.size
 
 
+def length_of(value: bytes | Pieces) -> int:
+    return len(value) if isinstance(value, bytes) else sum(map(len, value))
+
+
 def digest_of(key: bytes) -> bytes:
     return hashlib.blake2b(key, digest_size=16).digest()
 
 
 def encode_unit(writes: list[Write], seq: int, segment: int, offset: int) -> tuple[list[bytes], bytes, list[Place]]:
     """The parts to write at `offset`, the table, and where each record will stand."""
-    rows, pieces, places, pack = [], [], [], _ROW.pack
+    rows, pieces, places = [], [], []
     at = len(writes) * ROW_SIZE
     body_at = offset + HEADER_SIZE
     for digest, key, version, value, _ in writes:
         crc, length = crc32c(key), GONE
         pieces.append(key)
         if value is not None:
-            crc, length = crc32c_on(crc, value), len(value)
-            pieces.append(value)
-        rows.append(pack(digest, version, at, len(key), 0, length, crc))
+            raw = value if isinstance(value, bytes) else b"".join(value)
+            crc, length = crc32c_on(crc, raw), len(raw)
+            pieces.append(raw)
+        rows.append(pack_row(digest, version, at, len(key), 0, length, crc))
         places.append(place_of((version, segment, body_at + at, length, crc)))
         at += len(key) + (0 if value is None else length)
     table = b"".join(rows)
