@@ -72,14 +72,15 @@ class Life:
             for _ in range(self.chance.choice((1, 1, 4))):
                 key = b"key-%d" % min(int(self.chance.expovariate(0.2)), 25)
                 version = self.acked.get(key, (0, None))[0] + self.chance.choice((0, 1, 1, 3))
-                value = (
-                    None if self.chance.random() < 0.1 else self.chance.randbytes(self.chance.choice((5, 400, 1500)))
-                )
+                value = None if self.chance.random() < 0.1 else self._value()
                 entries[key] = Entry(key, version, value)
             self.perhaps = {e.key: [(e.version, e.value)] for e in entries.values()}
             assert all(store.put_many(entries.values()))
             self.acked |= {e.key: (e.version, e.value) for e in entries.values()}
             self.perhaps = {}
+
+    def _value(self) -> bytes:
+        return self.chance.randbytes(self.chance.choice((5, 400, 1500)))
 
     def _judge(self, store: CheckpointStore) -> None:
         """What was acknowledged is there; what was under way is there or not; after this it is one or the other."""

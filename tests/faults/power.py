@@ -129,6 +129,11 @@ class PowerDisk(Disk):
         self._step()
         return super().write(fd, path, offset, parts)
 
+    def write_direct(self, fd: int, path: Path, offset: int, block: memoryview) -> int:
+        self._inodes[os.fstat(fd).st_ino].pending.append((offset, bytes(block)))
+        self._step()
+        return super().write_direct(fd, path, offset, block)
+
     def sync(self, fd: int, path: Path) -> None:
         self._step()
         stat = os.fstat(fd)

@@ -7,6 +7,8 @@ each step (L1, L3, L9). The real one is a thin layer over system calls.
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +17,10 @@ from holdfast.model.errors import StorageError
 
 #: Linux refuses longer vectors (IOV_MAX); longer writes are cut into several calls.
 _VECTOR_MAX = 1024
+#: What goes past the page cache is aligned to this, in memory and in the file: as much as any file system asks for.
+PAGE = 4096
+#: 0 where the system does not know it.
+_O_DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 class Disk:
@@ -34,6 +40,26 @@ class Disk:
         except OSError as error:
             raise storage_error("write", path, error) from error
         return total
+
+    def write_direct(self, fd: int, path: Path, offset: int, block: memoryview) -> int:
+        """Like `write`, past the page cache where the file system can: for what nobody will read soon.
+
+        `offset`, and the memory and length of `block`, are multiples of `PAGE`. Nobody else writes with `fd` meanwhile.
+        """
+        done = 0
+        try:
+            flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+            fcntl.fcntl(fd, fcntl.F_SETFL, flags | _O_DIRECT)
+            try:
+                while done < len(block):
+                    done += os.pwrite(fd, block[done:], offset + done)
+            finally:
+                fcntl.fcntl(fd, fcntl.F_SETFL, flags)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # That is how a file system says that it cannot.
+                raise storage_error("write", path, error) from error
+            return done + self.write(fd, path, offset + done, [bytes(block[done:])])
+        return done
 
     def reserve(self, fd: int, path: Path, offset: int, length: int) -> bool:
         """Fill a stretch with zeros, durably: to overwrite written blocks is twice as quick to sync as to grow a file.

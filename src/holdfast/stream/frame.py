@@ -109,12 +109,16 @@ def encode_frame_of(header: Header, pieces: Sequence[bytes]) -> list[bytes]:
     body_crc = functools.reduce(crc32c_on, pieces, 0)
     if padding:
         body_crc = crc32c_on(body_crc, padding)
-    _, _, partition, rows, bucket, first_id, low, high, _, epoch, seq = header
-    version = CONTROL_VERSION if header[0] == Kind.CONTROL else FORMAT_VERSION
-    raw = _HEADER.pack(length, 0, version, header[0], partition, rows, bucket, first_id, low, high, body_crc,
-                       epoch, seq)  # fmt: skip
-    head = raw[:4] + crc32c(raw).to_bytes(4, "little") + raw[8:]
+    head = encode_header(header._replace(length=length, body_crc=body_crc))
     return [head, *pieces, padding] if padding else [head, *pieces]
+
+
+def encode_header(header: Header) -> bytes:
+    """A header with its checksum, for a body that stands elsewhere."""
+    kind, length, partition, rows, bucket, first_id, low, high, body_crc, epoch, seq = header
+    version = CONTROL_VERSION if kind == Kind.CONTROL else FORMAT_VERSION
+    raw = _HEADER.pack(length, 0, version, kind, partition, rows, bucket, first_id, low, high, body_crc, epoch, seq)
+    return raw[:4] + crc32c(raw).to_bytes(4, "little") + raw[8:]
 
 
 def decode_header(data: bytes, offset: int, where: str) -> Header | None:

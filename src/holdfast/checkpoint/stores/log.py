@@ -20,6 +20,7 @@ from pathlib import Path
 
 from holdfast.checkpoint.store import CheckpointStore, Entry, EntryInPieces, Saved
 from holdfast.checkpoint.stores.log_compact import copies_of, current_keys, worst_segments
+from holdfast.checkpoint.stores.log_direct import Room
 from holdfast.checkpoint.stores.log_flush import Position, write_flush
 from holdfast.checkpoint.stores.log_index import ENTRY_BYTES, Chunk, Index
 from holdfast.checkpoint.stores.log_recovery import recover
@@ -65,6 +66,7 @@ class LogStore(CheckpointStore):
             self._owner.release()
             raise
         self._flush_records, self._background = flush_records, background
+        self._room = Room()
         self._turn = threading.Lock()
         """Held by whoever appends or freezes the index."""
         self._care = threading.Lock()
@@ -161,8 +163,13 @@ class LogStore(CheckpointStore):
         segments = self._segments
         segments.room_for(size + 256, now_us())
         body_at = segments.offset + HEADER_SIZE
-        parts, table, places = encode_unit(writes, segments.seq + 1, segments.number, segments.offset)
-        segments.append(parts)
+        if self._room.fits(size):
+            laid = self._room.lay_out(writes, segments.seq + 1, segments.number, segments.offset)
+            table, places = laid.table, laid.places
+            segments.append_large(laid)
+        else:
+            parts, table, places = encode_unit(writes, segments.seq + 1, segments.number, segments.offset)
+            segments.append(parts)
         self._count(writes, before, places)
         self._index.add(Chunk(segments.number, body_at, rows_of(table)), [w.digest for w in writes], places)
 

@@ -4,7 +4,8 @@ Rules:
 1. A unit is written and synced before the next one is begun, so only the last one can be torn.
 2. A segment begins with a header that names the store and the unit before its first one.
 3. After a failed write or sync nothing more is acknowledged: what the disk has cannot be known (L9).
-4. Files stay open for readers who hold them, also when they are removed meanwhile.
+4. Large units go past the page cache: see `log_direct`.
+5. Files stay open for readers who hold them, also when they are removed meanwhile.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import contextlib
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 
+from holdfast.checkpoint.stores.log_direct import Laid
 from holdfast.model.errors import StorageError
 from holdfast.stream.disk import Disk, storage_error
 from holdfast.stream.frame import FILE_HEADER_SIZE, FileHeader, encode_file_header
@@ -108,9 +111,21 @@ class Segments:
     def append(self, parts: list[bytes]) -> None:
         """Write one unit durably at `offset`."""
         length = sum(map(len, parts))
-        try:
+        with self._appending(length):
             self._reserve(length)
             self.disk.write(self._fd, self._path, self.offset, parts)
+
+    def append_large(self, unit: Laid) -> None:
+        """The same past the page cache."""
+        with self._appending(unit.size):
+            if unit.lead:
+                self.disk.write(self._fd, self._path, self.offset, [unit.lead])
+            self.disk.write_direct(self._fd, self._path, self.offset + len(unit.lead), unit.pages)
+
+    @contextlib.contextmanager
+    def _appending(self, length: int) -> Iterator[None]:
+        try:
+            yield
             self.disk.sync(self._fd, self._path)
         except StorageError as error:
             self.broken = error
