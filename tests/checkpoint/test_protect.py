@@ -142,3 +142,24 @@ def test_what_cannot_be_scheduled_is_said() -> None:
     plain.close()
     assert keeper.status().waiting == 0
     keeper.close()
+
+
+def test_a_policy_that_would_not_be_carried_out_is_refused() -> None:
+    keeper = SafeKeeper(MemoryStore())
+    four = groups(4, every="1h")
+    plain = WindowJoin("pairs", Input(LEFT, 8), Input(RIGHT, 0), on="k")
+    grouped = WindowJoin("pairs", Input(LEFT, 8), Input(RIGHT, 0), on="k", checkpoint=four)
+    for join, policy, why in (
+        (plain, four, "made with none; add checkpoint="),
+        (grouped, groups(2, every="1h"), "made with groups"),
+        (grouped, every("1h"), "made with groups"),
+        (grouped, "every hour", "a checkpoint policy must be"),
+        (Instances("sums", Summing, "k", SUMS), four, "does not protect"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            protect(join, policy, keeper, by=Scheduler())  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"SafeKeeper\(store\)"):
+        protect(grouped, four, MemoryStore(), by=Scheduler())  # type: ignore[arg-type]
+    for join, policy in ((plain, every("1h")), (grouped, four), (grouped, groups(4, every="2h")), (grouped, none)):
+        protect(join, policy, keeper, by=Scheduler()).close()
+    keeper.close()

@@ -1,6 +1,8 @@
 """An operator in a process of one's own, saved as its policy says while it is fed.
 
-    pairs = protect(join, groups(512, every="1s"), SafeKeeper(LogStore(folder)))
+    policy = groups(512, every="1s")
+    join = WindowJoin("pairs", left_input, right_input, on="k", checkpoint=policy)
+    pairs = protect(join, policy, SafeKeeper(LogStore(folder)))
     results = pairs.feed(left, right)
     scheduler().report()["pairs"].missed
 
@@ -11,6 +13,8 @@ Rules:
 3. What was dropped or failed on its way to the store is saved again with the next checkpoint.
 4. This is best effort. Exact needs a position in the input to go on from, which a schedule knows nothing of: a join
    with exact groups is saved where its owner can replay from, and on Spark the batch is the position.
+5. The groups of a join are cut by the policy that it was made with, since `restore` needs them before anything is
+   protected; another one here is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +24,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from holdfast.checkpoint.policy import Every, Groups, NoCheckpoint
+from holdfast.checkpoint.derive import Protection, StateKind, derive
+from holdfast.checkpoint.policy import Every, Groups, Guarantee, NoCheckpoint
 from holdfast.checkpoint.safekeeper import Outcome, Result, SafeKeeper
 from holdfast.checkpoint.scheduler import Scheduler, scheduler
 from holdfast.clock import now_us
@@ -47,7 +52,9 @@ class Protected:
     """See the module; made by `protect`."""
 
     def __init__(self, operator: Savable, policy: Every | Groups | NoCheckpoint, keeper: SafeKeeper, by: Scheduler):
-        self._operator, self._policy, self._keeper, self._by = operator, policy, keeper, by
+        self.protection = _protection(operator, policy)
+        """What `holdfast explain` shows, instead of that of the operator by itself."""
+        self.operator, self._policy, self._keeper, self._by = operator, policy, keeper, by
         self._turn = threading.Lock()
         """Held by whoever feeds or saves."""
         self._back: deque[Result] = deque()
@@ -60,7 +67,7 @@ class Protected:
     def feed(self, *batches: Any) -> Any:
         """The operator's results."""
         with self._turn:
-            results = self._operator.feed(*batches)
+            results = self.operator.feed(*batches)
             if isinstance(self._policy, Every) and self._policy.events is not None:
                 self._save(self._policy.events)
             return results
@@ -73,12 +80,12 @@ class Protected:
     def close(self) -> None:
         """No more deadlines. What was handed to the keeper is the keeper's."""
         if self._scheduled:
-            self._by.remove(self._operator.name)
+            self._by.remove(self.operator.name)
 
     def _save(self, events: int) -> int:
         while self._back:
-            self._operator.unsaved(self._back.popleft())
-        return self._operator.checkpoint(self._keeper, now_us(), events=events, told=self._told)
+            self.operator.unsaved(self._back.popleft())
+        return self.operator.checkpoint(self._keeper, now_us(), events=events, told=self._told)
 
     def _told(self, result: Result) -> None:
         if result.outcome in (Outcome.DROPPED, Outcome.FAILED):
@@ -89,9 +96,26 @@ def protect(
     operator: Savable, policy: Every | Groups | NoCheckpoint, keeper: SafeKeeper, *, by: Scheduler | None = None
 ) -> Protected:
     """Feed the operator through what is returned; its name must be its own in the process."""
+    if not isinstance(keeper, SafeKeeper):
+        raise UsageError(f"protect() needs a SafeKeeper around the store, as in SafeKeeper(store); got {keeper!r}")
     if isinstance(policy, Every | Groups) and policy.exact:
         raise UsageError(
             f"{operator.name}: {policy} must be taken where the input can be replayed from, which a schedule does not "
             f"know; call checkpoint() of a join there, or run a user-defined operator on Spark"
         )
     return Protected(operator, policy, keeper, by or scheduler())
+
+
+def _protection(operator: Savable, policy: Every | Groups | NoCheckpoint) -> Protection:
+    """What the policy does for the operator; refuses one that does not fit (rule 5)."""
+    own = getattr(operator, "protection", None)
+    if not isinstance(own, Protection):
+        return derive(operator.name, "user-defined operator", StateKind.KEYED, policy)
+    found = derive(own.operator, own.kind, own.state, policy)
+    cuts = isinstance(policy, Groups) or (isinstance(policy, Every) and own.guarantee is not Guarantee.NOTHING)
+    if cuts and found.saves != own.saves:
+        raise UsageError(
+            f"{operator.name}: {policy} must be given to the {own.kind} as well, which cuts its windows by it; "
+            f"it was made with {own.policy}; add checkpoint={policy} there"
+        )
+    return found

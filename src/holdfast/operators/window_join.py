@@ -1,6 +1,6 @@
 """Sliding-window join: each tuple of one input is paired with the tuples in the window of the other (004 §4.4).
 
-    WindowJoin("j", left, right, on="k", windows=(32_768, 0)).feed(batch of both inputs)
+    WindowJoin("j", Input(left_schema, 32_768), Input(right_schema, 0), on="k").feed(left_batch, right_batch)
 
 Rules:
 1. An input's window holds its last W tuples in the order of arrival, or its last W per group if it has a group column.
@@ -191,9 +191,15 @@ class WindowJoin:
     def __init__(
         self, name: str, left: Input, right: Input, *, on: str, checkpoint: Groups | Every | NoCheckpoint | None = None
     ) -> None:
-        for side in (left, right):
-            if side.window < 0 or on not in side.schema.names or (side.per and side.per not in side.schema.names):
-                raise UsageError(f"{name}: a join needs its columns {on!r} and per-group ones on each side; got {side}")
+        for which, side in (("left", left), ("right", right)):
+            if not isinstance(side, Input):
+                raise UsageError(f"{name}: the {which} side must be Input(schema, window); got a {type(side).__name__}")
+            if side.window < 0:
+                raise UsageError(f"{name}: the {which} window must hold 0 tuples or more; got {side.window}")
+            for column in (on, side.per):
+                if column is not None and column not in side.schema.names:
+                    has = ", ".join(side.schema.names)
+                    raise UsageError(f"{name}: the {which} side must have the column {column!r}; it has {has}")
         self.name, self.on, self.position, self._saved_at = name, on, 0, 0
         self.protection: Protection = derive(name, "join", self.state_kind, checkpoint)
         self._sides = (_Side(f"{name}.left", left, on), _Side(f"{name}.right", right, on))
