@@ -66,9 +66,46 @@ def test_operators_on_spark_are_explained_without_a_session_and_a_barrier_as_wha
     ]
 
 
+PROTECTED = """
+import pyarrow as pa
+from holdfast.checkpoint.policy import every
+from holdfast.checkpoint.protect import protect
+from holdfast.checkpoint.safekeeper import SafeKeeper
+from holdfast.checkpoint.scheduler import Scheduler
+from holdfast.checkpoint.stores.memory import MemoryStore
+from holdfast.operators.window_join import Input, WindowJoin
+
+a, b = pa.schema([("k", pa.int64()), ("a", pa.string())]), pa.schema([("k", pa.int64()), ("b", pa.string())])
+join = WindowJoin("pairs", Input(a, 100), Input(b, 0), on="k")
+pairs = protect(join, every("1h"), SafeKeeper(MemoryStore()), by=Scheduler())
+"""
+
+
+def test_an_operator_that_is_protected_where_it_is_fed_is_explained_once_and_as_protected(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROTECTED)
+    result = CliRunner().invoke(app, ["explain", str(tmp_path / "program.py")])
+    assert result.output.splitlines() == [
+        'pairs (join, sliding windows): every("1h") saves its windows, whole; guarantee: best effort'
+    ]
+
+
 def test_a_program_without_operators_or_none_at_all_is_said(tmp_path: Path) -> None:
     (tmp_path / "empty.py").write_text("x = 1")
     for program in (str(tmp_path / "empty.py"), str(tmp_path / "none.py"), "no.such.module"):
         result = CliRunner().invoke(app, ["explain", program])
         assert result.exit_code == 1
         assert "Traceback" not in result.output
+
+
+def test_a_program_that_does_not_run_is_told_in_a_sentence_that_names_the_line(tmp_path: Path) -> None:
+    for name, text, why in (
+        ("absent.py", "\nimport nothing_of_the_kind\n", "ModuleNotFoundError: No module named 'nothing_of_the_kind'"),
+        ("fails.py", "\nx = 1 / 0\n", "ZeroDivisionError: division by zero (fails.py line 2)"),
+        ("open.py", "x = (", "SyntaxError"),
+        ("notes.md", "", "must be a file that ends in .py"),
+    ):
+        (tmp_path / name).write_text(text)
+        result = CliRunner().invoke(app, ["explain", str(tmp_path / name)])
+        assert result.exit_code == 1
+        assert why in result.output
+        assert len(result.output.splitlines()) == 1

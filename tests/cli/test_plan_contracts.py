@@ -22,3 +22,13 @@ def test_a_column_of_a_csv(inside, tmp_path):
     assert "126 samples" in inside.ok("plan-contracts", path, "--column", "cpu", "--partners", "heavy", "--runs", 2000)
     assert "must be in the header" in inside.fails("plan-contracts", path, "--column", "gpu")
     assert "name a --column" in inside.fails("plan-contracts", path)
+
+
+def test_what_is_not_a_load_is_named_with_its_line(inside, tmp_path):
+    path = tmp_path / "cpu.txt"
+    path.write_text(LOADS + "\n\nhigh\n")
+    assert "line 128 of" in (told := inside.fails("plan-contracts", path))
+    assert "must be a load such as 0.75; got 'high'" in told
+    (tmp_path / "short.csv").write_text("time,cpu\n1,0.5\n2\n")
+    assert "line 3 of" in inside.fails("plan-contracts", tmp_path / "short.csv", "--column", "cpu")
+    assert "check the path" in inside.fails("plan-contracts", tmp_path / "none.txt")

@@ -60,7 +60,8 @@ def test_partners_with_less_room_mean_more_contracts_or_more_overload():
     ("loads", "settings", "words"),
     [
         ([0.5] * 5, {}, "at least 20 samples"),
-        ([0.5] * 30 + [float("nan")], {}, "numbers from 0 up"),
+        ([0.5] * 30 + [float("nan")], {}, "numbers from 0 up, as shares of capacity; got nan"),
+        ([35.0, 50.0] * 30, {}, "divide percentages by 100"),
         ([0.5] * 30, {"threshold": 1.5}, "between 0 and 1"),
         ([0.5] * 30, {"upkeep": -1.0}, "not be negative"),
     ],

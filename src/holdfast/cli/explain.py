@@ -13,7 +13,9 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.checkpoint.derive import Protection
-from holdfast.model.errors import UsageError
+from holdfast.checkpoint.protect import Protected
+from holdfast.host.app_file import said
+from holdfast.model.errors import HoldfastError, UsageError
 
 
 def command(
@@ -46,7 +48,10 @@ def protections(module: ModuleType) -> list[Protection]:
         elif isinstance(value, dict):
             look(list(value.values()))
         elif not isinstance(value, type) and isinstance(getattr(value, "protection", None), Protection):
-            found.setdefault(id(value), value.protection)
+            if isinstance(value, Protected):
+                found[id(value.operator)] = value.protection  # It knows better than the operator by itself.
+            else:
+                found.setdefault(id(value), value.protection)
 
     for name, value in vars(module).items():
         if not name.startswith("__"):
@@ -55,14 +60,28 @@ def protections(module: ModuleType) -> list[Protection]:
 
 
 def _load(program: str) -> ModuleType:
+    """The program, run. What it raises itself is told as a sentence that names the line."""
+    try:
+        return _run(program)
+    except HoldfastError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{program} cannot be run: {said(error)}; it must run by itself to be explained") from error
+
+
+def _run(program: str) -> ModuleType:
     path = Path(program)
     if path.suffix != ".py":
+        if path.exists() or "/" in program:
+            raise UsageError(f"a program must be a file that ends in .py or a module on the path; got {program}")
         try:
             return importlib.import_module(program)
         except ModuleNotFoundError as error:
-            raise UsageError(
-                f"no module {error.name!r}; name a file that ends in .py or a module on the path"
-            ) from None
+            if f"{program}.".startswith(f"{error.name}."):
+                raise UsageError(
+                    f"no module {error.name!r}; name a file that ends in .py or a module on the path"
+                ) from None
+            raise
     if not path.is_file():
         raise UsageError(f"no file {path}; name a Python file or a module")
     spec = importlib.util.spec_from_file_location("__holdfast_program__", path)

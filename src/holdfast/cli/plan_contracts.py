@@ -56,18 +56,30 @@ def command(
 
 
 def _read(path: Path, column: str | None) -> list[float]:
-    lines = (sys.stdin if str(path) == "-" else path.open()).read().splitlines()
-    rows = [line for line in lines if line.strip()]
+    name = "the input" if str(path) == "-" else str(path)
     try:
-        if column is None:
-            return [float(line.split(",")[-1]) for line in rows]
-        return [float(row[column]) for row in csv.DictReader(rows)]
-    except KeyError:
-        raise UsageError(
-            f"column {column!r} must be in the header of {path}; got {rows[0] if rows else ''!r}"
-        ) from None
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"loads in {path} must be numbers such as 0.75; got {error}; name a --column") from None
+        text = sys.stdin.read() if str(path) == "-" else path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise UsageError(f"the load history {path} cannot be read: {why}; check the path") from None
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    at = -1
+    if column is not None:
+        header = next(csv.reader([lines.pop(0)[1]])) if lines else []
+        if column not in header:
+            raise UsageError(f"column {column!r} must be in the header of {name}; got {', '.join(header)!r}")
+        at = header.index(column)
+    return [_load(name, number, line, at, column) for number, line in lines]
+
+
+def _load(name: str, number: int, line: str, at: int, column: str | None) -> float:
+    cells = next(csv.reader([line]))
+    try:
+        return float(cells[at])
+    except (ValueError, IndexError):
+        got = cells[at] if at < len(cells) else line
+        advice = "; name a --column" if column is None and (number == 1 or len(cells) > 1) else ""
+        raise UsageError(f"line {number} of {name} must be a load such as 0.75; got {got!r}{advice}") from None
 
 
 def _show(plan: Plan) -> None:

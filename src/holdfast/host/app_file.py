@@ -34,7 +34,7 @@ def load_app(target: str, folder: Path) -> App:
         except HoldfastError:
             raise
         except Exception as error:
-            raise UsageError(f"the application {target!r} cannot be imported: {_said(error)}") from error
+            raise UsageError(f"the application {target!r} cannot be imported: {said(error)}") from error
     return _pick(module, target, name)
 
 
@@ -53,7 +53,7 @@ def _run_file(path: Path, target: str) -> ModuleType:
     except HoldfastError:
         raise
     except Exception as error:
-        raise UsageError(f"the application {path} cannot be run: {_said(error)}") from error
+        raise UsageError(f"the application {path} cannot be run: {said(error)}") from error
     finally:
         sys.modules.pop(name, None)
     return module
@@ -85,12 +85,12 @@ def _pick(module: ModuleType, target: str, name: str) -> App:
     return app
 
 
-def _said(error: Exception) -> str:
-    """The last line of a traceback: enough to find the mistake, and one line."""
+def said(error: Exception) -> str:
+    """The last line of a traceback, for programs that are run here: enough to find the mistake, and one line."""
     line = ""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
-    if frame is not None:
+    if frame is not None and not isinstance(error, SyntaxError):  # Which says so itself.
         line = f" ({Path(frame.tb_frame.f_code.co_filename).name} line {frame.tb_lineno})"
     return f"{type(error).__name__}: {' '.join(str(error).split())}{line}"

@@ -29,6 +29,8 @@ CONTRACTS_MAX = 20
 NEARLY = 0.95
 #: Fewest samples from which a median and spikes mean anything.
 HISTORY_MIN = 20
+#: Nobody is twice overloaded most of the time: loads above this are percentages, or not shares of capacity at all.
+SHARE_MAX = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,14 @@ def plan_contracts(
 def _check(history: list[float], threshold: float, upkeep: float) -> None:
     if len(history) < HISTORY_MIN:
         raise UsageError(f"a load history must have at least {HISTORY_MIN} samples; got {len(history)}")
-    if not all(np.isfinite(load) and load >= 0 for load in history):
-        raise UsageError("loads must be numbers from 0 up, as shares of capacity; got something else")
+    for load in history:
+        if not (np.isfinite(load) and load >= 0):
+            raise UsageError(f"loads must be numbers from 0 up, as shares of capacity; got {load}; leave it out")
+    if (median := float(np.median(history))) > SHARE_MAX:
+        raise UsageError(
+            f"loads must be shares of capacity, such as 0.75; half of these are above {median:g}; divide percentages "
+            f"by 100"
+        )
     if not 0 < threshold < 1:
         raise UsageError(f"the threshold must lie between 0 and 1, a share of capacity; got {threshold}")
     if upkeep < 0:
