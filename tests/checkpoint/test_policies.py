@@ -33,7 +33,8 @@ def test_a_policy_reads_as_it_is_written() -> None:
 
 
 @pytest.mark.parametrize("wrong", [lambda: every(), lambda: every("1s", events=3), lambda: every("0s"),
-                                   lambda: every(events=0), lambda: groups(0, every="1s")])  # fmt: skip
+                                   lambda: every(events=0), lambda: groups(0, every="1s"),
+                                   lambda: every(events="3"), lambda: groups("64", every="1s")])  # fmt: skip
 def test_nonsense_is_refused(wrong: object) -> None:
     with pytest.raises(UsageError):
         wrong()  # type: ignore[operator]
@@ -53,6 +54,13 @@ def test_what_is_saved_follows_from_type_and_annotation() -> None:
         derive("f", "functor", StateKind.VARIABLES, groups(64, every="1s"))
     with pytest.raises(UsageError, match="must be none"):
         derive("f", "functor", StateKind.VARIABLES, "10s")
+
+
+def test_a_store_that_cannot_be_is_refused_where_the_operator_is_defined() -> None:
+    for store, why in (("lgo:/far", "must begin with"), ("log:", "log:FOLDER"), ("memory:", "outlives its process")):
+        with pytest.raises(UsageError, match=why):
+            derive("u", "user-defined operator", StateKind.KEYED, every("1s"), store)
+    assert derive("u", "user-defined operator", StateKind.KEYED, every("1s"), "log:/far").store == "log:/far"
 
 
 def test_the_earliest_deadline_is_served_first_and_a_late_one_does_not_push_the_others_back() -> None:

@@ -19,7 +19,7 @@ from holdfast.checkpoint.stores.log import LogStore
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.checkpoint.stores.redis import RedisStore
 from holdfast.checkpoint.stores.rocksdb import RocksStore
-from holdfast.model.errors import PeerError, StreamBusy, UsageError
+from holdfast.model.errors import PeerError, StorageError, StreamBusy, UsageError
 from holdfast.testing.stores import OPERATIONS, StoreConformance
 from tests.checkpoint.servers import RedisServer, hbase_address
 
@@ -158,5 +158,14 @@ def test_an_address_opens_its_store_and_nonsense_says_what_would(tmp_path: Path)
         with open_store(address) as store:
             assert store.put(b"k", 1, b"v")
             assert store.durability
-    with pytest.raises(UsageError, match="must begin with memory:"):
-        open_store("pickle:/tmp/x")
+    for address, why in (
+        ("pickle:/tmp/x", "must begin with memory:"), ("/tmp/x", "must begin with memory:"),
+        ("log:", "must look like log:FOLDER"), ("memory:x", "must look like memory:"),
+        ("redis:127.0.0.1", "must look like redis://"), ("hbase://127.0.0.1:http/t", "must look like hbase://"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=why):
+            open_store(address)
+    (tmp_path / "file").touch()
+    for kind in ("files", "log", "rocksdb"):
+        with pytest.raises(StorageError, match="check the path"):
+            open_store(f"{kind}:{tmp_path}/file/below")

@@ -7,6 +7,7 @@ Rules:
 3. A barrier pairs tuples by arrival, so no state of its own makes it right after a loss: upstream backup is enforced,
    and every other annotation is refused with the reason.
 4. `groups` needs a sliding window, `continuous` windows that close.
+5. A store that is named by its address must outlive the process that writes to it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from holdfast.checkpoint.policy import Every, Groups, Guarantee, NoCheckpoint, Upstream, guarantee_of
+from holdfast.checkpoint.stores import check_address
 from holdfast.model.errors import UsageError
 
 
@@ -69,6 +71,10 @@ def derive(operator: str, kind: str, state: StateKind, policy: object | None, st
     if type(policy).__name__ not in fits:
         raise UsageError(
             f"{operator}: a {kind} keeps {state.value}, which {_text(policy)} does not protect; use {_INSTEAD[state]}"
+        )
+    if store is not None and check_address(store)[0] == "memory" and not isinstance(policy, NoCheckpoint):
+        raise UsageError(
+            f"{operator}: {_text(policy)} needs a store that outlives its process, such as log:FOLDER; got {store!r}"
         )
     if isinstance(policy, NoCheckpoint):
         saves = "nothing"

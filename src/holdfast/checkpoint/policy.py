@@ -100,7 +100,8 @@ def every(time: str | float | None = None, *, events: int | None = None, exact: 
     (10000000, 100)
     """
     us = None if time is None else duration_us(time)
-    if (us is None) == (events is None) or (us is not None and us < 1) or (events is not None and events < 1):
+    counts = isinstance(events, int) and events > 0
+    if (us is None) == (events is None) or (us is not None and us < 1) or (events is not None and not counts):
         raise UsageError(f"every() needs a positive time or a number of events, one of both; got {time!r}, {events!r}")
     return Every(us, events, exact)
 
@@ -112,7 +113,7 @@ def groups(size: int, *, every: str | float, exact: bool = False) -> Groups:
     1000000
     """
     us = duration_us(every)
-    if size < 1 or us < 1:
+    if not isinstance(size, int) or size < 1 or us < 1:
         raise UsageError(f"groups() needs a positive size and interval; got {size!r}, {every!r}")
     return Groups(size, us, exact)
 

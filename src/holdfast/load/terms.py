@@ -149,12 +149,21 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def load_terms(path: str | os.PathLike[str]) -> Terms:
-    """Read and check a participant's file."""
+    """Read and check a participant's file. What is wrong is told together with the file that says it."""
     file = Path(path).absolute()
+    try:
+        return _terms(file)
+    except UsageError as error:
+        if str(file) in str(error):
+            raise
+        raise UsageError(f"{file}: {error}") from error
+
+
+def _terms(file: Path) -> Terms:
     try:
         said = msgspec.convert(read_yaml(file), _File, strict=False)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{file}: {error}; docs/load-sharing.md shows every word") from None
+        raise UsageError(f"{file}: {error}{_known(str(error))}; docs/load-sharing.md shows every word") from None
     check_node_name(said.participant, f"the name of the participant in {file}", "rename it")
     partners = {name: _partner(file, name, partner) for name, partner in said.partners.items()}
     capacity = Usage(said.capacity.cpu, said.capacity.bandwidth, said.capacity.memory)
@@ -166,6 +175,19 @@ def load_terms(path: str | os.PathLike[str]) -> Terms:
     definitions = None if said.definitions is None else said.definitions
     return Terms(file, plan, capacity, partners, said.measure, said.us_per_row, said.migration, definitions,
                  duration_us(said.patience))  # fmt: skip
+
+
+def _known(problem: str) -> str:
+    """Which words there are in the place where one is not known (rule 3)."""
+    if "unknown field" not in problem:
+        return ""
+    where = problem.partition("at `$.")[2].rstrip("`")
+    kind: type[msgspec.Struct] = _File
+    if where.endswith(("capacity", "unit")):
+        kind = _Usage
+    elif where:
+        kind = _Partner if where.startswith("partners") else _Contract
+    return f"; it may have {', '.join(field.encode_name for field in msgspec.structs.fields(kind))}"
 
 
 def _partner(file: Path, name: str, said: _Partner) -> Partner:
@@ -197,8 +219,13 @@ def _contract(file: Path, us: str, said: _Contract, partners: Mapping[str, Partn
 
 
 def _range(file: Path, text: str) -> tuple[float, float]:
-    low, _, high = text.partition(" to ")
+    first, _, last = text.partition(" to ")
     try:
-        return float(low), float(high or low)
+        low, high = float(first), float(last or first)
     except ValueError:
         raise UsageError(f"a price in {file} must be a number or a range such as 0.8 to 1.0; got {text!r}") from None
+    if not 0 <= low <= high:
+        raise UsageError(
+            f"a price in {file} must go from the lowest, 0 or more, to the highest, such as 0.8 to 1.0; got {text!r}"
+        )
+    return low, high

@@ -48,9 +48,13 @@ class HBaseStore(CheckpointStore):
         """From hbase://host:port/table, the place of the REST gateway."""
         parts = urlsplit(address)
         table = parts.path.strip("/") or "checkpoints"
-        if parts.hostname is None:
+        try:
+            port = parts.port or 8080
+        except ValueError:  # Not a number, or beyond 65535.
+            port = 0
+        if parts.hostname is None or not port:
             raise UsageError(f"an HBase address must look like hbase://127.0.0.1:8080/checkpoints; got {address!r}")
-        return cls(f"http://{parts.hostname}:{parts.port or 8080}", table)
+        return cls(f"http://{parts.hostname}:{port}", table)
 
     def _ask(self, method: str, path: str, body: Any = None, also: tuple[int, ...] = ()) -> httpx.Response:
         try:

@@ -11,6 +11,7 @@ from pathlib import Path
 from holdfast.checkpoint.store import CheckpointStore, Entry, Saved
 from holdfast.checkpoint.stores.envelope import unwrap, version_of, wrap
 from holdfast.model.errors import StorageError, UsageError
+from holdfast.stream.disk import storage_error
 from holdfast.stream.frame import crc32c
 
 #: More than callers we expect, so that writers of different keys seldom meet.
@@ -28,7 +29,10 @@ class RocksStore(CheckpointStore):
         self.folder = Path(folder)
         options = Options(raw_mode=True)
         options.create_if_missing(True)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise storage_error("create", self.folder, error) from error
         try:
             self._db = Rdict(str(self.folder), options)
         except Exception as error:  # The package raises plain Exceptions.
