@@ -53,6 +53,7 @@ def test_a_node_is_moved_and_taken_back_by_hand_and_the_tables_say_so(
     (load,) = cli.objects("load", file(two))
     assert {task["task"]: task["at"] for task in load["tasks"]} == {"counts-m1": "ben", "counts-m2": "anna"}
     assert "counts-m1" in cli.ok("load", file(two))
+    assert "(AWAY): it runs at ben" in cli.ok("status", file(two))
     assert "runs at anna after" in cli.ok("move", file(two), "counts-m1", "anna")
     cli.ok("load", file(two), "--picture", str(tmp_path / "load.html"))
     assert "counts-m1" in (tmp_path / "load.html").read_text()

@@ -91,4 +91,4 @@ def _draw(session: Session, answers: list[Any], path: Path) -> None:
         else:
             lines += msgspec.convert(answer, list[Sample | Movement])
     write_load_picture(path, lines)
-    session.say(f"{path}: {len(lines)} lines drawn", file=str(path), lines=len(lines))
+    session.say(f"{path}: {len(lines)} measurements and movements drawn", file=str(path), lines=len(lines))

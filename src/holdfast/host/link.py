@@ -11,6 +11,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
@@ -55,6 +56,10 @@ _ERROR_BYTES_MAX = 4096
 
 T = TypeVar("T")
 Deliver = Callable[[str, str, Message], None]
+
+
+class _Refusal(msgspec.Struct):
+    error: str
 
 
 class Refused(PeerError):
@@ -208,8 +213,7 @@ class HttpLink(Link):
         except (aiohttp.ClientError, TimeoutError) as error:
             raise self._unreached(error) from error
         if not good:
-            why = body.decode(errors="replace")
-            code = answer.status
+            why, code = _said(body), answer.status
             raise Refused(code, f"{self.address} refused {method} {path} with {code}: {why}")
         if answer.headers.get("content-type", "").partition(";")[0] != kind:
             raise PeerError(f"{self.address} must answer with {kind}; is it a Holdfast host?")
@@ -225,7 +229,7 @@ class HttpLink(Link):
             )
         if isinstance(error, aiohttp.ClientSSLError):
             return PeerError(f"{self.address} could not be reached safely: it does not answer with TLS ({reason})")
-        return PeerError(f"{self.address} could not be reached ({reason}); is the host up?")
+        return PeerError(f"{self.address} could not be reached ({_reason(error)}); is the host up?")
 
     async def close(self) -> None:
         if self._session is not None:
@@ -331,3 +335,18 @@ class CutLink(Link):
 
     async def close(self) -> None:
         await self._link.close()
+
+
+def _reason(error: Exception) -> str:
+    """Why there was no answer, in the words of the system where it has some."""
+    if isinstance(error, aiohttp.ClientConnectorError) and (error.os_error.errno or 0) > 0:
+        return os.strerror(error.os_error.errno or 0)
+    return str(error) or type(error).__name__
+
+
+def _said(body: bytes) -> str:
+    """What a host says when it refuses; the text as it is if it is not a host's."""
+    try:
+        return msgspec.json.decode(body, type=_Refusal).error
+    except msgspec.MsgspecError:
+        return body.decode(errors="replace")

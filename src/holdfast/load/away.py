@@ -206,9 +206,10 @@ class Away:
 
     def status(self) -> dict[str, Any]:
         boundary = self._log.boundary_us
+        why = f"it runs at {self.note.partner}" + (f"; {self.trouble}" if self.trouble else "")
         return {
             "replica": self.replica, "node": self.replica.partition("@")[0], "state": "AWAY",
-            "at": self.note.partner, "stable_until_us": boundary, "why": self.trouble or "",
+            "at": self.note.partner, "stable_until_us": boundary, "why": why,
             "output": {"stream": self._log.stream.name, "state": "STABLE", "boundary_us": boundary, "fresh": False},
             "inputs": [],
         }  # fmt: skip

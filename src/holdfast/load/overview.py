@@ -49,7 +49,7 @@ def contracts_of(manager: LoadManager) -> dict[str, Any]:
             agreed, why = None, consent or "not asked yet"
         else:
             agreed = contract.contract_id in consent
-            why = "" if agreed else f"{partner} has not signed these clauses"
+            why = "" if agreed else f"{partner} has not signed these clauses; compare its file with {terms.file}"
         found.append({
             "contract": contract.contract_id, "buyer": contract.buyer, "seller": contract.seller,
             "price_low": contract.price_low, "price_high": contract.price_high,
