@@ -24,8 +24,8 @@ def command(
     """Move a node to a partner by hand, or take it back.
 
     The partner has to agree: there must be a contract to move load to it, it is paid for, and it may refuse when it has
-    no room. The node stays there until you take it back or the partner wants to be rid of it. At home it is free again: it
-    leaves by itself as soon as that is cheaper. Readers of the node's stream notice nothing.
+    no room. The node stays there until you take it back or the partner wants to be rid of it. At home it is free again:
+    it leaves by itself as soon as that is cheaper. Readers of the node's stream notice nothing.
 
     \b
     holdfast move anna.yaml counts ben
