@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from holdfast.sim.load.__main__ import main
 from holdfast.sim.load.many import run_many, work
 from holdfast.sim.load.planted import BUGS, planted
 from holdfast.sim.load.run import run
@@ -97,3 +98,11 @@ def test_help_teaches():
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     for words in ("--graphs 10000", "planted bugs", "never-counters", "judged"):
         assert words in done.stdout
+
+
+def test_a_run_of_no_graphs_is_refused_instead_of_finding_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--graphs", "0"], ["--processes", "0"]):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 2
+        assert "must be 1 or more" in capsys.readouterr().err

@@ -69,6 +69,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kind", choices=KINDS, default="", help="only this kind of graph")
     parser.add_argument("--plant", choices=tuple(BUGS), default="", help="let a planted bug loose")
     args = parser.parse_args(argv)
+    if args.graphs < 1 or args.processes < 1:
+        parser.error(f"--graphs and --processes must be 1 or more; got {args.graphs} and {args.processes}")
     if args.seed is not None:
         return replay(args.seed, args.kind, args.plant)
     began = time.monotonic()
