@@ -394,6 +394,25 @@ def test_an_exact_window_of_which_a_group_is_gone_is_refused() -> None:
             again.restore(store, now_us=1)
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_window_is_not_restored_into_a_program_with_other_columns(exact: bool) -> None:
+    """As long as each value takes as many bytes, nothing else would tell that they are of another type now."""
+    chance, store, policy = random.Random(3), MemoryStore(), groups(3, every="1s", exact=exact)
+    join = WindowJoin("j", Input(LEFT, 9), Input(RIGHT, 0), on="k", checkpoint=policy)
+    join.feed(*_random_batch(chance))
+    with contextlib.closing(SafeKeeper(store)) as keeper:
+        join.checkpoint(keeper, 0)
+        assert keeper.flush(30)
+    for columns in ([("g", pa.float64()), ("l", pa.string())], [("h", pa.int64()), ("l", pa.string())],
+                    [("g", pa.int64()), ("l", pa.string()), ("m", pa.int64())], [("g", pa.int64())]):  # fmt: skip
+        other = WindowJoin("j", Input(pa.schema([("k", pa.int64()), *columns]), 9), Input(RIGHT, 0), on="k",
+                           checkpoint=policy)  # fmt: skip
+        with pytest.raises(UsageError, match="with the columns it was saved with; the program has k int64, "):
+            other.restore(store)
+        with pytest.raises(UsageError, match="with the columns it was saved with"):
+            other.load(join.snapshot())
+
+
 def _random_batch(chance: random.Random) -> tuple[pa.RecordBatch, pa.RecordBatch, Any]:
     order = np.array([chance.random() < 0.6 for _ in range(chance.randint(5, 20))])
     left = [

@@ -9,10 +9,12 @@ the store needs to write it.
 2. A group with a column of another kind, or with missing values, is an Arrow message as a whole. So were all groups
    in earlier versions: a head without lengths says so.
 3. Nothing that was read is used before all lengths and ends fit.
+4. Names and types of columns are not among the bytes; a digest of them goes with each stretch.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.model.errors import CorruptLog
+from holdfast.stream.frame import crc32c
 
 
 class Stretch(NamedTuple):
@@ -30,6 +33,8 @@ class Stretch(NamedTuple):
     rows: int
     pieces: tuple[memoryview, ...]
     lengths: tuple[int, ...]
+    digest: int = 0
+    """Rule 4; 0 where it was not saved."""
 
 
 class _Column(NamedTuple):
@@ -46,7 +51,7 @@ class Columns:
     """Rows of which stretches are wanted."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
-        self._batch = batch
+        self._batch, self._digest = batch, digest_of(batch.schema)
         plain = [_plain(column) for column in batch.columns]
         self._plain = [column for column in plain if column is not None]
         self._all_plain = bool(plain) and len(plain) == len(self._plain)
@@ -55,7 +60,7 @@ class Columns:
         """Rows `first` … `end`-1."""
         rows = end - first
         if not self._all_plain:
-            return Stretch(rows, (memoryview(self._batch.slice(first, rows).serialize()),), ())
+            return Stretch(rows, (memoryview(self._batch.slice(first, rows).serialize()),), (), self._digest)
         pieces: list[memoryview] = []
         for values, width, offset, ends, data in self._plain:
             begin = (first + offset) * width
@@ -64,7 +69,7 @@ class Columns:
             else:
                 pieces.append(values[begin : begin + (rows + 1) * width])
                 pieces.append(data[int(ends[first + offset]) : int(ends[end + offset])])
-        return Stretch(rows, tuple(pieces), tuple(map(len, pieces)))
+        return Stretch(rows, tuple(pieces), tuple(map(len, pieces)), self._digest)
 
 
 def _width(kind: pa.DataType) -> int | None:
@@ -120,3 +125,14 @@ def _read(kind: pa.DataType, rows: int, values: bytes, data: bytes | None) -> pa
     column = pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(data)])
     column.validate(full=True)  # Bytes that are no text are an error, as they are in an Arrow message.
     return column
+
+
+def columns_text(schema: pa.Schema) -> str:
+    """Names and types."""
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+@functools.lru_cache(maxsize=64)
+def digest_of(schema: pa.Schema) -> int:
+    """Rule 4."""
+    return crc32c(columns_text(schema).encode()) or 1

@@ -12,6 +12,8 @@ The intuition: a sliding window loses tuples at one end and gains them at the ot
 5. In best effort, tuples that would have left the window while the operator was down are trimmed: the measured rate
    times the time since the save. In exact mode nothing is trimmed: replay moves the window on.
 6. Numbers never begin again while the store has later ones: its newer would refuse what follows as older.
+7. Tuples lie as columns without names and types; a digest of those goes with each group. A program that has others
+   now is refused: the bytes would be taken for what they are not.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
-from holdfast.checkpoint.group_columns import Columns, Stretch, read_stretch
+from holdfast.checkpoint.group_columns import Columns, Stretch, columns_text, digest_of, read_stretch
 from holdfast.checkpoint.store import CheckpointStore, EntryInPieces, Pieces
 from holdfast.model.errors import CorruptLog, UsageError
 from holdfast.model.time import SECOND_US
@@ -46,6 +48,8 @@ class Head(msgspec.Struct, array_like=True, frozen=True):
     """Tuples before this one had been trimmed from the window: they are not to come back."""
     lengths: tuple[int, ...] = ()
     """Of the pieces that the tuples are in, see `group_columns`."""
+    columns: int = 0
+    """Digest of their names and types (rule 7); 0 where it was not saved."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -235,14 +239,26 @@ def encode_group(
     dirty: Dirty, rows: Stretch, size: int, now_us: int, rate: float, position: int, oldest: int = 0
 ) -> Pieces:
     """The bytes of a group: its head and its tuples. In pieces: to join them would be to copy the tuples once more."""
-    head = _encode(Head(dirty.group, dirty.first, rows.rows, size, now_us, rate, position, oldest, rows.lengths))
+    about = Head(dirty.group, dirty.first, rows.rows, size, now_us, rate, position, oldest, rows.lengths, rows.digest)
+    head = _encode(about)
     return len(head).to_bytes(2, "little") + head, *rows.pieces
 
 
 def decode_group(value: bytes, schema: pa.Schema) -> tuple[Head, pa.RecordBatch]:
+    """What `encode_group` was given; refuses other columns (rule 7)."""
     length = int.from_bytes(value[:2], "little")
     head = _head.decode(value[2 : 2 + length])
+    if head.columns not in (0, digest_of(schema)):
+        raise other_columns(schema)
     rows = read_stretch(value[2 + length :], head.rows, head.lengths, schema)
     if rows.num_rows != head.rows:
         raise CorruptLog(f"a group of {head.rows} tuples holds {rows.num_rows}; it is not what was saved")
     return head, rows
+
+
+def other_columns(schema: pa.Schema) -> UsageError:
+    """Rule 7."""
+    return UsageError(
+        f"a window must be restored with the columns it was saved with; the program has {columns_text(schema)}; give "
+        f"the inputs their columns back, or begin anew with another store"
+    )

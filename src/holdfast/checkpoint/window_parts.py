@@ -22,6 +22,8 @@ import msgspec
 import pyarrow as pa
 
 from holdfast.checkpoint.exact_groups import Front
+from holdfast.checkpoint.group_columns import Stretch
+from holdfast.checkpoint.store import Pieces
 from holdfast.checkpoint.window_groups import Dirty, Restored, decode_group, encode_group
 from holdfast.model.errors import CorruptLog, UsageError
 
@@ -107,8 +109,9 @@ class WindowParts:
         end = min(front.oldest // self._size, -(-saved.next // self._size))
         return [_name(saved.number, group, self._slots[front.side]) for group in range(saved.oldest // self._size, end)]
 
-    def value(self, part: Part, rows: pa.RecordBatch, position: int) -> bytes:
-        return encode_group(part.dirty, rows, self._size, 0, 0.0, position)
+    def value(self, dirty: Dirty, rows: Stretch, position: int) -> Pieces:
+        """The bytes of a group."""
+        return encode_group(dirty, rows, self._size, 0, 0.0, position)
 
     def restore(
         self, head: bytes, parts: Mapping[bytes, bytes], schemas: tuple[pa.Schema, ...]

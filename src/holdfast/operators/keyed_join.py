@@ -13,6 +13,7 @@ of its windows that changed are saved with a batch; with `every`, its windows wh
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -57,10 +58,12 @@ class GroupedJoin(KeyedJoin, Parted):
         join = self._join
         head, dirty, unused = self._parts.plan(join.held(), join.position)
         parts: dict[bytes, bytes | None] = dict.fromkeys(unused)
+        encode = partial(self._parts.value, position=join.position)
         for which in (0, 1):
             mine = [part for part in dirty if part.side == which]
-            for part, rows in zip(mine, join.rows_of(which, [part.dirty for part in mine]), strict=True):
-                parts[part.name] = self._parts.value(part, rows, join.position)
+            rows = join.rows_of(which, [part.dirty for part in mine])
+            for i, part in enumerate(mine):
+                parts[part.name] = b"".join(rows.encoded(i, encode))
         return Changed(head, parts)
 
     def restore_parts(self, head: bytes, parts: dict[bytes, bytes], lost: list[bytes]) -> None:

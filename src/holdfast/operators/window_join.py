@@ -31,7 +31,7 @@ from holdfast.checkpoint.exact_groups import ExactGroups, Front
 from holdfast.checkpoint.policy import Every, Groups, NoCheckpoint
 from holdfast.checkpoint.safekeeper import Outcome, Result, SafeKeeper, State
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.window_groups import Dirty, Restored, WindowGroups
+from holdfast.checkpoint.window_groups import Dirty, Restored, WindowGroups, other_columns
 from holdfast.model.errors import StorageError, UsageError
 from holdfast.operators.window_rows import AT, GroupRows, Ints, by_window
 
@@ -361,6 +361,8 @@ class WindowJoin:
         )
         for side, (raw, window, numbers) in zip(self._sides, sides, strict=True):
             table = pa.ipc.open_stream(pa.py_buffer(raw)).read_all()
+            if (table.schema.names, table.schema.types) != (side.saved.names, side.saved.types):
+                raise other_columns(side.saved)
             codes = np.frombuffer(window, np.int64)
             side.load({
                 name: Restored(0, next_number, table.filter(pa.array(codes == i)), self.position)
@@ -381,9 +383,9 @@ class WindowJoin:
                 found += [Front(which, name, number - count, number)] if count else []
         return found
 
-    def rows_of(self, which: int, groups: list[Dirty]) -> list[pa.RecordBatch]:
+    def rows_of(self, which: int, groups: list[Dirty]) -> GroupRows:
         """The tuples of groups of one side's windows."""
-        return self._sides[which].rows_of(groups) if groups else []
+        return self._sides[which].rows_of(groups)
 
     def load_windows(self, position: int, windows: dict[tuple[int, bytes], Restored]) -> None:
         """Become what had these windows, by side and name, at that position."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.model.errors import UsageError
 
-
 #: What an address of each kind looks like.
 _FORMS = {
     "memory": "memory:", "files": "files:FOLDER", "log": "log:FOLDER", "rocksdb": "rocksdb:FOLDER",
