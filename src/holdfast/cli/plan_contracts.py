@@ -38,7 +38,9 @@ def command(
     """How many contracts to make, at which price, from your own load.
 
     Costs and prices are in the units of the default cost function: tuples in process or waiting, at each load
-    (docs/load-sharing.md).
+    (docs/load-sharing.md). A row is a kind of contract: as buyer or as seller, with the price of a unit of load at the
+    threshold, against spikes, or near the median, for every day. "contracts" is how many bring most, of at most 20;
+    "nearly do" how many bring 95 % of that; "benefit" what they bring per unit of time, upkeep paid.
 
     \b
     holdfast plan-contracts cpu.txt --threshold 0.85
