@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast.cli.main import _plainly
 from holdfast.inputs.generator import Generator
 from tests.cli.conftest import SCHEMA, Cli
 
@@ -191,3 +192,15 @@ def test_a_read_only_folder(tiny: Path) -> None:
     assert "bytes=1" in cli.ok("tail", "s")
     assert "sound" in cli.ok("verify", "s")
     assert "in order" in cli.ok("repair", "s")
+
+
+def test_a_file_that_cannot_be_opened_is_named_without_an_error_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def verb() -> None:
+        (tmp_path / "none" / "picture.html").write_text("")
+
+    with pytest.raises(SystemExit):
+        _plainly(verb)()
+    told = capsys.readouterr().err
+    assert told.startswith(f"holdfast: {tmp_path}/none/picture.html: No such file or directory; check the path")

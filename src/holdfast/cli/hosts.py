@@ -117,7 +117,7 @@ class HostClient:
             ):
                 body = _bounded(answer, self._who)
         except httpx.ConnectError as error:
-            raise Unreachable(f"{self._who} does not answer: {error}") from None
+            raise Unreachable(f"{self._who} does not answer: {error}; `holdfast up` starts it") from None
         except httpx.TimeoutException:
             raise PeerError(f"{self._who} did not answer within {TIMEOUT_S:.0f} s") from None
         except httpx.HTTPError as error:

@@ -95,8 +95,13 @@ def _plainly(command: Callable[P, None]) -> Callable[P, None]:
         except BrokenPipeError:
             # Python would complain once more when it closes the pipe at its end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        except (HoldfastError, OSError) as error:
+        except HoldfastError as error:
             print(f"holdfast: {error}", file=sys.stderr)
+            sys.exit(1)
+        except OSError as error:
+            plain = error.filename is not None and error.strerror
+            said = f"{error.filename}: {error.strerror}; check the path and your rights there" if plain else error
+            print(f"holdfast: {said}", file=sys.stderr)
             sys.exit(1)
 
     return told

@@ -27,9 +27,9 @@ def read_yaml(path: Path) -> Any:
         with path.open("rb") as file:
             data = file.read(BYTES_MAX + 1)
     except OSError as error:
-        raise UsageError(f"the deployment {path} cannot be read: {error.strerror}; check the path") from None
+        raise UsageError(f"the file {path} cannot be read: {error.strerror}; check the path") from None
     if len(data) > BYTES_MAX:
-        raise UsageError(f"the deployment {path} must have {BYTES_MAX} bytes at most; it has more")
+        raise UsageError(f"the file {path} must have {BYTES_MAX} bytes at most; it has more")
     try:
         loader = _Loader(data)
         try:
