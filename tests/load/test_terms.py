@@ -60,7 +60,7 @@ def test_two_files_with_the_same_clauses_make_a_contract_and_with_others_none(tm
         (("0.8 to 1.0", "cheap"), "must be a number or a range such as"),
         (("0.8 to 1.0", "1.0 to 0.8"), "must go from the lowest, 0 or more, to the highest, .*; got '1.0 to 0.8'"),
         (("period: 10s", "period: soon"), "anna.yaml: a duration must look like"),
-        (("permits", "permit"), "unknown field `permit` .*; it may have price, to, from, period, permits, onward, unit"),
+        (("permits", "permit"), "unknown field `permit` .*; it may have price, to, from, period, permits, onward, u"),
         (("token:", "tokens:"), "unknown field `tokens` .*; it may have address, token, ca;"),
         (("cpu: 2", "gpu: 2"), "unknown field `gpu` .*; it may have cpu, bandwidth, memory;"),
         (("to: ben", "to: carl"), "is with 'carl', who is not among the partners"),
