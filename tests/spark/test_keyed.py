@@ -57,6 +57,7 @@ def run(
     operator: Callable[[DataFrame], DataFrame],
     tmp_path: Path,
     checkpoint: str = "checkpoint",
+    rows: int = 10,
 ) -> list[Any]:
     """What is there, in batches of some ten tuples; what came out of each."""
     found: list[list[tuple[str, int]]] = []
@@ -64,7 +65,7 @@ def run(
     def keep(frame: DataFrame, batch: int) -> None:
         found.append([tuple(row) for row in frame.collect()])
 
-    source = read_stream(spark, "in", root=str(store.root), maxRowsPerBatch=10)
+    source = read_stream(spark, "in", root=str(store.root), maxRowsPerBatch=rows)
     query = (
         source.transform(operator)
         .writeStream.foreachBatch(keep)
@@ -192,19 +193,45 @@ def test_a_join_with_one_window_over_all_keys_runs_in_one_task(spark: SparkSessi
     assert [tuple(row) for row in a.union(b).transform(pairs).collect()] == expected
 
 
-def test_a_join_in_exact_groups_survives_the_loss_of_the_machine_and_is_forked(
-    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path
-) -> None:
-    """C1, S1: its windows come back group by group; a fork goes on from them and gives what its parent gives."""
+def joined(tmp_path: Path, window: int, size: int) -> Callable[[DataFrame], DataFrame]:
+    """Every third tuple meets the last ones of its key before it."""
     left, right = (pa.schema([("key", pa.string()), (side, pa.int64())]) for side in "ab")
-    pairs = udop("pairs", keyed_join(Input(left, 5), Input(right, 0), on="key"), key="key",
-                 schema="key string, a bigint, b bigint", checkpoint=groups(2, every="1s", exact=True),
+    pairs = udop("pairs", keyed_join(Input(left, window), Input(right, 0), on="key"), key="key",
+                 schema="key string, a bigint, b bigint", checkpoint=groups(size, every="1s", exact=True),
                  store=f"log:{tmp_path}/far", scratch=str(tmp_path / "near"))  # fmt: skip
 
     def both(frame: DataFrame) -> DataFrame:
         side = "if(value % 3 = 0, 'right', 'left') as side"
         return frame.selectExpr("*", side, "value as a", "value as b").transform(pairs)
 
+    return both
+
+
+def test_what_a_batch_of_a_join_in_groups_saves_follows_what_came_and_not_its_windows(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    """Counted on disk: four windows of 1,000 tuples, in groups of 50."""
+
+    def written() -> list[int]:
+        found = ((tmp_path / where).rglob("segment-*") for where in ("near", "far"))
+        return [sum(path.stat().st_size for path in paths) for paths in found]
+
+    both = joined(tmp_path, 1_000, 50)
+    fill(store, "in", [(i * 0.001, "abcd"[i % 4], i) for i in range(6_000)], end=False, until=10)
+    run(spark, store, both, tmp_path, rows=10_000)
+    before = written()
+    fill(store, "in", [(10 + i * 0.01, "a", 6_001) for i in range(10)], until=20)
+    run(spark, store, both, tmp_path)
+    for whole, later in zip(before, written(), strict=True):
+        assert whole > 64_000, "16 bytes for each tuple"
+        assert later - whole < 8_000
+
+
+def test_a_join_in_exact_groups_survives_the_loss_of_the_machine_and_is_forked(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    """C1, S1: its windows come back group by group; a fork goes on from them and gives what its parent gives."""
+    both = joined(tmp_path, 5, 2)
     fill(store, "in", ROWS[:25], end=False, until=12.5)
     found = run(spark, store, both, tmp_path)
     shutil.rmtree(tmp_path / "near")

@@ -39,6 +39,8 @@ LEFT = pa.schema([("k", pa.int64()), ("a", pa.int64())])
 RIGHT = pa.schema([("k", pa.int64()), ("b", pa.int64())])
 PAIRS = StructType().add("k", LongType()).add("a", LongType()).add("b", LongType())
 Row = tuple[int, str, int]
+#: `EFFORT` is due all the time, so it misses all the time.
+pytestmark = pytest.mark.filterwarnings("ignore:.*deadlines missed")
 
 
 def pairs(

@@ -113,10 +113,12 @@ class Query:
     """A query that runs on while its store is killed."""
 
     def __init__(self, spark: SparkSession, store: holdfast.StreamStore, plan: Keyed, folder: Path) -> None:
-        self._store, self.found = store, []
+        self._store, self._folder = store, folder
+        self.found: dict[int, list[Any]] = {}
+        """What came of each batch: one that is executed again replaces what it gave."""
 
         def keep(frame: DataFrame, batch: int) -> None:
-            self.found.extend(tuple(row) for row in frame.collect())
+            self.found[batch] = [tuple(row) for row in frame.collect()]
 
         self.running = (
             read_stream(spark, "in", root=str(store.root), maxRowsPerBatch=10)
@@ -126,14 +128,17 @@ class Query:
             .start()
         )
 
-    found: list[Any]
-
     def send(self, begin: int, end: int) -> None:
         fill(self._store, "in", ROWS[begin:end], end=False, until=end * 0.5)
 
     def has(self, end: int) -> bool:
         assert self.running.exception() is None
-        return sorted(self.found) == expected(ROWS[:end])
+        return sorted(row for rows in self.found.values() for row in rows) == expected(ROWS[:end])
+
+    def stop(self) -> None:
+        """After its last batch is committed: one that is not would be executed again."""
+        until((self._folder / "checkpoint" / "commits" / str(max(self.found))).exists, "the commit of the last batch")
+        self.running.stop()
 
 
 def summing() -> Any:
@@ -177,12 +182,12 @@ def test_a_query_outlives_the_server_of_its_checkpoints(
     redis.start()
     query.send(20, 30)
     until(lambda: query.has(30), "all results")
-    query.running.stop()
+    query.stop()
     if checkpoint is EFFORT:
         assert sum(kept.dropped for kept in deadlines(plan, query.running.id).values()) > 0
     shutil.rmtree(tmp_path / "near")
     query.send(30, 40)
     second = Query(spark, store, plan, tmp_path)
-    second.found += query.found
+    second.found |= query.found
     until(lambda: second.has(40), "the rest, with states from the store")
-    second.running.stop()
+    second.stop()
