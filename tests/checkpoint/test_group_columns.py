@@ -7,13 +7,15 @@ import random
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from holdfast.checkpoint.group_columns import Columns, read_stretch
 from holdfast.checkpoint.stores.memory import MemoryStore
-from holdfast.checkpoint.window_groups import WindowGroups, decode_group, encode_group
+from holdfast.checkpoint.window_groups import Dirty, WindowGroups, decode_group, encode_group
 from holdfast.model.errors import CorruptLog, UsageError
+from holdfast.operators.window_rows import GroupRows
 
 PLAIN = pa.schema([
     ("i", pa.int64()), ("small", pa.int8()), ("f", pa.float32()), ("when", pa.timestamp("us", "UTC")),
@@ -127,3 +129,19 @@ def test_a_flipped_bit_in_a_group_never_becomes_another_number_of_tuples() -> No
                 continue
             assert rows.num_rows == head.rows == 5
             rows.validate(full=True)
+
+
+@pytest.mark.parametrize("texts", [["ab", "cd", "ef"], ["a", "bcd", ""], ["", "", ""], ["x", None, "y"]])
+def test_gathered_groups_hold_their_tuples_whatever_the_lengths_of_texts(texts: list[str | None]) -> None:
+    """Two windows whose tuples came in turns; the columns are the end of longer ones."""
+    whole = pa.table({"x": ["longer", *texts], "raw": pa.array([b"??", *(b"%02d" % i for i in range(3))])})
+    window, number = np.array([0, 1, 0]), np.array([7, 3, 8])
+    wanted = [Dirty(b"b", 0, 3, 4), Dirty(b"a", 1, 7, 9)]
+    rows = GroupRows(whole.slice(1), np.array([10, 11, 12]), window, number, (b"a", b"b"), wanted)
+    schema = whole.schema.append(pa.field("_at", pa.int64()))
+    found = [
+        decode_group(b"".join(rows.encoded(i, lambda d, r: encode_group(d, r, 5, 1, 0.0, 5))), schema)[1].to_pylist()
+        for i in range(2)
+    ]
+    expected = [{"x": text, "raw": b"%02d" % i, "_at": 10 + i} for i, text in enumerate(texts)]
+    assert found == [[expected[1]], [expected[0], expected[2]]]

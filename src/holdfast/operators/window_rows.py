@@ -59,6 +59,24 @@ class GroupRows:
         shift = dict(zip(self._names, (starts - first).tolist(), strict=True))
         chosen = [order[d.first + shift[d.window] : d.end + shift[d.window]] for d in self._dirty]
         ends = np.cumsum([len(rows) for rows in chosen]).tolist()
-        # Narrow numbers that are known to fit: Arrow need not look at each of them before it gathers.
-        rows = pa.array(np.concatenate(chosen).astype(np.uint32))
-        return Columns(pc.take(batch, rows, boundscheck=False)), list(zip([0, *ends], ends, strict=False))
+        rows = np.concatenate(chosen)
+        gathered = pa.RecordBatch.from_arrays([_taken(c, rows) for c in batch.columns], schema=batch.schema)
+        return Columns(gathered), list(zip([0, *ends], ends, strict=False))
+
+
+def _taken(column: pa.Array, rows: Ints) -> pa.Array:
+    """These rows of a column, which are known to be there. To gather texts is half of what a checkpoint costs."""
+    kind = column.type
+    if (pa.types.is_string(kind) or pa.types.is_binary(kind)) and not column.null_count:
+        _, ends, data = column.buffers()
+        ends = np.frombuffer(ends, np.int32)[column.offset : column.offset + len(column) + 1]
+        width = int(ends[1] - ends[0])
+        if width and bool(np.all(np.diff(ends) == width)):
+            # Codes and identifiers, all of one length: numpy takes those in less than half the time.
+            texts = np.frombuffer(data, np.dtype((np.void, width)), len(column), int(ends[0])).take(rows)
+            starts = np.arange(len(rows) + 1, dtype=np.int32) * np.int32(width)
+            return pa.Array.from_buffers(
+                kind, len(rows), [None, pa.py_buffer(starts), pa.py_buffer(texts.view(np.uint8))]
+            )
+    # Narrow numbers: less to read for every column.
+    return pc.take(column, pa.array(rows.astype(np.uint32)), boundscheck=False)
