@@ -225,6 +225,38 @@ def test_closing_ends_every_checkpoint_that_waits_however_many_they_are(when_ful
     assert len({r.key for r in results}) == len(results) == 991
 
 
+def test_what_waits_behind_a_slow_store_keeps_no_memory_but_its_own() -> None:
+    """X4: a view keeps all that it is a view of; a bytearray refuses to grow while there is one."""
+    goes_on = threading.Event()
+
+    class Slow(MemoryStore):
+        def _write(self, entries: Sequence[Entry]) -> list[bool]:
+            goes_on.wait(30)
+            return super()._write(entries)
+
+    def grows(memory: bytearray) -> bool:
+        try:
+            memory.append(0)
+        except BufferError:
+            return False
+        return True
+
+    keeper, states = SafeKeeper(Slow()), [bytearray(b"state-%d..." % i) for i in range(6)]
+    for i, memory in enumerate(states):
+        keeper.save(b"k%d" % i, 1, lambda memory=memory: (memoryview(memory)[:7],))  # type: ignore[misc]
+        _until(lambda: keeper.status().serialising.times == i + 1)  # noqa: B023
+        _until(lambda: i > 0 or keeper.status().waiting == 0)  # noqa: B023
+    _until(lambda: grows(states[5]))
+    assert [grows(memory) for memory in states] == [False, False, True, True, True, True]
+    goes_on.set()
+    assert keeper.flush(30)
+    _until(lambda: grows(states[0]) and grows(states[1]))
+    assert keeper.store.get_many(b"k%d" % i for i in range(6)) == {
+        b"k%d" % i: Saved(1, b"state-%d" % i) for i in range(6)
+    }
+    keeper.close()
+
+
 def test_a_store_with_a_fault_of_its_own_fails_what_it_was_given_and_is_used_on() -> None:
     class Faulty(MemoryStore):
         def _write(self, entries: Sequence[Entry]) -> list[bool]:

@@ -2,7 +2,9 @@
 
 Rules:
 1. `save` takes a reference to a state that nobody changes any more, or a function that gives its bytes, and returns.
-   Two bounded queues follow, one in front of the serialiser, one in front of the store.
+   Two bounded queues follow, one in front of the serialiser, one in front of the store. Bytes in pieces may be views of
+   memory that is much larger than they are; those that would have to wait for the store are copied, so that what waits
+   keeps no memory but its own (X4).
 2. A full queue drops its oldest checkpoint, or makes the caller wait: the policy's choice. Drops are counted and told.
    A policy that promises *exact* waits; dropping gives an earlier valid state only (C7).
 3. Every checkpoint ends in one result, whatever fails and whenever the keeper is closed: DURABLE at the store's
@@ -147,7 +149,7 @@ class SafeKeeper:
             self._saved += len(tasks)
         ready = [task for task in tasks if not callable(task.state)]
         if ready:
-            self._queue(self._to_store, ready)
+            self._hand_over(ready)
         if len(ready) < len(tasks):
             self._queue(self._to_serialise, [task for task in tasks if callable(task.state)])
 
@@ -185,25 +187,36 @@ class SafeKeeper:
             if dropped is not None:
                 self._end((dropped,), Outcome.DROPPED)
 
+    def _hand_over(self, ready: list[_Task]) -> None:
+        """To the store, which takes all of it at once unless it is behind."""
+        if len(self._to_store):
+            ready = [t._replace(state=b"".join(t.state)) if isinstance(t.state, tuple) else t for t in ready]
+        self._queue(self._to_store, ready)
+
     def _serialise(self) -> None:
-        while tasks := self._to_serialise.take(_SERIALISED_MAX):
-            ready: list[_Task] = []
-            size = 0
-            took: list[int] = []
-            begun = monotonic_us()
-            for task in tasks:
-                raw = self._bytes_of(task)
-                ended = monotonic_us()
-                if raw is not None:
-                    ready.append(_Task(task.key, task.version, raw, task.since_us, task.told))
-                    size += len(raw) if isinstance(raw, bytes) else sum(map(len, raw))
-                    took.append(ended - begun)
-                begun = ended
-                if size >= _SERIALISED_BYTES:
-                    self._queue(self._to_store, ready)
-                    ready, size = [], 0
-            self._queue(self._to_store, ready)
-            self._serialising.add_all(took)
+        while self._serialised():
+            pass  # Nothing is named here, so nothing that was handed over is kept while there is nothing to do.
+
+    def _serialised(self) -> bool:
+        tasks = self._to_serialise.take(_SERIALISED_MAX)
+        ready: list[_Task] = []
+        size = 0
+        took: list[int] = []
+        begun = monotonic_us()
+        for task in tasks:
+            raw = self._bytes_of(task)
+            ended = monotonic_us()
+            if raw is not None:
+                ready.append(_Task(task.key, task.version, raw, task.since_us, task.told))
+                size += len(raw) if isinstance(raw, bytes) else sum(map(len, raw))
+                took.append(ended - begun)
+            begun = ended
+            if size >= _SERIALISED_BYTES:
+                self._hand_over(ready)
+                ready, size = [], 0
+        self._hand_over(ready)
+        self._serialising.add_all(took)
+        return bool(tasks)
 
     def _bytes_of(self, task: _Task) -> Value | None:
         try:
@@ -217,14 +230,19 @@ class SafeKeeper:
         return raw
 
     def _keep(self) -> None:
-        while tasks := self._to_store.take(_BATCH):
-            pause = _PAUSE_S_FIRST
-            while not self._stored(tasks):
-                if self._giving_up.wait(pause):
-                    self._end(tasks, Outcome.DROPPED, self._error)
-                    break
-                pause = min(2 * pause, _PAUSE_S_MAX)
-                self._mend(self._error)
+        while self._kept():
+            pass
+
+    def _kept(self) -> bool:
+        tasks = self._to_store.take(_BATCH)
+        pause = _PAUSE_S_FIRST
+        while tasks and not self._stored(tasks):
+            if self._giving_up.wait(pause):
+                self._end(tasks, Outcome.DROPPED, self._error)
+                break
+            pause = min(2 * pause, _PAUSE_S_MAX)
+            self._mend(self._error)
+        return bool(tasks)
 
     def _stored(self, tasks: list[_Task]) -> bool:
         """Whether these have their results. Not if the store is away: then they may be tried again."""

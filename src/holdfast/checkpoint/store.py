@@ -35,7 +35,7 @@ VALUE_BYTES_MAX = 256 << 20
 VERSION_MAX = 2**62
 
 
-#: Bytes in pieces, which nobody changes any more.
+#: Bytes in pieces, which nobody changes any more; views are of single bytes.
 Pieces: TypeAlias = tuple[bytes | memoryview, ...]
 _PIECES = {bytes, memoryview}
 
@@ -93,16 +93,16 @@ class CheckpointStore(ABC):
 
     def put(self, key: bytes, version: int, value: bytes | Pieces) -> bool:
         """Save one checkpoint; True if it was taken, False if a newer one is there."""
-        return self.put_many((EntryInPieces(key, version, value),))[0]
+        return self._write_pieces([_checked(EntryInPieces(key, version, value))])[0]
 
     def put_many(self, entries: Iterable[Entry | EntryInPieces]) -> list[bool]:
         """Save several with one wait."""
-        checked = [_checked(EntryInPieces(*entry)) for entry in entries]
+        checked = [_checked(e if type(e) is EntryInPieces else EntryInPieces(*e)) for e in entries]
         return self._write_pieces(checked) if checked else []
 
     def delete(self, key: bytes, version: int) -> bool:
         """Remove what is not newer than `version`."""
-        return self.put_many((Entry(key, version, None),))[0]
+        return self._write_pieces([_checked(EntryInPieces(key, version, None))])[0]
 
     def get(self, key: bytes) -> Saved | None:
         """The newest checkpoint of a key, None if there is none."""
