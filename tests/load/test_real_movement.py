@@ -23,7 +23,21 @@ def two(tmp_path: Path) -> Iterator[Federation]:
         federation.end()
 
 
+def _there_and_back(two: Federation, node: str) -> None:
+    assert "offered to ben" in two.place("anna", node, "ben")
+    two.wait(lambda: two.runs_at("anna", node) == "ben", f"{node} to run at ben's")
+    there = two.ask("ben")
+    assert there is not None
+    assert [task["owner"] for task in there["tasks"]] == ["anna"]
+    seen = len(two.results("anna", node))
+    two.wait(lambda: len(two.results("anna", node)) > seen + 21, "results from ben's")
+    two.place("anna", node, "anna")
+    two.wait(lambda: two.runs_at("anna", node) == "anna", f"{node} to run at home again")
+    two.wait(lambda: two.ask("ben")["tasks"] == [], "ben to let go")  # type: ignore[index]
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_nodes_move_there_and_back_and_their_output_is_that_of_nodes_that_stayed(two: Federation) -> None:
     """One has its state in Spark, one in an operator of Holdfast's own, one in an operator of the user's."""
     nodes = ("counts-m1", "tallies-m1", "sums-m1")
@@ -32,19 +46,7 @@ def test_nodes_move_there_and_back_and_their_output_is_that_of_nodes_that_stayed
         two.wait(lambda node=node: two.runs_at("anna", node) == "anna", f"{node} to run at home")
     two.wait(lambda: (c := two.ask("anna", "/v1/contracts")) and c["contracts"][0]["agreed"], "ben's consent")
     for node in nodes:
-        assert "offered to ben" in two.place("anna", node, "ben")
-    for node in nodes:
-        two.wait(lambda node=node: two.runs_at("anna", node) == "ben", f"{node} to run at ben's")
-    there = two.ask("ben")
-    assert there is not None
-    assert [task["owner"] for task in there["tasks"]] == ["anna"] * 3
-    for node in nodes:
-        seen = len(two.results("anna", node))
-        two.wait(lambda node=node, seen=seen: len(two.results("anna", node)) > seen + 21, "results from ben's")
-        two.place("anna", node, "anna")
-    for node in nodes:
-        two.wait(lambda node=node: two.runs_at("anna", node) == "anna", f"{node} to run at home again")
-    two.wait(lambda: two.ask("ben")["tasks"] == [], "ben to let go")  # type: ignore[index]
+        _there_and_back(two, node)
     for node in nodes:
         two.finish("anna", node)
     two.check("anna", "m1")
