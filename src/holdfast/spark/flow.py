@@ -190,11 +190,12 @@ class Flow:
     @property
     def protection(self) -> Protection:
         """What protects its operator with state; `holdfast explain` shows it."""
-        of, log = f"of {', '.join(self.streams)}", "the log of its results"
+        of = f"of {', '.join(self.streams)}"
         if self.stage is None or isinstance(self.stage, UpdateStage):
             name = "flow" if self.stage is None else self.stage.name
             return derive(f"{name} {of}", name, StateKind.NONE, None)
-        return derive(f"{self.stage.name} {of}", self.stage.name, StateKind.WINDOWS, self.checkpoint, log)
+        derived = derive(f"{self.stage.name} {of}", self.stage.name, StateKind.WINDOWS, self.checkpoint)
+        return derived if self.checkpoint is None else replace(derived, store="the log of its results")
 
     # -- running -----------------------------------------------------------------------------------------------------
 
