@@ -18,6 +18,7 @@ from pyspark.sql.types import LongType, StringType, StructType
 
 import holdfast
 from holdfast.checkpoint.policy import every
+from holdfast.model.errors import PeerError
 from holdfast.spark import read_stream
 from holdfast.spark.keyed import Keyed, deadlines, udop
 from holdfast.spark.keyed_task import Task
@@ -66,6 +67,8 @@ def test_best_effort_goes_on_without_its_store_counts_what_it_drops_and_uses_it_
     with pytest.warns(RuntimeWarning, match="1 checkpoints dropped so far: redis at .* did not do its part"):
         assert sums(plan, 1, ("a", 1)) == [("a", 2)]
     assert sums(plan, 2, ("b", 10)) == [("b", 20)]
+    with pytest.raises(PeerError, match="did not do its part"):
+        deadlines(plan, "q")
     redis.start()
     assert sums(plan, 3, ("c", 5)) == [("c", 5)]
     assert deadlines(plan, "q")[0].dropped == 2

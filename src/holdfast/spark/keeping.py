@@ -161,11 +161,12 @@ def report(plan: Keyed, query_id: str) -> dict[int, Kept]:
     for partition in numbers:
         with far_of(plan, query_id, partition) as far:
             assert far is not None
-            kept = far.slots.mark(KEPT, VERSION_MAX)
-            if kept is not None:
-                found[partition] = msgspec.msgpack.decode(kept, type=Kept)
-            if folder is None and partition == 0:
-                numbers += range(1, int(far.slots.mark(b"partitions", VERSION_MAX) or 1))
+            with far.once() as slots:  # Who asks is told that a server is away.
+                kept = slots.mark(KEPT, VERSION_MAX)
+                if kept is not None:
+                    found[partition] = msgspec.msgpack.decode(kept, type=Kept)
+                if folder is None and partition == 0:
+                    numbers += range(1, int(slots.mark(b"partitions", VERSION_MAX) or 1))
     return found
 
 
