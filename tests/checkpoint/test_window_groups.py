@@ -413,6 +413,22 @@ def test_a_window_is_not_restored_into_a_program_with_other_columns(exact: bool)
             other.load(join.snapshot())
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_window_that_was_made_smaller_is_restored_with_its_newest_tuples(exact: bool) -> None:
+    chance, store, policy = random.Random(4), MemoryStore(), groups(3, every="1s", exact=exact)
+    join = WindowJoin("j", Input(LEFT, 9), Input(RIGHT, 0), on="k", checkpoint=policy)
+    while not (held := join.held()) or held[0].next < 9:
+        join.feed(*_random_batch(chance))
+    with contextlib.closing(SafeKeeper(store)) as keeper:
+        join.checkpoint(keeper, 0)
+        assert keeper.flush(30)
+    (whole,) = join.held()
+    smaller = WindowJoin("j", Input(LEFT, 4), Input(RIGHT, 0), on="k", checkpoint=policy)
+    smaller.restore(store)
+    (left,) = smaller.held()
+    assert (left.oldest, left.next) == (whole.next - 4, whole.next)
+
+
 def _random_batch(chance: random.Random) -> tuple[pa.RecordBatch, pa.RecordBatch, Any]:
     order = np.array([chance.random() < 0.6 for _ in range(chance.randint(5, 20))])
     left = [

@@ -16,7 +16,7 @@ from pyspark.sql.types import LongType, StringType, StructType
 from holdfast.checkpoint.policy import every
 from holdfast.checkpoint.stores import open_store
 from holdfast.model.errors import CorruptLog, StorageError, UsageError
-from holdfast.operators.udop import encode
+from holdfast.operators.udop import UserOperator, encode
 from holdfast.spark.keyed import ForkOf, Keyed, udop
 from holdfast.spark.keyed_task import Task
 from holdfast.spark.session import own_folder
@@ -223,3 +223,19 @@ def test_exact_does_not_go_on_from_less_than_was_saved(tmp_path: Path, runs: int
     shutil.rmtree(tmp_path / "near")
     with pytest.raises(CorruptLog):
         sums(operator, "q", runs, ("b", 1))
+
+
+class Forgetful(UserOperator):
+    def checkpoint(self) -> bytes:
+        return b"\x90"
+
+
+@pytest.mark.parametrize(("prototype", "said"), [
+    (dict, "must be a class that extends UserOperator .*; got the class dict"),
+    (Summing(), "must be a class that extends UserOperator .*; got a Summing"),
+    (Forgetful, "Forgetful must define .*; it lacks restore"),
+    (UserOperator, "UserOperator must define .*; it lacks checkpoint and restore"),
+])  # fmt: skip
+def test_what_cannot_be_an_operator_is_refused_where_it_is_defined(prototype: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=f"sums: .*{said}"):
+        udop("sums", prototype, key="key", schema="key string", checkpoint=every("1s"), store="log:/far")

@@ -163,7 +163,8 @@ class _Side:
         """Windows from what was restored, merged in the order in which their tuples came."""
         parts, windows, numbers = [], [], []
         for name, window in restored.items():
-            rows = window.rows
+            # The newest, where the window was made smaller meanwhile.
+            rows = window.rows.slice(max(0, window.rows.num_rows - self.spec.window))
             if rows.num_rows:
                 value = None if self.spec.per is None else rows.column(self.spec.per)[0].as_py()
                 code = self._window_for(value)

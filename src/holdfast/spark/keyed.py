@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -26,6 +26,7 @@ from holdfast.model.errors import UsageError
 from holdfast.model.names import check_name
 from holdfast.operators.keyed_join import JoinPrototype
 from holdfast.operators.paired import paired
+from holdfast.operators.parted import Parted
 from holdfast.operators.udop import UserOperator
 from holdfast.spark.keeping import report
 from holdfast.spark.keyed_moves import operators_in
@@ -137,6 +138,7 @@ def udop(
     by the clock.
     """
     policy = checkpoint or NoCheckpoint()
+    _check_prototype(name, prototype, isinstance(policy, NoCheckpoint))
     if not isinstance(policy, NoCheckpoint) and store is None:
         raise UsageError(f"{name}: {policy} needs a store, such as store='log:/var/lib/app/checkpoints'")
     made = Keyed(check_name(name), prototype, key, schema, policy, store, scratch, time)
@@ -145,6 +147,27 @@ def udop(
         size = policy.size if isinstance(policy, Groups) else _GROUP
         return replace(made, prototype=prototype.in_groups(size))
     return made
+
+
+def _check_prototype(name: str, prototype: Any, unprotected: bool) -> None:
+    """What a task would find out with the first tuple."""
+    is_class = isinstance(prototype, type)
+    if not callable(prototype) or (is_class and not issubclass(prototype, UserOperator)):
+        got = f"the class {prototype.__name__}" if is_class else f"a {type(prototype).__name__}"
+        raise UsageError(
+            f"{name}: the prototype must be a class that extends UserOperator or VectorOperator, or a function that "
+            f"makes one; got {got}"
+        )
+    if not is_class or issubclass(prototype, Parted):
+        return
+    missing = [method for method in ("checkpoint", "restore")
+               if getattr(prototype, method) is getattr(UserOperator, method)]  # fmt: skip
+    # Without a policy the state goes to scratch between batches, by the same methods.
+    if missing:
+        raise UsageError(
+            f"{name}: {prototype.__name__} must define checkpoint() and restore(saved), with which its state "
+            f"{'goes from batch to batch' if unprotected else 'is saved'}; it lacks {' and '.join(missing)}"
+        )
 
 
 def barrier(

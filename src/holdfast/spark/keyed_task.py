@@ -177,10 +177,9 @@ class Task:
                     f"{plan.store}, whose newest is {theirs or 'none'}; start the query from that batch"
                 )
         elif max(mine, theirs) != batch:
-            warnings.warn(
-                f"{plan.name}: goes on with the state of batch {max(mine, theirs)} in batch {batch} (best effort)",
-                RuntimeWarning, stacklevel=1,
-            )  # fmt: skip
+            left = max(mine, theirs)
+            how = f"goes on with the state of batch {left}" if left else "begins anew, without any state,"
+            warnings.warn(f"{plan.name}: {how} in batch {batch} (best effort)", RuntimeWarning, stacklevel=1)
         if far is not None and theirs >= mine:
             # What scratch has and the store has not is of a run that the store knows nothing of. So is what later
             # saves left in the store: it must be saved anew before a later mark could speak of it.
