@@ -58,7 +58,7 @@ import holdfast
 from holdfast.operators import count, count_window, sum_
 from holdfast.spark import flow_of
 
-app = globals().get("app") or holdfast.App("{name}")
+app = holdfast.App("{name}")
 
 def tallying(stream, output):
     @app.node(inputs=[stream], name=output, max_delay="{delay}", keepalive="{keepalive}")
@@ -74,7 +74,7 @@ import holdfast
 from holdfast.operators.udop import UserOperator, decode, encode
 from holdfast.spark.keyed import udop
 
-app = globals().get("app") or holdfast.App("{name}")
+app = holdfast.App("{name}")
 
 def summing(stream, output):
     class Running(UserOperator):
@@ -100,7 +100,7 @@ def summing(stream, output):
 for stream in {streams!r}:
     summing(stream, "sums-" + stream)
 """
-_APPLICATIONS = {"counts": COUNTS, "tallies": TALLIES, "sums": SUMS, "all": COUNTS + TALLIES + SUMS}
+_APPLICATIONS = {"counts": COUNTS, "tallies": TALLIES, "sums": SUMS}
 _SPARK = """
 spark:
   spark.driver.extraJavaOptions: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss512k"
@@ -144,7 +144,7 @@ class Federation:
         delay: str = "20s",
     ) -> None:
         """`plain`: without Spark (`plain_engine`), where hosts are killed too often to wait for JVMs. `kind` says what
-        the nodes do, which are called KIND-STREAM; "all": there is one of each for each stream. `tls`: each host
+        the nodes do, which are called KIND-STREAM. `tls`: each host
         has a certificate of its own making (`certificate`), which its partners are given. `delay`: how long the nodes
         may wait for an input that fails."""
         self._delay = delay
@@ -335,11 +335,11 @@ class Federation:
     def check(self, owner: str, stream: str) -> None:
         """The nodes over this stream have said all that they had to say, once and in the one order."""
         source, found = self.sources[stream], lambda kind: self.results(owner, f"{kind}-{stream}")
-        if self.kind in ("counts", "all"):
+        if self.kind == "counts":
             assert plainly(found("counts")) == source.expected(), "nothing lost, nothing twice"
-        if self.kind in ("tallies", "all"):
+        if self.kind == "tallies":
             assert found("tallies") == source.tallies(), "nothing lost, nothing twice"
-        if self.kind in ("sums", "all"):
+        if self.kind == "sums":
             assert found("sums") == source.sums(), "nothing lost, nothing twice"
 
 
