@@ -210,11 +210,14 @@ class Controller:
         return self.answers_messages and self.core is not None and self.core.answers and self._stable is not None
 
     @property
+    def at_rest(self) -> bool:
+        """Whether a copy of the query can be made: the node is STABLE, and its query has committed something."""
+        return self.serves and self.core is not None and self.core.state is NodeState.STABLE and self._batch >= 0
+
+    @property
     def movable(self) -> bool:
-        """Whether the node could run elsewhere as well as here: it is STABLE, its query has committed something, and
-        there is more to come."""
-        at_rest = self.serves and self.core is not None and self.core.state is NodeState.STABLE and self._batch >= 0
-        return at_rest and not self.ended
+        """Whether the node could run elsewhere as well as here, and there is more to come."""
+        return self.at_rest and not self.ended
 
     @property
     def ended(self) -> bool:

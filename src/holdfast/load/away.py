@@ -129,7 +129,7 @@ class Away:
     """Stands for a replica whose task runs at a partner's. Belongs to the event loop's thread."""
 
     def __init__(
-        self, replica: str, stream: Stream, note: AwayNote, guest: str, partner: PartnerLink,
+        self, replica: str, stream: Stream, note: AwayNote, guest: str, partner: PartnerLink | None,
         say: Callable[[str, Send], None],
     ) -> None:  # fmt: skip
         self.replica, self.note, self._guest, self._partner, self._say = replica, note, guest, partner, say
@@ -156,6 +156,7 @@ class Away:
         loop = asyncio.get_running_loop()
         position: Position = self._log.begin()
         while not self._log.closed:
+            assert self._partner is not None, "whoever is away and has not ended has a partner"
             try:
                 portion = await self._partner.output(self._guest, self._log.stream.name, position, WAIT_S,
                                                      PORTION_BYTES)  # fmt: skip

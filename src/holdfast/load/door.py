@@ -188,7 +188,7 @@ class _Doors:
         """Where the guest stands, while it runs on; its owner ends the lease when it has it."""
         guest = self._guest(request)
         controller = guest.controller
-        if controller is None or not controller.movable:
+        if controller is None or not controller.at_rest:
             raise Refused(503, f"{guest.replica} is not STABLE now; ask again later")
         staging = guest.folder / f".handing-{os.urandom(8).hex()}"
         staging.mkdir()

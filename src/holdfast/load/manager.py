@@ -282,7 +282,10 @@ class LoadManager:
         """Rule 6. A guest that went further ends with the lease under which it is here; what is just coming back ends
         by coming back."""
         lease = self.core.book.onward(task_id)
-        if lease is None or lease.over or isinstance(held, Guest) or f"fetch {lease.lease_id}" in self._under_way:
+        if isinstance(held, Guest) or (lease is not None and f"fetch {lease.lease_id}" in self._under_way):
+            return
+        if lease is None or lease.over:
+            (held.home / "parcel").unlink(missing_ok=True)  # Whoever was killed before the last line of this.
             return
         log.info("%s has ended at %s's; its lease %s ends", task_id, away.note.partner, lease.lease_id)
         self.tell(Finished(task_id))

@@ -36,13 +36,14 @@ from typing import TypeVar
 
 from holdfast.clock import monotonic_us, now_us
 from holdfast.load.away import Away, AwayNote, read_note, remove_note, write_note
-from holdfast.load.parcel import Unpacking, pack
+from holdfast.load.parcel import Unpacking, pack, parcel_version
 from holdfast.load.partner import PartnerLink, write_parcel
 from holdfast.load.steps import reached
 from holdfast.load.tasks import HeldTask, guest_name
 from holdfast.model.errors import PeerError, UsageError
 from holdfast.model.time import BEGINNING_US
 from holdfast.spark.beginning import load_beginning, take_up
+from holdfast.spark.fork import renew_id
 from holdfast.stream.waiting import Waiting
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,13 @@ class Mover:
 
     def stand_in(self, task: HeldTask, note: AwayNote) -> None:
         """Follow what the partner produces."""
-        away = Away(task.replica, task.output, note, guest_name(note.lease_id), self._partners[note.partner], task.say)
+        partner = self._partners.get(note.partner)
+        if partner is None and not _closed(task):
+            raise UsageError(
+                f"{task.task_id} is at {note.partner}'s, which must be named among the partners until the task is "
+                f"back; add it again"
+            )
+        away = Away(task.replica, task.output, note, guest_name(note.lease_id), partner, task.say)
         task.host.add(task.replica, away)
 
     # There ------------------------------------------------------------------------------------------------------
@@ -98,6 +105,7 @@ class Mover:
             await _write(task, note)
         except BaseException:
             controller.release()
+            (task.home / "parcel").unlink(missing_ok=True)
             raise
         reached("noted")
         await _surely(task, "be stopped here", partial(task.host.take_down, task.replica))
@@ -163,6 +171,11 @@ class Mover:
             unpacking.close()
         if head.definition != task.definition:
             raise PeerError(f"{note.partner} handed over {head.definition} instead of {task.definition}")
+        if unpacking.version < parcel_version(task.home / "parcel"):
+            raise PeerError(
+                f"{note.partner} handed over {task.task_id} without the state of its operators; it must run a Holdfast "
+                f"that moves it; upgrade it, or wait until the task is reclaimed"
+            )
         reached("fetched")
         away = self.away(task)
         if away is None:
@@ -222,6 +235,15 @@ async def _surely(task: HeldTask, what: str, work: Callable[[], Awaitable[None]]
         await asyncio.sleep(_AGAIN_S)
 
 
+def _closed(task: HeldTask) -> bool:
+    reader = task.output.reader()
+    try:
+        reader.refresh()
+        return reader.closed
+    finally:
+        reader.close()
+
+
 async def _write(task: HeldTask, note: AwayNote) -> None:
     """Step 4. Once the file has its name it holds, durable or not: then it is made durable, however often it takes."""
     while True:
@@ -264,9 +286,12 @@ def _unpacked(parcel: Path, staging: Path) -> Waiting:
         with parcel.open("rb") as file:
             while chunk := file.read(_CHUNK):
                 unpacking.feed(chunk)
-        return unpacking.finish()[2]
+        waiting = unpacking.finish()[2]
     finally:
         unpacking.close()
+    # The partner runs it under the id that is in the parcel, maybe to this day, and maybe in a store that both reach.
+    renew_id(staging / "checkpoint", durable=True)
+    return waiting
 
 
 async def _aside(work: Callable[[], T]) -> T:

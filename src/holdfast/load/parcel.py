@@ -107,12 +107,24 @@ def _sum(path: Path) -> int:
     return crc
 
 
+def parcel_version(path: Path) -> int:
+    """Of a parcel that is kept; that of a plain one if there is none."""
+    try:
+        with path.open("rb") as file:
+            prefix = file.read(_PREFIX.size)
+    except FileNotFoundError:
+        return _PLAIN_VERSION
+    return int(_PREFIX.unpack(prefix)[1]) if len(prefix) == _PREFIX.size else _PLAIN_VERSION
+
+
 class Unpacking:
     """Takes a parcel in, chunk by chunk, into `folder/checkpoint`; `finish` says what came."""
 
     def __init__(self, folder: Path, disk: Disk | None = None) -> None:
         self.folder, self._disk = folder, disk or Disk()
         self.head: Head | None = None
+        self.version = _PLAIN_VERSION
+        """`PARCEL_VERSION` if states of operators came with it."""
         self.output: Definition | None = None
         self._buffer = bytearray()
         self._pending = b""
@@ -162,7 +174,7 @@ class Unpacking:
             _check_path(file.path)
         self.output = decode_definition(head.output)
         del self._buffer[: _PREFIX.size + length]
-        self.head, self._left = head, list(head.files)
+        self.head, self.version, self._left = head, version, list(head.files)
         return True
 
     def _store(self) -> None:

@@ -143,4 +143,6 @@ def _bytes(table: pa.Table) -> bytes:
 
 
 def _table(raw: bytes) -> pa.Table:
-    return pa.ipc.open_stream(pa.py_buffer(raw)).read_all()
+    table = pa.ipc.open_stream(pa.py_buffer(raw)).read_all()
+    table.validate(full=True)  # It may have come from another owner's host (X3).
+    return table

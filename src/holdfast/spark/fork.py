@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.model.errors import CorruptLog, UsageError
+from holdfast.stream.disk import Disk, VolatileDisk
 
 #: A version of a state store, with Spark's unique id behind it in checkpoint format 2.
 _STATE_FILE = re.compile(r"(\d+)(?:_[0-9a-f-]+)?\.(delta|snapshot|changelog|zip)")
@@ -65,9 +66,16 @@ def fork_checkpoint(parent: Path, child: Path) -> Forked:
             if (parent / name).exists():
                 linked &= _place(parent / name, child / name)
                 count += 1
-    query_id = str(uuid.uuid4())
-    (child / "metadata").write_text(json.dumps({"id": query_id}))
+    query_id = renew_id(child)
     return Forked(query_id, batch, count, linked)
+
+
+def renew_id(checkpoint: Path, durable: bool = False) -> str:
+    """Make the checkpoint that of a query of its own; its id."""
+    query_id = str(uuid.uuid4())
+    disk = Disk() if durable else VolatileDisk()
+    disk.replace_file(checkpoint / "metadata", json.dumps({"id": query_id}).encode())
+    return query_id
 
 
 def _place(source: Path, target: Path) -> bool:

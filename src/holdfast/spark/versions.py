@@ -211,8 +211,9 @@ def _read(path: Path, foreign: bool = False) -> Version | None:
         if crc32c(notes) == notes_crc and crc32c(body) == body_crc:
             with contextlib.suppress(*_UNREADABLE):
                 return _decoded(notes, body, foreign)
-    with contextlib.suppress(OSError):
-        path.unlink()
+    if not foreign:  # Nobody has another copy of what came from elsewhere.
+        with contextlib.suppress(OSError):
+            path.unlink()
     return None
 
 
