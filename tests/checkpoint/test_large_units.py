@@ -122,6 +122,24 @@ def test_the_last_large_unit_cut_short_anywhere_is_dropped_and_any_other_is_told
         LogStore(tmp_path / "a")
 
 
+def test_pages_of_a_large_unit_that_came_before_its_head_are_cut_off(tmp_path: Path) -> None:
+    """L3: else a shorter unit is written over them, and what is left of them looks like damage in a sealed segment."""
+    store = LogStore(tmp_path, background=False, segment_bytes=1 << 20)
+    assert store.put(b"k", 1, b"small")
+    abandon(store)
+    with (tmp_path / "segment-0000000001").open("r+b") as file:
+        end = len(file.read().rstrip(b"\0"))
+        file.seek(-(-end // PAGE) * PAGE)
+        file.write(random.Random(8).randbytes(400_000))
+    store = LogStore(tmp_path, background=False, segment_bytes=1 << 20)
+    for version in range(2, 6):
+        assert store.put(b"k", version, bytes([version]) * 300_000)
+    abandon(store)
+    with LogStore(tmp_path) as again:
+        assert again.get(b"k") == Saved(5, b"\5" * 300_000)
+        assert not again.damage
+
+
 class LargeLife(Life):
     """The life of a store with units of both kinds."""
 

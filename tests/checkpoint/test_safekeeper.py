@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,6 +118,21 @@ def test_a_state_that_cannot_be_made_bytes_fails_alone() -> None:
         b"bad": Outcome.FAILED, b"worse": Outcome.FAILED, b"good": Outcome.DURABLE,
     }  # fmt: skip
     assert isinstance(results[0].error, ZeroDivisionError)
+    keeper.close()
+
+
+@pytest.mark.parametrize("bad", [(1, 2), ("text",), None, bytearray(b"x")])
+def test_what_no_store_can_keep_fails_alone_and_nobody_waits_for_it(bad: Any) -> None:
+    results: list[Result] = []
+    keeper = SafeKeeper(MemoryStore(), on_result=results.append)
+    keeper.save(b"later", 1, lambda: bad)
+    keeper.save(b"now", 1, bad)
+    keeper.save(b"good", 1, lambda: b"x")
+    keeper.save(b"also", 1, b"x")
+    assert keeper.flush(30)
+    assert {r.key: r.outcome for r in results} == {
+        b"later": Outcome.FAILED, b"now": Outcome.FAILED, b"good": Outcome.DURABLE, b"also": Outcome.DURABLE,
+    }  # fmt: skip
     keeper.close()
 
 

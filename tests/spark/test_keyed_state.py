@@ -239,3 +239,33 @@ class Forgetful(UserOperator):
 def test_what_cannot_be_an_operator_is_refused_where_it_is_defined(prototype: Any, said: str) -> None:
     with pytest.raises(UsageError, match=f"sums: .*{said}"):
         udop("sums", prototype, key="key", schema="key string", checkpoint=every("1s"), store="log:/far")
+
+
+def test_a_query_that_becomes_exact_saves_first_what_was_not_due_before(tmp_path: Path) -> None:
+    relaxed = task(make(tmp_path, every(events=2)))
+    assert sums(relaxed, "q", 0, ("a", 1), ("b", 10)) == [("a", 1), ("b", 10)]
+    assert sums(relaxed, "q", 1, ("a", 5)) == [("a", 6)], "not saved yet"
+    exact = task(make(tmp_path, EXACT))
+    assert sums(exact, "q", 2, ("b", 1)) == [("b", 11)]
+    shutil.rmtree(tmp_path / "near")
+    assert sums(exact, "q", 3, ("a", 1), ("b", 1)) == [("a", 7), ("b", 12)]
+
+
+def test_a_damaged_mark_in_the_store_does_not_keep_best_effort_from_saving(tmp_path: Path) -> None:
+    relaxed = task(make(tmp_path, every(events=1)))
+    for batch in range(4):
+        sums(relaxed, "q", batch, ("a", 1))
+    with open_store(f"log:{tmp_path}/far/running/q/0") as store:
+        marks = [name for name, _ in store.scan(b"mbatch")]
+        newest = max(marks, key=lambda name: store.get(name).version)  # type: ignore[union-attr]
+        key, value = newest, store.get(newest).value  # type: ignore[union-attr]
+    (segment,) = (tmp_path / "far" / "running" / "q" / "0").glob("segment-*")
+    raw = bytearray(segment.read_bytes())
+    at = raw.rindex(key + value) + len(key)
+    raw[at] ^= 1
+    segment.write_bytes(raw)
+    with pytest.warns(RuntimeWarning, match="damaged"):
+        sums(relaxed, "q", 4, ("a", 1))
+    sums(relaxed, "q", 5, ("a", 1))
+    shutil.rmtree(tmp_path / "near")
+    assert sums(relaxed, "q", 6, ("a", 1)) == [("a", 7)]

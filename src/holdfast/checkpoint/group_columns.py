@@ -58,6 +58,8 @@ class Columns:
 
     def stretch(self, first: int, end: int) -> Stretch:
         """Rows `first` … `end`-1."""
+        if not 0 <= first <= end <= self._batch.num_rows:
+            raise IndexError(f"rows {first} to {end} of {self._batch.num_rows}")  # Slices of memory would wrap round.
         rows = end - first
         if not self._all_plain:
             return Stretch(rows, (memoryview(self._batch.slice(first, rows).serialize()),), (), self._digest)
@@ -97,7 +99,9 @@ def _plain(column: pa.Array) -> _Column | None:
 def read_stretch(body: bytes, rows: int, lengths: Sequence[int], schema: pa.Schema) -> pa.RecordBatch:
     """The rows that `body` holds: what `Columns.stretch` made of them."""
     if not lengths:
-        return pa.ipc.read_record_batch(pa.py_buffer(body), schema)
+        batch = pa.ipc.read_record_batch(pa.py_buffer(body), schema)
+        batch.validate(full=True)  # It may have come from another owner's host (X3).
+        return batch
     wanted = [n for kind in schema.types for n in _lengths_of(kind, rows)]
     fits = len(wanted) == len(lengths) and all(w is None or w == n for w, n in zip(wanted, lengths, strict=True))
     if not fits or rows < 1 or sum(lengths) != len(body) or min(lengths) < 0:

@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeAlias
 
 from holdfast.checkpoint.histogram import Histogram, Summary
 from holdfast.checkpoint.pending import Pending, WhenFull
-from holdfast.checkpoint.store import CheckpointStore, EntryInPieces, Pieces
+from holdfast.checkpoint.store import CheckpointStore, EntryInPieces, Pieces, check_value
 from holdfast.clock import monotonic_us
 from holdfast.model.errors import PeerError, StorageError, UsageError
 
@@ -147,11 +147,12 @@ class SafeKeeper:
         tasks = [_Task(key, version, state, now, told) for key, version, state in states]
         with self._ended:
             self._saved += len(tasks)
-        ready = [task for task in tasks if not callable(task.state)]
+        ready = [task for task in tasks if not callable(task.state) and self._can_be_kept(task)]
         if ready:
             self._hand_over(ready)
-        if len(ready) < len(tasks):
-            self._queue(self._to_serialise, [task for task in tasks if callable(task.state)])
+        later = [task for task in tasks if callable(task.state)]
+        if later:
+            self._queue(self._to_serialise, later)
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until everything saved so far has its result; False if the time was over before."""
@@ -218,12 +219,20 @@ class SafeKeeper:
         self._serialising.add_all(took)
         return bool(tasks)
 
+    def _can_be_kept(self, task: _Task) -> bool:
+        """One that no store takes must not cost those beside it."""
+        try:
+            check_value(task.state)  # type: ignore[arg-type]
+        except UsageError as error:
+            self._end((task,), Outcome.FAILED, error)
+            return False
+        return True
+
     def _bytes_of(self, task: _Task) -> Value | None:
         try:
             assert callable(task.state)
             raw = task.state()
-            if type(raw) not in (bytes, tuple):
-                raise UsageError(f"a checkpoint must be bytes; got {type(raw).__name__} for {task.key!r:.80}")
+            check_value(raw)
         except Exception as error:  # The operator's own code: its fault must not end the keeper.
             self._end((task,), Outcome.FAILED, error)
             return None

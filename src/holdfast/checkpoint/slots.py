@@ -118,7 +118,7 @@ class Slots:
         Done again with the same version, it changes nothing.
         """
         known = [_MARK + name for name in (BATCH, *_REMOVED.values())]
-        (zero, one), *lists = self._slots(known)
+        (zero, one), *lists = self._spared(known)
         whole = max((s.version for s in (zero, one) if s is not None and s.version < version), default=-1)
         values = [(_MARK + name, value) for name, value in marks.items() if name != BATCH]
         cleaned: list[bytes] = []
@@ -193,7 +193,7 @@ class Slots:
             return None
 
     def _newest(self, key: bytes, version: int) -> bytes | None:
-        return self._newest_of(key, self._slots([key])[0], version)
+        return self._newest_of(key, self._spared([key])[0], version)
 
     def _newest_of(self, key: bytes, slots: _Pair, version: int) -> bytes | None:
         found = [s for s in slots if s is not None and s.version <= version]

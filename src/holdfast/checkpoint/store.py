@@ -133,11 +133,12 @@ def _checked(entry: EntryInPieces) -> EntryInPieces:
     if type(version) is not int or not 0 <= version <= VERSION_MAX:
         raise UsageError(f"a checkpoint version must be a whole number from 0 to 2^62; got {version!r}; count up")
     if value is not None:
-        _check_value(value)
+        check_value(value)
     return entry
 
 
-def _check_value(value: bytes | Pieces) -> None:
+def check_value(value: bytes | Pieces) -> None:
+    """Refuses what no store can keep."""
     if type(value) is bytes:
         size = len(value)
     elif type(value) is tuple and set(map(type, value)) <= _PIECES:

@@ -98,6 +98,16 @@ class Restored:
     """Tuples of groups that could not be read."""
     trimmed: int = 0
     problems: list[str] = field(default_factory=list)
+    anew: bool = False
+    """All of it is to be saved anew: the window or its groups have another size now."""
+
+
+class _Found(NamedTuple):
+    """A group, and the slot that it was in."""
+
+    head: Head
+    rows: pa.RecordBatch
+    slot: int
 
 
 class WindowGroups:
@@ -161,7 +171,7 @@ class WindowGroups:
 
     def restore(self, store: CheckpointStore, schema: pa.Schema, *, now_us: int | None = None) -> dict[bytes, Restored]:
         """All windows as they were saved. With `now_us`, stale tuples are trimmed (best effort)."""
-        found: dict[bytes, list[tuple[Head, pa.RecordBatch]]] = {}
+        found: dict[bytes, list[_Found]] = {}
         problems: dict[bytes, list[str]] = {}
         ends: dict[bytes, int] = {}
         prefix = self.name + b"/"
@@ -175,7 +185,8 @@ class WindowGroups:
                         problems.setdefault(window, []).append(
                             f"{key.decode(errors='replace')}: its newest version is damaged; an earlier one is used"
                         )
-                    found.setdefault(window, []).append(decode_group(saved.value, schema))
+                    head, rows = decode_group(saved.value, schema)
+                    found.setdefault(window, []).append(_Found(head, rows, int(key.rpartition(b"/")[2])))
             except (CorruptLog, msgspec.MsgspecError, pa.ArrowInvalid) as error:
                 problems.setdefault(window, []).append(f"{key.decode(errors='replace')}: {error}")
         windows = {
@@ -183,27 +194,30 @@ class WindowGroups:
             for window in sorted({*found, *problems})
         }
         for window, restored in windows.items():
+            until = restored.first if restored.anew else restored.next
             self._counted[window] = _Counted(
-                restored.next, restored.next, now_us or 0, first=restored.first, oldest=restored.oldest
+                restored.next, until, now_us or 0, first=restored.first, oldest=restored.oldest
             )
         return windows
 
     def _assemble(
-        self, groups: list[tuple[Head, pa.RecordBatch]], schema: pa.Schema, problems: list[str], end: int,
+        self, groups: list[_Found], schema: pa.Schema, problems: list[str], end: int,
         now_us: int | None,
     ) -> Restored:  # fmt: skip
         if not groups:
             after = self._after(end)
             return Restored(after, after, schema.empty_table(), 0, after, 0, 0, problems)
-        groups.sort(key=lambda pair: pair[0].group)
-        newest = groups[-1][0]
+        groups.sort(key=lambda found: found.head.first)
+        newest = groups[-1].head
         next_number = newest.first + newest.rows
         oldest = max(newest.oldest, next_number - self.window)
         parts, have = [], 0
         numbers: list[range] = []
-        for head, rows in groups:
+        anew = False
+        for head, rows, slot in groups:
             if head.first + head.rows <= oldest:
                 continue  # An earlier use of a slot, whose tuples have left the window.
+            anew = anew or head.size != self.size or slot != head.group % self.slots
             skip = max(0, oldest - head.first)
             parts.append(rows.slice(skip))
             numbers.append(range(head.first + skip, head.first + head.rows))
@@ -219,8 +233,12 @@ class WindowGroups:
         oldest = _number_at(numbers, trimmed, next_number)
         if end > next_number:
             next_number = self._after(end)
+        if anew:
+            # Of a window or groups of another size: new groups would take the slots of some that are still needed.
+            oldest = self._after(max(end, next_number))
+            next_number = oldest + table.num_rows
         first = next_number - table.num_rows
-        return Restored(first, next_number, table, newest.position, oldest, lost, trimmed, problems)
+        return Restored(first, next_number, table, newest.position, oldest, lost, trimmed, problems, anew)
 
     def _after(self, end: int) -> int:
         """Rule 6, where the newest group is lost: on with the next one, so that none is half of old and half of new."""

@@ -147,11 +147,6 @@ class _Side:
                 self.rows = self.rows.filter(pa.array(keep))
                 self.positions, self.window, self.number = self.positions[keep], self.window[keep], self.number[keep]
 
-    def fronts(self, side: int) -> list[Front]:
-        """The numbers of the tuples in each window."""
-        w = self.spec.window
-        return [Front(side, name, max(0, n - w), n) for name, n in self.numbers().items() if n] if w else []
-
     def numbers(self) -> dict[bytes, int]:
         return dict(zip(self.windows, self._next.tolist(), strict=True))
 
@@ -302,7 +297,7 @@ class WindowJoin:
         return len(states)
 
     def _checkpoint_exactly(self, exact: ExactGroups, keeper: SafeKeeper) -> int:
-        new, mark = exact.plan([f for i, side in enumerate(self._sides) for f in side.fronts(i)], self.position)
+        new, mark = exact.plan(self.held(), self.position)
         states: list[State] = []
         for which, side in enumerate(self._sides):
             mine = [(slot, dirty) for slot, i, dirty in new if i == which]
@@ -362,6 +357,7 @@ class WindowJoin:
         )
         for side, (raw, window, numbers) in zip(self._sides, sides, strict=True):
             table = pa.ipc.open_stream(pa.py_buffer(raw)).read_all()
+            table.validate(full=True)  # It may have come from another owner's host (X3).
             if (table.schema.names, table.schema.types) != (side.saved.names, side.saved.types):
                 raise other_columns(side.saved)
             codes = np.frombuffer(window, np.int64)

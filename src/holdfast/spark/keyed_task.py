@@ -129,9 +129,16 @@ class Task:
         marks = self._marks(batch + 1, _keys_in(near, batch) + len(new) - len(gone))
         marks |= passing.marks(instances.now_us)
         left = Left(states, parts, marks, sum(rows.num_rows for rows in batches), begun_us)
+        if self._exact and far is not None and self._fork is None:
+            self._make_whole(batch, near, far)
         keep(plan, left, batch, near, far if self._fork is None else None)
         results += due
         return [rows for table in results for rows in table.to_batches()]
+
+    def _make_whole(self, batch: int, near: Slots, far: Far) -> None:
+        """The store of a query that was not exact until now lacks what changed since it was last saved there."""
+        if batch and far.slots.mark(b"batch", batch) != b"%d" % batch:
+            self._take_over(far.slots, near, batch, batch)
 
     def _changes(
         self, instances: Instances, gone: list[bytes], batch: int, near: Slots
@@ -186,6 +193,10 @@ class Task:
             self._take_over(near, far.slots, batch, theirs)
             pending = Names([], []) if self._exact else far.slots.leftovers(theirs)
             near.note(pending, counts_from(far.slots.mark(KEPT, theirs)))
+        elif far is not None:
+            # Whoever ran it meanwhile may have left a save half done, which ours must not complete.
+            mine_too, others = near.pending, far.slots.leftovers(theirs)
+            near.note(Names([*mine_too.states, *others.states], [*mine_too.parts, *others.parts]), {})
 
     def _take_over(self, near: Slots, kept: Slots, batch: int, version: int) -> None:
         """All states as of a version. One that is damaged as a whole cannot be listed, but it was counted (C11)."""
@@ -238,9 +249,10 @@ class Task:
             if came.mark(b"batch", batch) != b"%d" % batch:
                 return
             self._check_partitions(batch, came, None)
-            for kept in (None if far is None else far.slots, near):
-                if kept is not None:
-                    self._take_over(kept, came, batch, batch)
+            # In the store once only: the batch that follows may have been saved there before scratch was lost.
+            if far is not None and far.slots.mark(b"batch", batch) != b"%d" % batch:
+                self._take_over(far.slots, came, batch, batch)
+            self._take_over(near, came, batch, batch)
 
     def pack(self, query: str, batch: int, to: Path) -> bool:
         """Copy the states at the beginning of that batch, of all partitions; False if they are not at hand."""

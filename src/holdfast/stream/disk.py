@@ -164,6 +164,9 @@ class VolatileDisk(Disk):
     def reserve(self, fd: int, path: Path, offset: int, length: int) -> bool:
         return False
 
+    def write_direct(self, fd: int, path: Path, offset: int, block: memoryview) -> int:
+        return self.write(fd, path, offset, [bytes(block)])
+
     def sync(self, fd: int, path: Path) -> None:
         pass
 

@@ -123,7 +123,7 @@ class _Tail:
             cut = units.pop()
             end, seq, torn = cut.offset, seq - 1, True
         self.chunks += [_chunk(number, unit) for unit in units]
-        if last and torn:
+        if last and (torn or walk.littered):
             self._disk.truncate(fd, path, end)
             self._disk.sync(fd, path)
         self.sizes[number] = end

@@ -151,7 +151,7 @@ class Walk:
         self._data, self._path = data, path
         self.end, self.seq = start, seq
         """Where the last unit ends, and its number."""
-        self.torn = False
+        self.torn = self.littered = False
         self.damage: list[str] = []
 
     def __iter__(self) -> Iterator[Unit]:
@@ -171,6 +171,8 @@ class Walk:
             later = self._later(offset)
             if later is None:
                 self.torn = unit is not None or problem is not None
+                # Behind a head that never came there may be pages of the unit that did.
+                self.littered = bool(np.frombuffer(self._data, np.uint8, offset=offset).any())
                 return
             missing = f"{self._path} at byte {offset}: units {self.seq + 1} to {later[1] - 1} are missing or damaged"
             self.damage.append(problem or missing)
