@@ -40,7 +40,7 @@ from holdfast.spark.fork import fork_checkpoint, last_commit
 from holdfast.spark.forked import ready_mark
 from holdfast.spark.frames import part_of, read_stream
 from holdfast.spark.keyed import forked_from, in_node
-from holdfast.spark.keyed_moves import pack_operators, stays_because
+from holdfast.spark.keyed_moves import operators_in, pack_operators, stays_because
 from holdfast.spark.keyed_task import Task
 from holdfast.spark.node_flow import NodeFlow
 from holdfast.spark.pools import fork_pool, stable_pool
@@ -267,6 +267,9 @@ class NodeQueries:
             results = self._node.function(*(self._split(frame) if self._node.separate else [frame]))
         if "plan" not in options:
             self._operators = operators
+        stays = stays_because(operators, self._spark)
+        if stays is not None and operators_in(self.checkpoint) is not None:
+            raise UsageError(f"node {self._node.name} came from another owner and could not go back: {stays}")
         if isinstance(results, Flow):
             self._flow = NodeFlow(self._node, results, self._outputs, self._home, self.checkpoint)
             return self._flow.stable(options, self._beginning.generation)
