@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+from pyspark import cloudpickle
+
 from holdfast.operators.udop import UserOperator, decode, encode
+
+# Spark's workers cannot import the tests.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Summing(UserOperator):

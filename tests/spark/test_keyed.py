@@ -17,34 +17,23 @@ from pyspark.sql import DataFrame, SparkSession
 import holdfast
 from holdfast.checkpoint.policy import every, groups
 from holdfast.operators.keyed_join import keyed_join
-from holdfast.operators.udop import UserOperator, decode, encode
 from holdfast.operators.window_join import Input
 from holdfast.spark import read_stream
 from holdfast.spark.fork import fork_checkpoint
 from holdfast.spark.keyed import Keyed, barrier, forked_from, udop
 from tests.spark.conftest import fill
+from tests.spark.summing import Summing
 
 ROWS = [(i * 0.5, "abcd"[i * 7 % 4], i) for i in range(40)]
 
 
 def make(tmp_path: Path, checkpoint: Any, fail_at: Path | None = None) -> Keyed:
-    # Defined here, so that Spark sends the class by value: its workers cannot import the tests.
-    class Running(UserOperator):
-        def __init__(self) -> None:
-            self.sum = 0
-
+    class Running(Summing):
         def process(self, row: dict[str, Any]) -> list[dict[str, Any]]:
             if fail_at is not None and row["value"] == 30 and not fail_at.exists():
                 fail_at.touch()
                 raise RuntimeError("planned")
-            self.sum += row["value"]
-            return [{"key": row["key"], "sum": self.sum}]
-
-        def checkpoint(self) -> bytes:
-            return encode(self.sum)
-
-        def restore(self, saved: bytes) -> None:
-            self.sum = decode(saved)
+            return super().process(row)
 
     store = None if checkpoint is None else f"log:{tmp_path}/far"
     return udop("running", Running, key="key", schema="key string, sum bigint", checkpoint=checkpoint, store=store,

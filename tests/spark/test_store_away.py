@@ -144,33 +144,12 @@ class Query:
         self.running.stop()
 
 
-def summing() -> Any:
-    # By value: Spark's workers cannot import the tests.
-    from holdfast.operators.udop import UserOperator, decode, encode
-
-    class Running(UserOperator):
-        def __init__(self) -> None:
-            self.sum = 0
-
-        def process(self, row: dict[str, Any]) -> list[dict[str, Any]]:
-            self.sum += row["value"]
-            return [{"key": row["key"], "sum": self.sum}]
-
-        def checkpoint(self) -> bytes:
-            return encode(self.sum)
-
-        def restore(self, saved: bytes) -> None:
-            self.sum = decode(saved)
-
-    return Running
-
-
 @pytest.mark.parametrize("checkpoint", [EFFORT, EXACT])
 def test_a_query_outlives_the_server_of_its_checkpoints(
     spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path, redis: RedisServer, checkpoint: Any
 ) -> None:
     """Killed with kill -9, started again; batches went on meanwhile, or waited. Then scratch is lost."""
-    plan = operator(tmp_path, redis, checkpoint, summing())
+    plan = operator(tmp_path, redis, checkpoint, Summing)
     fill(store, "in", ROWS[:10], end=False, until=5)
     query = Query(spark, store, plan, tmp_path)
     until(lambda: query.has(10), "the first results")
