@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import holdfast
 from holdfast.spark import read_stream
+from holdfast.spark.session import register
 from holdfast.spark.source import BucketReader, RangeReader
 from tests.spark.conftest import at, fill
 
@@ -107,6 +108,23 @@ def test_a_restarted_query_goes_on_where_it_was(
     fill(store, "a", ROWS_A[20:])
     second, _ = run_now(frame, tmp_path / "ckpt")
     assert [v for _, _, v in first + second] == [v for _, _, v in ROWS_A]
+
+
+def test_queries_that_start_add_nothing_to_what_all_of_them_share(
+    spark: SparkSession, two: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    """Spark serialises this map in one thread while another extends it."""
+    register(spark)  # With a map that no query has used yet.
+    given = set(spark.sparkContext.environment)
+    shared = spark._jsparkSession.sessionState().dataSourceManager().lookupDataSource("holdfast").dataSourceCls()
+    before = set(shared.envVars())
+    frame = spark.readStream.format("holdfast").option("root", str(two.root)).load("a")
+    query = frame.writeStream.format("noop").trigger(availableNow=True).start(str(tmp_path / "nothing"))
+    query.awaitTermination()
+    assert query.lastProgress is not None
+    assert set(shared.envVars()) == before
+    assert before > given
+    assert set(spark.sparkContext.environment) == given, "other functions of the session are left alone"
 
 
 def test_a_live_start_skips_the_past(spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path) -> None:

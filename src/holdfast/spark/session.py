@@ -48,6 +48,14 @@ SETTINGS = (
     Setting("spark.driver.host", "127.0.0.1", "Names of machines need not resolve.", local_only=True),
 )  # fmt: skip
 
+#: Variables for Python that Spark's streaming reader puts into the map that all queries over a data source share, in
+#: the thread of whichever query starts. Two that start at once can lose an entry and still count it; from then on every
+#: task of the session fails (OptionalDataException). With the keys there from the beginning, only values change.
+_WRITTEN_LATER = {
+    "SPARK_LOCAL_DIRS": tempfile.gettempdir(), "SPARK_AUTH_SOCKET_TIMEOUT": "15", "SPARK_BUFFER_SIZE": "65536",
+    "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
+}  # fmt: skip
+
 
 def session(app: str = "holdfast", *, master: str | None = None, **settings: str) -> SparkSession:
     """A SparkSession that knows the format "holdfast".
@@ -78,7 +86,14 @@ def session(app: str = "holdfast", *, master: str | None = None, **settings: str
 
 def register(spark: SparkSession) -> SparkSession:
     """Make the format "holdfast" known to a session."""
-    spark.dataSource.register(HoldfastSource)
+    variables: dict[str, str] = spark.sparkContext.environment
+    missing = {name: value for name, value in _WRITTEN_LATER.items() if name not in variables}
+    variables.update(missing)
+    try:
+        spark.dataSource.register(HoldfastSource)
+    finally:
+        for name in missing:
+            del variables[name]
     return spark
 
 
