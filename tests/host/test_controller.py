@@ -4,6 +4,7 @@ the queries do what the test says, everything else is real."""
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,29 @@ def test_a_beginning_that_could_not_be_made_is_tried_again_and_the_query_never_g
     assert (hole.first_us, hole.upto_us) == (BEGINNING_US, 11 * SECOND)
     controller.stop_queries()
     controller.close()
+
+
+def test_a_query_that_stops_before_it_has_committed_anything_is_started_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    controller, queries = replica(tmp_path)
+    shutil.rmtree(queries.checkpoint / "commits")
+    started: list[Query] = []
+
+    def start() -> Any:
+        started.append(Query(queries.log))
+        return started[-1]
+
+    queries.start_stable = start  # type: ignore[method-assign]
+    until(controller, lambda: started)
+    started[0].isActive = False
+    until(controller, lambda: len(started) == 2)
+    assert "node@here: the stable query stopped (no reason given); starting it again in 1 s" in caplog.text
+    assert controller.core is None
+    (queries.checkpoint / "commits").mkdir()
+    queries.commit(0, 5 * SECOND)
+    until(controller, lambda: controller.core)
+    controller.stop_queries()
 
 
 def test_results_that_are_filed_until_the_query_has_stopped_do_not_lie_in_the_hole(tmp_path: Path) -> None:

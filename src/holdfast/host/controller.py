@@ -148,7 +148,10 @@ class Controller:
         if self._stable is None:
             self._watch_start(now)
             return False
-        return self._build(now)
+        if self._build(now):
+            return True
+        self._watch_health(now)
+        return False
 
     def _build(self, now: int) -> bool:
         progress = progress_of(self._queries.checkpoint)
@@ -310,6 +313,11 @@ class Controller:
                 self.tell(StableCompleted(upto, self._main.boundary_us))
                 self._published(before_us)
                 self._retain()
+        self._watch_health(now)
+
+    def _watch_health(self, now: int) -> None:
+        """Rule 4, also of a query that has never committed anything."""
+        assert self._stable is not None
         if now >= self._health_us:
             self._health_us = now + HEALTH_US
             if not self._stable.isActive:
