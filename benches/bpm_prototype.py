@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ from holdfast.console.load_picture import write_load_picture
 from holdfast.load.history import Movement, Sample
 
 PRICE, LOWER, MARGIN = 6.25, 1.5, 0.05
+#: A batch per bucket and task: with shorter ones seven queries of Spark leave nothing of two cores for a fourth JVM.
+BUCKET = "4s"
 #: What a row costs, in microseconds of a core of the contracts.
 US_PER_ROW = 1000
 UTAH, MIT = [f"utah{n}" for n in range(1, 5)], [f"mit{n}" for n in range(1, 4)]
@@ -86,7 +89,7 @@ def overloaded(said: dict[str, Any]) -> bool:
 
 
 def run(folder: Path, phase_s: float, plain: bool) -> dict[str, Any]:
-    federation = Federation(folder, owners(), bucket="2s", meet=meet, plain=plain)
+    federation = Federation(folder, owners(), bucket=BUCKET, meet=meet, plain=plain)
     first = ["node0", "node1", "node2"]
     rows: list[list[object]] = []
     acceptable = []
@@ -148,9 +151,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--phase", type=float, default=25.0, help="seconds of each phase")
     parser.add_argument("--picture", type=Path)
+    parser.add_argument("--keep", type=Path, help="a new folder for the hosts' files and logs, which stay there")
     parser.add_argument("--plain", action="store_true")
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    if asked.keep is not None:
+        asked.keep.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() if asked.keep is None else nullcontext(asked.keep) as folder:
         found = run(Path(folder), asked.phase, asked.plain)
     moves = [line for line in found["lines"] if isinstance(line, Movement)]
     moves.sort(key=lambda move: move.at_us)

@@ -17,7 +17,7 @@ CLAUSES = "price: 0.1 to 5.0, period: 3s, permits: [counts-m1]"
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     owners = [
         Owner("anna", ["m1", "m2"], [f"to: ben, {CLAUSES}", "from: carl, price: 1"]),
-        Owner("ben", [], [f"from: anna, {CLAUSES}", "to: carl, price: 3"]),
+        Owner("ben", [], [f"from: anna, {CLAUSES}", "to: carl, price: 3, permits: [count-m1]"]),
         Owner("carl", [], ["to: anna, price: 2"]),
     ]
     federation = Federation(tmp_path_factory.mktemp("two"), owners, plain=True)
@@ -81,6 +81,14 @@ def test_a_partner_that_is_down_or_has_signed_something_else_is_shown(two: Feder
     assert "could not be reached" in shown, "carl is down"
     shown = cli.ok("contracts", str(two.file("ben")))
     assert "ben.carl" in shown
+    assert "it permits count-m1, and neither our application nor our definitions have such a node" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["load", "contracts"])
+def test_hosts_that_are_all_down_are_a_failure(two: Federation, cli: InsideCli, verb: str) -> None:
+    assert "host 'carl'" in (said := cli.fails(verb, str(two.file("carl"))))
+    assert "`holdfast up` starts it" in said
 
 
 @pytest.mark.slow

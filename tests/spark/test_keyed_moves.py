@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from holdfast.checkpoint.policy import every
+from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.model.errors import CorruptLog, UsageError
+from holdfast.spark import far
 from holdfast.spark.keyed import ForkOf, Keyed
 from holdfast.spark.keyed_moves import operators_in, pack_operators, stays_because
 from holdfast.spark.keyed_task import Task
@@ -61,6 +64,28 @@ def test_a_host_that_loses_its_scratch_right_after_a_movement_has_everything_in_
     assert sums(there, "q1", 1, ("a", 1)) == [("a", 2)]
     shutil.rmtree(tmp_path / "ben" / "near")
     assert sums(there, "q1", 2, ("b", 1)) == [("b", 11)]
+
+
+@pytest.mark.parametrize("kind", ["log", "server"])
+def test_a_query_that_has_moved_away_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    kept = MemoryStore()
+    if kind == "server":  # One store for all queries and partitions, as with Redis or HBase.
+        monkeypatch.setattr(far, "open_store", lambda address: kept)
+        monkeypatch.setattr(MemoryStore, "close", lambda store: None)
+    anna = host(tmp_path, "anna", EXACT)
+    anna = replace(anna, store="redis://somewhere" if kind == "server" else anna.store)
+    gone, stays = task(anna, partitions=2), task(anna, partitions=2)
+    for partition in range(2):
+        list(gone.run([], "q0", 0, partition))
+    sums(gone, "q0", 1, ("a", 1), ("b", 10))
+    sums(stays, "q9", 0, ("a", 5))
+    gone.forget("q0")
+    left = [str(path) for path in tmp_path.rglob("*")] + [key.decode(errors="replace") for key, _ in kept.scan()]
+    assert not [name for name in left if "q0" in name]
+    assert [name for name in left if "q9" in name]
+    assert sums(stays, "q9", 1, ("a", 1)) == [("a", 6)], "others keep theirs"
 
 
 def test_states_come_from_the_store_where_scratch_is_lost(tmp_path: Path) -> None:

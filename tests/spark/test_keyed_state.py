@@ -72,6 +72,17 @@ def test_a_fork_that_finds_its_parents_state_nowhere_is_refused_where_exact_was_
         sums(fork, "f", 2, ("a", 100))
 
 
+def test_a_store_in_a_path_that_cannot_be_written_costs_best_effort_its_checkpoints_and_stops_exact(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "far").write_text("a file, where a folder should be made")
+    with pytest.warns(RuntimeWarning, match=r"running: 1 checkpoints dropped so far: .*far.* \(best effort\)"):
+        assert sums(task(make(tmp_path, every(events=1))), "q", 0, ("a", 1)) == [("a", 1)]
+    with pytest.raises(StorageError, match="far"):
+        sums(task(make(tmp_path, EXACT)), "r", 0, ("a", 1))
+    assert (tmp_path / "far").read_text().startswith("a file"), "nothing of it was touched"
+
+
 def test_two_queries_with_one_operator_do_not_share_its_state(tmp_path: Path) -> None:
     operator = make(tmp_path, EXACT)
     for query in ("q", "r"):

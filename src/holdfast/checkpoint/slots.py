@@ -134,6 +134,10 @@ class Slots:
         self._clean(cleaned, version)
         self._put([(_MARK + BATCH, marks[BATCH])], version, whole)
 
+    def clear(self) -> None:
+        """Remove everything: nobody will go on from it."""
+        self._store.put_many([Entry(key, version, None) for key, version in self._store.scan(self._prefix)])
+
     @property
     def pending(self) -> Names:
         """What is noted as not yet saved elsewhere."""

@@ -29,7 +29,7 @@ def command(
     holdfast contracts anna.yaml
     holdfast contracts anna.yaml --make-tokens
     """
-    from holdfast.cli.sharing import ask, sharing_hosts
+    from holdfast.cli.sharing import ask, sharing_hosts, somebody
     from holdfast.host.deployment import load_deployment
     from holdfast.model.errors import PeerError
 
@@ -38,7 +38,7 @@ def command(
         _make_tokens(session, deployment)
         return
     asked = sharing_hosts(deployment)
-    answers = ask(asked, "/v1/contracts")
+    answers = somebody(ask(asked, "/v1/contracts"))
     rows, troubles = [], [str(answer) for answer in answers if isinstance(answer, PeerError)]
     for answer in answers:
         if isinstance(answer, PeerError):

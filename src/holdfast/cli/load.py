@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,17 +34,19 @@ def command(
     holdfast load anna.yaml --watch
     holdfast load anna.yaml --picture load.html
     """
-    from holdfast.cli.sharing import ask, sharing_hosts
+    from holdfast.cli.sharing import ask, sharing_hosts, somebody
     from holdfast.host.deployment import load_deployment
     from holdfast.model.errors import PeerError
 
     session, deployment = Session(None, json), load_deployment(file)
     asked = sharing_hosts(deployment)
     if picture is not None:
-        _draw(session, ask(asked, "/v1/load/history"), picture)
+        _draw(session, somebody(ask(asked, "/v1/load/history")), picture)
         return
     while True:
         answers = ask(asked, "/v1/load")
+        if not watch:
+            somebody(answers)
         if watch and not json and session.out.is_terminal:
             session.out.clear()
         rows: list[list[str]] = []
@@ -77,7 +80,7 @@ def _rows(said: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
-def _draw(session: Session, answers: list[Any], path: Path) -> None:
+def _draw(session: Session, answers: Sequence[Any], path: Path) -> None:
     import msgspec
 
     from holdfast.console.load_picture import write_load_picture

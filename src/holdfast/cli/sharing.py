@@ -34,6 +34,13 @@ def ask(asked: Sequence[HostClient], path: str) -> list[Any]:
     return answers
 
 
+def somebody(answers: Sequence[Any]) -> Sequence[Any]:
+    """The same answers; `PeerError` if nobody has answered."""
+    if all(isinstance(answer, PeerError) for answer in answers):
+        raise PeerError("; ".join(map(str, answers)))
+    return answers
+
+
 def place(client: HostClient, node: str, to: str) -> str:
     """Have a node moved; what the host says about it."""
     return str(msgspec.json.decode(client.call("POST", "/v1/move", {"node": node, "to": to})).get("said", ""))

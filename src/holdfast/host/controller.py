@@ -194,6 +194,10 @@ class Controller:
         if self._stable is not None:
             stop(self._stable)
 
+    def forget(self) -> None:
+        """After `stop_queries`, of a node that others go on with: nothing of it stays elsewhere than in its folder."""
+        self._queries.forget()
+
     def close(self) -> None:
         """Let go of files and connections."""
         for intake in self._intakes.values():

@@ -36,6 +36,7 @@ from holdfast.load.terms import Terms
 from holdfast.load.words import Words
 from holdfast.model.errors import HoldfastError, PeerError, StorageError, UsageError
 from holdfast.model.time import SECOND_US
+from holdfast.protocol.load.contract import Contract
 from holdfast.protocol.load.effects import Effects, Fetch, Move
 from holdfast.protocol.load.leases import Lease, LeaseState, Role
 from holdfast.protocol.load.participant import ParticipantCore
@@ -97,6 +98,18 @@ class LoadManager:
         for folder, note in guests_on(host.root):
             self.tasks[note.lease_id] = self.guest(folder, note)
 
+    def nobodys(self, contract: Contract) -> str:
+        """Nodes that a contract permits and nobody here has heard of, as a sentence; empty if there are none. No reason
+        to end: contracts outlive nodes."""
+        known = {node.name for diagram in (self.host.catalog.diagram, self.definitions) for node in diagram.nodes}
+        unknown = sorted(set(contract.permits or ()) - known)
+        if not unknown:
+            return ""
+        return (
+            f"it permits {', '.join(unknown)}, and neither our application nor our definitions have such a node; they "
+            f"have {', '.join(sorted(known)) or 'none'}; correct permits in {self.terms.file} and in the partner's file"
+        )
+
     def guest(self, folder: Path, note: GuestNote) -> Guest:
         if note.owner not in self.partners:
             raise UsageError(
@@ -109,7 +122,13 @@ class LoadManager:
 
     async def run(self) -> None:
         """Manage until cancelled."""
+        for contract in self.terms.plan.contracts:
+            if nobodys := self.nobodys(contract):
+                log.warning("%s: %s", contract.contract_id, nobodys)
         self.words.start()
+        if any(contract.seller == self.terms.name for contract in self.terms.plan.contracts):
+            # What comes should not wait for a JVM: two compute the same until it is level.
+            self.work("make ready for guests", self._make_ready())
         for task in list(self.tasks.values()):
             note = read_note(task.home)
             if note is not None:
@@ -141,6 +160,9 @@ class LoadManager:
             # What is over need not be read again, and its contracts may go.
             self.journal.shorten(self.core.snapshot())
         self.journal.close()
+
+    async def _make_ready(self) -> None:
+        await self.host.spark()
 
     def start(self, guest: Guest) -> None:
         """A guest is here: set it up."""
@@ -259,7 +281,10 @@ class LoadManager:
         if starting is not None:
             starting.cancel()
             await asyncio.wait({starting})
+        controller = guest.controller
         await self.host.take_down(guest.replica)
+        if controller is not None:
+            await asyncio.get_running_loop().run_in_executor(None, controller.forget)
         del self.tasks[lease_id]
         await guest.close()
         self.census.forget(lease_id)

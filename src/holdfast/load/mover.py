@@ -37,19 +37,21 @@ from typing import TypeVar
 from holdfast.clock import monotonic_us, now_us
 from holdfast.load.away import Away, AwayNote, read_note, remove_note, write_note
 from holdfast.load.parcel import Unpacking, pack, parcel_version
-from holdfast.load.partner import PartnerLink, write_parcel
+from holdfast.load.partner import GuestReport, PartnerLink, write_parcel
 from holdfast.load.steps import reached
 from holdfast.load.tasks import HeldTask, guest_name
 from holdfast.model.errors import PeerError, UsageError
-from holdfast.model.time import BEGINNING_US
+from holdfast.model.time import BEGINNING_US, SECOND_US
 from holdfast.spark.beginning import load_beginning, take_up
 from holdfast.spark.fork import renew_id
 from holdfast.stream.waiting import Waiting
 
 log = logging.getLogger(__name__)
 
-#: A Spark session that has to be started first takes a few seconds, on a busy machine many.
+#: How long a partner may show no progress: the first batch of a new Spark session takes minutes on a crowded machine.
 LEVEL_S = 120.0
+#: How long two may compute the same, though the partner comes nearer all the time.
+_BOTH_S = 900.0
 _LOOK_S = 0.1
 _AGAIN_S = 5.0
 _CHUNK = 1 << 20
@@ -113,6 +115,7 @@ class Mover:
         await self._follow(task, note)
         log.info("%s: runs at %s now, under lease %s", task.replica, to, lease_id)
         reached("following")
+        await _aside(controller.forget)  # What came after the copy. If it comes back, it brings its states.
 
     async def _follow(self, task: HeldTask, note: AwayNote) -> None:
         """Rule 5."""
@@ -141,15 +144,19 @@ class Mover:
         """Step 3. Its output may trail ours by the last bucket: it will have it before anybody misses it."""
         controller, size = task.controller, task.output.definition.bucket_us
         assert controller is not None
-        end_us = monotonic_us() + round(LEVEL_S * 1e6)
+        begun_us = changed_us = monotonic_us()
+        before: GuestReport | None = None
         while True:
-            report = await partner.guest(guest)
+            report, at_us = await partner.guest(guest), monotonic_us()
             if report.boundary_us >= controller.boundary_us - size and report.state in ("STABLE", "UP_FAILURE"):
                 return
-            if monotonic_us() > end_us or report.state == "FAILED":
+            if report != before:
+                before, changed_us = report, at_us
+            late = at_us - changed_us > LEVEL_S * SECOND_US or at_us - begun_us > _BOTH_S * SECOND_US
+            if late or report.state == "FAILED":
                 raise PeerError(
-                    f"{partner.partner} has not caught up with {task.task_id} in {LEVEL_S:.0f} s (it is "
-                    f"{report.state}); it stays here"
+                    f"{partner.partner} has not caught up with {task.task_id} in "
+                    f"{(at_us - begun_us) / SECOND_US:.0f} s (it is {report.state}); it stays here"
                 )
             await asyncio.sleep(_LOOK_S)
 

@@ -50,6 +50,8 @@ def contracts_of(manager: LoadManager) -> dict[str, Any]:
         else:
             agreed = contract.contract_id in consent
             why = "" if agreed else f"{partner} has not signed these clauses; compare its file with {terms.file}"
+        if nobodys := manager.nobodys(contract):
+            why = "; ".join(filter(None, [why, nobodys]))
         found.append({
             "contract": contract.contract_id, "buyer": contract.buyer, "seller": contract.seller,
             "price_low": contract.price_low, "price_high": contract.price_high,

@@ -3,7 +3,8 @@
 Rules:
 1. Words to one partner are said one after the other. What does not get through is dropped: the core repeats what
    matters.
-2. Consent is asked for at the beginning and from then on; without it an offer would only be refused.
+2. Consent is asked for at the beginning and from then on; without it an offer would only be refused. Of a partner that
+   does not hear, nobody knows.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from holdfast.protocol.load.messages import Message
 log = logging.getLogger(__name__)
 
 #: How often partners are asked whether they have the same contracts, until they have, and afterwards.
-_CONSENT_S, _CONSENTED_S = 3.0, 30.0
+_CONSENT_S, _CONSENTED_S = 3.0, 10.0
 #: Words that wait for one partner; beyond it the oldest are left out.
 _WORDS_MAX = 256
 
@@ -64,6 +65,7 @@ class Words:
                 if heard:
                     log.info("%s does not hear: %s", name, error)
                 heard = False
+                self.agreed[name] = str(error)
                 self._unheard(name)
 
     async def _ask(self, name: str) -> None:

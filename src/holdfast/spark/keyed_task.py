@@ -18,11 +18,13 @@ Rules:
    beside its checkpoint; it never writes to what is its parent's (S1). A query over past data has no state to keep.
 8. A query that goes on from a checkpoint of another host takes over the states that lie in it, once, at the batch that
    they are the beginning of: into the store, too, which knows nothing of them yet (`holdfast.spark.keyed_moves`).
+9. A query that nobody will go on with leaves nothing behind, in scratch or store (`forget`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import shutil
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -39,7 +41,7 @@ from holdfast.clock import now_us
 from holdfast.model.errors import CorruptLog, StorageError, UsageError
 from holdfast.operators.parted import sorted_out
 from holdfast.operators.udop import Instances, directory_of
-from holdfast.spark.far import Far, far_of
+from holdfast.spark.far import Far, far_of, folder_of
 from holdfast.spark.keeping import KEPT, Left, counts_from, keep
 from holdfast.spark.quiet import Passing
 from holdfast.spark.scratch import ScratchLost, of_this_boot, opened
@@ -272,6 +274,19 @@ class Task:
                         return False
                     self._take_over(there, kept, batch, batch)
                     return True
+
+    def forget(self, query: str) -> None:
+        """Rule 9. A store whose server is away is a `PeerError`: it keeps what it has."""
+        shutil.rmtree(self._scratch() / query, ignore_errors=True)
+        folder = folder_of(self._plan, query)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            return
+        for partition in range(self.partitions):
+            with far_of(self._plan, query, partition) as far:
+                if far is not None:
+                    with far.once() as kept:
+                        kept.clear()
 
     def _scratch(self) -> Path:
         given = self._plan.scratch

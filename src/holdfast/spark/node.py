@@ -30,7 +30,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from holdfast.clock import monotonic_us, pause
 from holdfast.diagram import NodeSpec
-from holdfast.model.errors import StorageError, UsageError
+from holdfast.model.errors import HoldfastError, StorageError, UsageError
 from holdfast.model.time import SECOND_US, instant_text
 from holdfast.model.tuples import STREAM_COLUMN
 from holdfast.spark import control
@@ -128,7 +128,9 @@ class NodeQueries:
 
     def begin_anew(self, start_us: int, right_from_us: int) -> None:
         """From the next start on the stable query begins here, with an empty state."""
+        before = self.checkpoint
         self._beginning = begin_anew(self._home, self._beginning, start_us, right_from_us)
+        self._forget(before)
 
     def progress(self, since: int, checkpoint: Path | None = None) -> Progress | None:
         """The last committed batch, if it is a later one than `since`."""
@@ -160,7 +162,20 @@ class NodeQueries:
         batch, until_us = progress_of(checkpoint)
         if self._flow is not None and until_us is not None:
             return self._flow.pack(self._beginning.generation, until_us, checkpoint)
-        return pack_operators(self._operators, self._query_id(), batch + 1, checkpoint)
+        return pack_operators(self._operators, _query_id(self.checkpoint), batch + 1, checkpoint)
+
+    def forget(self) -> None:
+        """The stable query has stopped, and whoever goes on with the node does so from a copy: what the user's
+        operators keep for it elsewhere goes."""
+        self._forget(self.checkpoint)
+
+    def _forget(self, checkpoint: Path) -> None:
+        for operator in self._operators:
+            try:
+                operator.forget(_query_id(checkpoint))
+            except (HoldfastError, OSError) as error:
+                log.warning("%s: states of %s that nobody needs any more stay where they are: %s", self._node.name,
+                            operator.name, error)  # fmt: skip
 
     @property
     def stays_because(self) -> str | None:
@@ -192,7 +207,7 @@ class NodeQueries:
         if self._flow is not None:
             frame = self._flow.forked({"plan": str(plan)}, self._beginning.generation, fork, forked.until_us)
         else:
-            with forked_from(self._query_id(), plan.with_name("operators")):
+            with forked_from(_query_id(self.checkpoint), plan.with_name("operators")):
                 frame = self._results(plan=str(plan))
         branch = os.urandom(8).hex()
         name, pool = f"{self._node.name}-fork-{fork}", fork_pool(self._node.name)
@@ -203,7 +218,7 @@ class NodeQueries:
 
     def _fork_at_rest(self, checkpoint: Path) -> Waiting:
         """Fork between two batches, so that checkpoint and waiting results are of the same moment."""
-        query_id = self._query_id()
+        query_id = _query_id(self.checkpoint)
         output = StreamStore(self._outputs).open(self._node.output)
         deadline = monotonic_us() + _SETTLE_US_MAX
         while True:
@@ -220,9 +235,6 @@ class NodeQueries:
                     f"not commit it; it must have stopped there; look for its error in the log"
                 )
             pause(_SETTLE_POLL_US)
-
-    def _query_id(self) -> str:
-        return str(json.loads((self.checkpoint / "metadata").read_text())["id"])
 
     @staticmethod
     def ready(fork: RunningFork) -> bool:
@@ -325,6 +337,10 @@ class NodeQueries:
         if isinstance(started[0], BaseException):
             raise started[0]
         return started[0]
+
+
+def _query_id(checkpoint: Path) -> str:
+    return str(json.loads((checkpoint / "metadata").read_text())["id"])
 
 
 def make_active(spark: SparkSession) -> None:
