@@ -19,7 +19,7 @@ from holdfast.checkpoint.store import Entry
 from holdfast.checkpoint.stores.files import FilesStore
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.checkpoint.window_groups import WindowGroups
-from holdfast.model.errors import CorruptLog, StorageError, UsageError
+from holdfast.model.errors import CorruptLog, SchemaError, StorageError, UsageError
 from holdfast.operators.keyed_join import keyed_join
 from holdfast.operators.udop import Instances, lazily
 from holdfast.operators.window_join import Input, WindowJoin
@@ -411,6 +411,12 @@ def test_a_window_is_not_restored_into_a_program_with_other_columns(exact: bool)
             other.restore(store)
         with pytest.raises(UsageError, match="with the columns it was saved with"):
             other.load(join.snapshot())
+
+
+def test_a_column_that_could_not_be_restored_is_refused_before_anything_is_kept() -> None:
+    coded = pa.schema([("k", pa.int64()), ("source", pa.dictionary(pa.int32(), pa.string()))])
+    with pytest.raises(SchemaError, match=r"column 'source' of a window must hold its values.* cast it to string"):
+        Input(coded, 8)
 
 
 @pytest.mark.parametrize("exact", [False, True])

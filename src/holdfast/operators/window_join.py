@@ -32,7 +32,7 @@ from holdfast.checkpoint.policy import Every, Groups, NoCheckpoint
 from holdfast.checkpoint.safekeeper import Outcome, Result, SafeKeeper, State
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.window_groups import Dirty, Restored, WindowGroups, other_columns
-from holdfast.model.errors import StorageError, UsageError
+from holdfast.model.errors import SchemaError, StorageError, UsageError
 from holdfast.operators.window_rows import AT, GroupRows, Ints, by_window
 
 #: Positions and key codes share 63 bits when they are searched together.
@@ -50,6 +50,14 @@ class Input:
     schema: pa.Schema
     window: int
     per: str | None = None
+
+    def __post_init__(self) -> None:
+        for field in self.schema:
+            if pa.types.is_dictionary(field.type):  # A stretch of its rows is not a stretch of its memory.
+                raise SchemaError(
+                    f"column {field.name!r} of a window must hold its values themselves; got {field.type}; cast it to "
+                    f"{field.type.value_type}"
+                )
 
 
 class Batch(NamedTuple):
