@@ -2,8 +2,8 @@
 
 Seven tasks count connections by source, four over the traces of one network ("utah"), three over those of another
 ("mit"). Node 0 has the four, node 1 two, node 2 one; all have contracts with each other at one fixed price. The load of
-utah rises in steps, then that of mit has a spike at node 1. Then a fourth participant joins, which has a contract with
-node 2 alone, at a lower price (figure 7-10).
+utah rises in steps, then that of mit has a spike at node 1. Then a fourth participant joins, with twice the capacity,
+which has a contract with node 2 alone, at a lower price (figure 7-10).
 
 The seeds played recorded traces for 900 s on three machines. Here the traces are made, the loads follow figure 7-9, and
 hosts are processes on one machine, each with a Spark session of its own; what a row costs is a constant, as in the
@@ -64,7 +64,8 @@ def owners() -> list[Owner]:
         if name == "node2":
             contracts.append(f"to: node3, price: {LOWER}, period: 15s")
         found.append(Owner(name, HOMES[name], contracts, _SETTINGS))
-    found.append(Owner("node3", [], [f"from: node2, price: {LOWER}, period: 15s"], _SETTINGS))
+    larger = f"capacity: {{cpu: 2.0}}\n{_SETTINGS}"  # So that it takes a task of any size at that price.
+    found.append(Owner("node3", [], [f"from: node2, price: {LOWER}, period: 15s"], larger))
     return found
 
 

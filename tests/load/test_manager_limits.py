@@ -50,6 +50,29 @@ def offer(side: Side) -> bytes:
                                                (Task("t", Usage(0.1), "counts"),), 60_000_000))  # fmt: skip
 
 
+@pytest.mark.parametrize(("way", "starts"), [("from", 3), ("to", 0)])
+def test_who_takes_load_has_spark_ready_however_often_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, starts: int
+) -> None:
+    monkeypatch.setattr(managers, "_READY_S", 0.01)
+    begun: list[str] = []
+
+    def spark() -> None:
+        begun.append("once")
+        if len(begun) < 3:
+            raise OSError("Cannot allocate memory")
+
+    async def run() -> None:
+        ben = Side(tmp_path, "ben", "anna", 9, f"  - {{{way}: anna, price: 9}}")
+        ben.host._make_spark = spark  # type: ignore[assignment, method-assign]
+        async with serving(ben):
+            await until(lambda: len(begun) == starts)
+            await ben.host.spark() if starts else None
+            assert len(begun) == starts, "once it is there, it is there"
+
+    asyncio.run(run())
+
+
 def test_after_a_record_that_could_not_be_written_nothing_more_is_said_and_sharing_ends(tmp_path: Path) -> None:
     async def run() -> None:
         ben = Side(tmp_path, "ben", "anna", 9, "  - {from: anna, price: 9}")

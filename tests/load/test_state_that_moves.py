@@ -8,12 +8,15 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import holdfast.load.mover as mover
-from holdfast.model.errors import UsageError
+from holdfast.model.errors import PeerError, UsageError
+from holdfast.protocol.load.leases import LeaseState
 from holdfast.spark.lineages import arrival_in
+from holdfast.spark.node import _query_id
 from holdfast.spark.versions import _memory
 from tests.load.pair import Pair, Side, pair
 from tests.load.plain_engine import PlainQueries
@@ -90,6 +93,56 @@ async def _stopped_while_it_hands_over(two: Pair, monkeypatch: pytest.MonkeyPatc
     await two.order("anna")
     await two.until(lambda: fetched, "the first return to fail")
     monkeypatch.setattr(mover, "_file", real)
+
+
+class Keeping:
+    """Stands for an operator of the user's that keeps states beside its checkpoint."""
+
+    name, partitions = "keeping", 1
+
+    def __init__(self, trouble: Exception | None) -> None:
+        self.trouble = trouble
+        self.forgotten: list[str] = []
+
+    def pack(self, *what: object) -> bool:
+        return True
+
+    def forget(self, query: str) -> None:
+        self.forgotten.append(query)
+        if self.trouble is not None:
+            raise self.trouble
+
+
+@pytest.mark.parametrize("trouble", [None, PeerError("redis is away"), KeyError("Location")])
+def test_what_a_node_kept_elsewhere_is_forgotten_where_it_has_left_and_trouble_with_that_is_nobodys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: Exception | None
+) -> None:
+    keeping, real = Keeping(trouble), PlainQueries.__init__
+
+    def begin(queries: PlainQueries, *given: Any) -> None:
+        real(queries, *given)
+        queries._operators = [keeping]  # type: ignore[list-item]
+
+    monkeypatch.setattr(PlainQueries, "__init__", begin)
+
+    async def run() -> None:
+        async with pair(tmp_path, monkeypatch) as two:
+            await two.results_come()
+            first = _query_id(two.task.home / "checkpoint")
+            await two.to_ben()
+            (guest,) = two.ben.manager.tasks.values()
+            second = _query_id(guest.home / "checkpoint")
+            await two.until(lambda: keeping.forgotten == [first], "anna to forget")
+            (lease,) = two.anna.manager.core.book.leases.values()
+            assert lease.state is LeaseState.RUNNING
+            await two.order("anna")
+            await two.at_home()
+            await two.until(lambda: not two.ben.manager.tasks, "ben to drop it")
+            assert keeping.forgotten == [first, second]
+            assert not guest.folder.exists()
+            await two.finish()
+
+    asyncio.run(run())
 
 
 def test_a_node_whose_state_cannot_travel_is_never_offered_and_an_order_is_refused_with_the_reason(

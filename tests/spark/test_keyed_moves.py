@@ -82,7 +82,7 @@ def test_a_query_that_has_moved_away_leaves_nothing_behind(
     sums(gone, "q0", 1, ("a", 1), ("b", 10))
     sums(stays, "q9", 0, ("a", 5))
     gone.forget("q0")
-    left = [str(path) for path in tmp_path.rglob("*")] + [key.decode(errors="replace") for key, _ in kept.scan()]
+    left = [str(path) for path in tmp_path.rglob("*")] + [key.decode(errors="replace") for key in kept._kept]
     assert not [name for name in left if "q0" in name]
     assert [name for name in left if "q9" in name]
     assert sums(stays, "q9", 1, ("a", 1)) == [("a", 6)], "others keep theirs"

@@ -136,7 +136,7 @@ class Slots:
 
     def clear(self) -> None:
         """Remove everything: nobody will go on from it."""
-        self._store.put_many([Entry(key, version, None) for key, version in self._store.scan(self._prefix)])
+        self._store.purge(self._prefix)
 
     @property
     def pending(self) -> Names:

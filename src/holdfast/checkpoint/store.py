@@ -14,6 +14,7 @@ A store maps a key to its newest checkpoint. Rules, which `holdfast.testing.stor
 
 7. A value may be given in pieces that stand one after another, so that large state is not copied on its way. A store
    gets them joined, unless it has a `_write_pieces` of its own.
+8. `purge` is for keys that nobody will write again. A store that can leaves no marks there.
 
 An implementation has four methods: `_write`, `_read`, `scan` and `close`; the rest is here.
 """
@@ -103,6 +104,10 @@ class CheckpointStore(ABC):
     def delete(self, key: bytes, version: int) -> bool:
         """Remove what is not newer than `version`."""
         return self._write_pieces([_checked(EntryInPieces(key, version, None))])[0]
+
+    def purge(self, prefix: bytes) -> None:
+        """Remove all keys that begin with `prefix`, for good (rule 8)."""
+        self.put_many([Entry(key, version, None) for key, version in self.scan(prefix)])
 
     def get(self, key: bytes) -> Saved | None:
         """The newest checkpoint of a key, None if there is none."""

@@ -55,8 +55,9 @@ def command(
         pause(_EVERY_US)
     if wait_us:
         raise PeerError(
-            f"{node} does not run at {to} after {wait}; `holdfast contracts` shows whether the partner agrees; it may "
-            "be full, or it was asked within the period of the contract and is asked again after it"
+            f"{node} does not run at {to} after {wait}; it may still be on its way, as `holdfast load` shows (moving); "
+            "`holdfast contracts` shows whether the partner agrees; it may be full, or it was asked within the period "
+            "of the contract and is asked again after it"
         )
 
 

@@ -4,7 +4,7 @@ Rules:
 1. One event loop runs everything: cores, mirrors, the HTTP service. Only Spark's own work happens on other threads.
 2. A replica is set up as soon as its inputs are known: streams of this host when they exist, others when their host
    answers. Nobody waits for a host that is down except those who read from it.
-3. A host without nodes only serves the sources that lie on it, and starts no Spark.
+3. A host without nodes only serves the sources that lie on it, and starts no Spark; one that takes load of others does.
 4. Streams lie below the root, everything else below `.holdfast` there.
 5. A replica that a full disk or the like has stopped is set up again after a while, for as long as it takes: somebody
    will make room, and nobody should have to restart the others for that.
@@ -59,7 +59,7 @@ class _Fault(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Host:
-    """Runs what the catalog places on the host `name`. `spark` is called when the first node is set up."""
+    """Runs what the catalog places on the host `name`. `spark` is called when a session is first needed."""
 
     def __init__(
         self, name: str, catalog: Catalog, root: Path, spark: Callable[[], SparkSession], token: str | None = None
@@ -118,8 +118,8 @@ class Host:
         self._attended.append(asyncio.ensure_future(work))
 
     async def spark(self) -> SparkSession:
-        """The session, made when it is first needed."""
-        if self._spark is None:
+        """The session, made when it is first needed, and tried again where that failed."""
+        if self._spark is None or (self._spark.done() and self._spark.exception() is not None):
             self._spark = asyncio.get_running_loop().run_in_executor(None, self._make_spark)
         return await asyncio.shield(self._spark)
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from holdfast.clock import monotonic_us, now_us
 from holdfast.diagram import Diagram
+from holdfast.host.controller import Controller
 from holdfast.host.host import Host
 from holdfast.load.away import Away, read_note
 from holdfast.load.census import Census
@@ -59,6 +60,8 @@ log = logging.getLogger(__name__)
 #: How finely the core's wishes to be woken are kept; what it adds to a negotiation of some seconds does not matter.
 _PULSE_S = 0.05
 _MEASURE_US = SECOND_US
+#: How long Spark is left alone after it did not start.
+_READY_S = 30.0
 
 
 class LoadManager:
@@ -101,13 +104,16 @@ class LoadManager:
     def nobodys(self, contract: Contract) -> str:
         """Nodes that a contract permits and nobody here has heard of, as a sentence; empty if there are none. No reason
         to end: contracts outlive nodes."""
-        known = {node.name for diagram in (self.host.catalog.diagram, self.definitions) for node in diagram.nodes}
+        known, where = {node.name for node in self.definitions.nodes}, "our definitions do not have"
+        if contract.buyer == self.terms.name:
+            known |= {node.name for node in self.host.catalog.diagram.nodes}
+            where = "neither our application nor our definitions have"
         unknown = sorted(set(contract.permits or ()) - known)
         if not unknown:
             return ""
         return (
-            f"it permits {', '.join(unknown)}, and neither our application nor our definitions have such a node; they "
-            f"have {', '.join(sorted(known)) or 'none'}; correct permits in {self.terms.file} and in the partner's file"
+            f"it permits {', '.join(unknown)}, and {where} such a node; there is {', '.join(sorted(known)) or 'none'}; "
+            f"correct permits in {self.terms.file} and in the partner's file"
         )
 
     def guest(self, folder: Path, note: GuestNote) -> Guest:
@@ -162,7 +168,13 @@ class LoadManager:
         self.journal.close()
 
     async def _make_ready(self) -> None:
-        await self.host.spark()
+        while True:
+            try:
+                await self.host.spark()
+                return
+            except Exception as error:
+                log.error("Spark, without which nothing can run here, does not start; it is tried again: %s", error)
+            await asyncio.sleep(_READY_S)
 
     def start(self, guest: Guest) -> None:
         """A guest is here: set it up."""
@@ -234,6 +246,7 @@ class LoadManager:
 
     async def _move(self, step: Move) -> None:
         held, begun = self.tasks.get(step.task.task_id), monotonic_us()
+        controller = None if held is None else held.controller
         try:
             if held is None:
                 raise UsageError(f"there is no task {step.task.task_id} here any more")
@@ -250,6 +263,12 @@ class LoadManager:
         self.tell(Moved(step.lease_id))
         self.history.add(Movement(now_us(), step.task.task_id, self.terms.name, step.to,
                                   lease.price if lease else 0.0, monotonic_us() - begun))  # fmt: skip
+        # What it has kept since the copy was made. If it comes back, it brings its states.
+        await self._forget(controller)
+
+    async def _forget(self, controller: Controller | None) -> None:
+        if controller is not None:
+            await asyncio.get_running_loop().run_in_executor(None, controller.forget)
 
     async def _fetch(self, step: Fetch) -> None:
         held, begun = self.tasks.get(step.task.task_id), monotonic_us()
@@ -283,8 +302,7 @@ class LoadManager:
             await asyncio.wait({starting})
         controller = guest.controller
         await self.host.take_down(guest.replica)
-        if controller is not None:
-            await asyncio.get_running_loop().run_in_executor(None, controller.forget)
+        await self._forget(controller)
         del self.tasks[lease_id]
         await guest.close()
         self.census.forget(lease_id)

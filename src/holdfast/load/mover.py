@@ -37,7 +37,7 @@ from typing import TypeVar
 from holdfast.clock import monotonic_us, now_us
 from holdfast.load.away import Away, AwayNote, read_note, remove_note, write_note
 from holdfast.load.parcel import Unpacking, pack, parcel_version
-from holdfast.load.partner import GuestReport, PartnerLink, write_parcel
+from holdfast.load.partner import PartnerLink, write_parcel
 from holdfast.load.steps import reached
 from holdfast.load.tasks import HeldTask, guest_name
 from holdfast.model.errors import PeerError, UsageError
@@ -48,7 +48,8 @@ from holdfast.stream.waiting import Waiting
 
 log = logging.getLogger(__name__)
 
-#: How long a partner may show no progress: the first batch of a new Spark session takes minutes on a crowded machine.
+#: How long a partner may come no nearer: the first batch of a new Spark session takes minutes on a crowded machine. And
+#: how long the last of its output may take to come here before a node comes back.
 LEVEL_S = 120.0
 #: How long two may compute the same, though the partner comes nearer all the time.
 _BOTH_S = 900.0
@@ -115,7 +116,6 @@ class Mover:
         await self._follow(task, note)
         log.info("%s: runs at %s now, under lease %s", task.replica, to, lease_id)
         reached("following")
-        await _aside(controller.forget)  # What came after the copy. If it comes back, it brings its states.
 
     async def _follow(self, task: HeldTask, note: AwayNote) -> None:
         """Rule 5."""
@@ -144,15 +144,17 @@ class Mover:
         """Step 3. Its output may trail ours by the last bucket: it will have it before anybody misses it."""
         controller, size = task.controller, task.output.definition.bucket_us
         assert controller is not None
-        begun_us = changed_us = monotonic_us()
-        before: GuestReport | None = None
+        begun_us = nearer_us = monotonic_us()
+        nearest, seen = 1 << 63, set[str]()
         while True:
             report, at_us = await partner.guest(guest), monotonic_us()
-            if report.boundary_us >= controller.boundary_us - size and report.state in ("STABLE", "UP_FAILURE"):
+            behind_us = controller.boundary_us - report.boundary_us
+            if behind_us <= size and report.state in ("STABLE", "UP_FAILURE"):
                 return
-            if report != before:
-                before, changed_us = report, at_us
-            late = at_us - changed_us > LEVEL_S * SECOND_US or at_us - begun_us > _BOTH_S * SECOND_US
+            if behind_us < nearest or report.state not in seen:
+                nearest, nearer_us = min(nearest, behind_us), at_us
+                seen.add(report.state)
+            late = at_us - nearer_us > LEVEL_S * SECOND_US or at_us - begun_us > _BOTH_S * SECOND_US
             if late or report.state == "FAILED":
                 raise PeerError(
                     f"{partner.partner} has not caught up with {task.task_id} in "

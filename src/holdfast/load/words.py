@@ -3,16 +3,18 @@
 Rules:
 1. Words to one partner are said one after the other. What does not get through is dropped: the core repeats what
    matters.
-2. Consent is asked for at the beginning and from then on; without it an offer would only be refused. Of a partner that
-   does not hear, nobody knows.
+2. Consent is asked for at the beginning and from then on, and at once of a partner that did not hear; without it an
+   offer would only be refused.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 
+from holdfast.host.link import Refused
 from holdfast.load.partner import PartnerLink
 from holdfast.model.errors import PeerError
 from holdfast.protocol.load.contract import Contract
@@ -34,6 +36,7 @@ class Words:
     ) -> None:
         self._partners, self._contracts, self._unheard = partners, contracts, unheard
         self._waiting: dict[str, asyncio.Queue[Message]] = {name: asyncio.Queue(_WORDS_MAX) for name in partners}
+        self._doubts = {name: asyncio.Event() for name in partners}
         self._workers: list[asyncio.Task[None]] = []
         self.agreed: dict[str, tuple[str, ...] | str] = {}
         """Contracts that each partner has with us, or why that is not known."""
@@ -64,8 +67,9 @@ class Words:
             except PeerError as error:
                 if heard:
                     log.info("%s does not hear: %s", name, error)
+                if not isinstance(error, Refused):
+                    self._doubts[name].set()
                 heard = False
-                self.agreed[name] = str(error)
                 self._unheard(name)
 
     async def _ask(self, name: str) -> None:
@@ -77,5 +81,9 @@ class Words:
             except PeerError as error:
                 theirs = str(error)
             self.agreed[name] = theirs
-            same = not isinstance(theirs, str) and ours <= set(theirs)
-            await asyncio.sleep(_CONSENTED_S if same else _CONSENT_S)
+            if isinstance(theirs, str) or not ours <= set(theirs):
+                await asyncio.sleep(_CONSENT_S)
+                continue
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._doubts[name].wait(), _CONSENTED_S)
+            self._doubts[name].clear()

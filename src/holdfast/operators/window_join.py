@@ -53,11 +53,14 @@ class Input:
 
     def __post_init__(self) -> None:
         for field in self.schema:
-            if pa.types.is_dictionary(field.type):  # A stretch of its rows is not a stretch of its memory.
+            if _coded(field.type):  # The message of a group does not carry dictionaries.
                 raise SchemaError(
-                    f"column {field.name!r} of a window must hold its values themselves; got {field.type}; cast it to "
-                    f"{field.type.value_type}"
+                    f"column {field.name!r} of a window must hold its values themselves; got {field.type}; cast it"
                 )
+
+
+def _coded(kind: pa.DataType) -> bool:
+    return pa.types.is_dictionary(kind) or any(_coded(kind.field(i).type) for i in range(kind.num_fields))
 
 
 class Batch(NamedTuple):

@@ -113,6 +113,9 @@ class _Reached(CheckpointStore):
     def scan(self, prefix: bytes = b"") -> list[tuple[bytes, int]]:
         return self._asked(lambda store: store.scan(prefix))
 
+    def purge(self, prefix: bytes) -> None:
+        self._asked(lambda store: store.purge(prefix))
+
     def close(self) -> None:
         if self._store is not None:
             self._store.close()

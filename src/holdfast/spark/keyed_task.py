@@ -277,10 +277,12 @@ class Task:
 
     def forget(self, query: str) -> None:
         """Rule 9. A store whose server is away is a `PeerError`: it keeps what it has."""
-        shutil.rmtree(self._scratch() / query, ignore_errors=True)
         folder = folder_of(self._plan, query)
+        for doomed in (self._scratch() / query, folder):
+            if doomed is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.rmtree(doomed)
         if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
             return
         for partition in range(self.partitions):
             with far_of(self._plan, query, partition) as far:

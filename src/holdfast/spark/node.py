@@ -30,7 +30,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from holdfast.clock import monotonic_us, pause
 from holdfast.diagram import NodeSpec
-from holdfast.model.errors import HoldfastError, StorageError, UsageError
+from holdfast.model.errors import StorageError, UsageError
 from holdfast.model.time import SECOND_US, instant_text
 from holdfast.model.tuples import STREAM_COLUMN
 from holdfast.spark import control
@@ -128,9 +128,7 @@ class NodeQueries:
 
     def begin_anew(self, start_us: int, right_from_us: int) -> None:
         """From the next start on the stable query begins here, with an empty state."""
-        before = self.checkpoint
         self._beginning = begin_anew(self._home, self._beginning, start_us, right_from_us)
-        self._forget(before)
 
     def progress(self, since: int, checkpoint: Path | None = None) -> Progress | None:
         """The last committed batch, if it is a later one than `since`."""
@@ -167,13 +165,10 @@ class NodeQueries:
     def forget(self) -> None:
         """The stable query has stopped, and whoever goes on with the node does so from a copy: what the user's
         operators keep for it elsewhere goes."""
-        self._forget(self.checkpoint)
-
-    def _forget(self, checkpoint: Path) -> None:
         for operator in self._operators:
             try:
-                operator.forget(_query_id(checkpoint))
-            except (HoldfastError, OSError) as error:
+                operator.forget(_query_id(self.checkpoint))
+            except Exception as error:  # Whatever it was: the node runs elsewhere, and that must not fail here.
                 log.warning("%s: states of %s that nobody needs any more stay where they are: %s", self._node.name,
                             operator.name, error)  # fmt: skip
 
@@ -257,8 +252,7 @@ class NodeQueries:
     def _remove_fork(self, checkpoint: Path) -> None:
         """Its folder, and large results that its last batch has staged beside the output: nobody will ask for them."""
         with contextlib.suppress(OSError, ValueError, KeyError):
-            query_id = json.loads((checkpoint / "metadata").read_text())["id"]
-            for staged in (self._outputs / self._node.output / "staging").glob(f"{query_id}.*"):
+            for staged in (self._outputs / self._node.output / "staging").glob(f"{_query_id(checkpoint)}.*"):
                 staged.unlink(missing_ok=True)
         shutil.rmtree(checkpoint.parent, ignore_errors=True)
         if self._flow is not None and checkpoint.parent.name.isdigit():

@@ -93,7 +93,7 @@ def register(spark: SparkSession) -> SparkSession:
         spark.dataSource.register(HoldfastSource)
     finally:
         for name in missing:
-            del variables[name]
+            variables.pop(name, None)
     return spark
 
 

@@ -134,6 +134,18 @@ class StoreConformance(ABC):
             assert store.get(b"k") == Saved(7, b"seven")
         self.finish()
 
+    def test_what_is_purged_is_gone_with_its_marks_and_the_rest_stays(self, tmp_path: Path) -> None:
+        with self._opened(tmp_path) as store:
+            for key in (b"a/1", b"a/2", b"a", b"b/1", b"a0"):
+                assert store.put(key, 7, b"seven")
+            assert store.delete(b"a/2", 8)
+            store.purge(b"a/")
+            assert store.scan() == [(b"a", 7), (b"a0", 7), (b"b/1", 7)]
+            assert store.get_many([b"a/1", b"a/2"]) == {}
+            store.purge(b"nothing")
+            assert len(store.scan()) == 3
+        self.finish()
+
     def test_a_value_in_pieces_is_read_as_one(self, tmp_path: Path) -> None:
         with self._opened(tmp_path) as store:
             pieces = (b"head", memoryview(b"-middle-"), b"", b"end")

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
-from holdfast.checkpoint.store import CheckpointStore, Entry, Saved
+from holdfast.checkpoint.store import VERSION_MAX, CheckpointStore, Entry, Saved
 from holdfast.checkpoint.stores.envelope import unwrap, version_of, wrap
 from holdfast.model.errors import PeerError, UsageError
 
@@ -113,6 +113,16 @@ class HBaseStore(CheckpointStore):
         return [unwrap(key, raws[key], self._url) if key in raws else None for key in keys]
 
     def scan(self, prefix: bytes = b"") -> list[tuple[bytes, int]]:
+        saved = ((key, unwrap(key, raw, self._url)) for key, raw in self._rows(prefix))
+        return sorted((key, found.version) for key, found in saved if found is not None)
+
+    def purge(self, prefix: bytes) -> None:
+        # Up to a version that no write has: without one, the server's clock would say what is older.
+        for key, _ in list(self._rows(prefix)):
+            self._ask("DELETE", f"{key.hex()}/{COLUMN.decode()}/{VERSION_MAX + 1}", also=(404,))
+
+    def _rows(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """All values and marks, as they stand there."""
         self._ensure_table()
         bounds: dict[str, Any] = {"batch": _SCAN_ROWS, "startRow": _coded(prefix.hex().encode())}
         if prefix:
@@ -120,16 +130,11 @@ class HBaseStore(CheckpointStore):
             bounds["endRow"] = _coded(prefix.hex().encode() + b"g")
         place = self._ask("PUT", "scanner", bounds).headers["Location"]
         path = place.partition(f"/{self._table}/")[2]
-        found = []
         try:
             while (answer := self._ask("GET", path)).status_code == 200:
-                for key, raw in self._cells(answer).items():
-                    saved = unwrap(key, raw, self._url)
-                    if saved is not None:
-                        found.append((key, saved.version))
+                yield from self._cells(answer).items()
         finally:
             self._ask("DELETE", path, also=(404,))
-        return sorted(found)
 
     def _cells(self, answer: httpx.Response) -> dict[bytes, bytes]:
         try:

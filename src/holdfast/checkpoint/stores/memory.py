@@ -37,5 +37,9 @@ class MemoryStore(CheckpointStore):
             kept = list(self._kept.items())
         return sorted((key, version) for key, (version, value) in kept if value is not None and key.startswith(prefix))
 
+    def purge(self, prefix: bytes) -> None:
+        with self._mutex:
+            self._kept = {key: kept for key, kept in self._kept.items() if not key.startswith(prefix)}
+
     def close(self) -> None:
         pass

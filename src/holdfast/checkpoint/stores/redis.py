@@ -87,10 +87,20 @@ class RedisStore(CheckpointStore):
         return found
 
     def scan(self, prefix: bytes = b"") -> list[tuple[bytes, int]]:
-        pattern = _literal(self._prefix + prefix) + b"*"
-        names = self._call(lambda: list(self._client.scan_iter(match=pattern, count=_MANY)))
-        keys = sorted({name[len(self._prefix) :] for name in names})
+        keys = sorted({name[len(self._prefix) :] for name in self._names(prefix)})
         return [(key, saved.version) for key, saved in zip(keys, self._read(keys), strict=True) if saved is not None]
+
+    def purge(self, prefix: bytes) -> None:
+        names = self._names(prefix)
+        for at in range(0, len(names), _MANY):
+            some = names[at : at + _MANY]
+            self._call(lambda some=some: self._client.unlink(*some))
+
+    def _names(self, prefix: bytes) -> list[bytes]:
+        """Of all values and marks, some maybe twice."""
+        pattern = _literal(self._prefix + prefix) + b"*"
+        found: list[bytes] = self._call(lambda: list(self._client.scan_iter(match=pattern, count=_MANY)))
+        return found
 
     def close(self) -> None:
         self._client.close()
