@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.host.deployment import load_deployment
+from holdfast.load.away import AwayNote, remove_note, write_note
+from holdfast.load.hosting import check_all_at_home
 from tests.cli.conftest import InsideCli
 from tests.load.federation import Federation, Owner
 
@@ -72,7 +75,9 @@ def test_a_node_is_moved_and_taken_back_by_hand_and_the_tables_say_so(
 def test_what_cannot_be_moved_is_said_in_one_sentence(
     two: Federation, cli: InsideCli, node: str, to: str, sentence: str
 ) -> None:
-    assert sentence in cli.fails("move", file(two), node, to)
+    said = cli.fails("move", file(two), node, to)
+    assert sentence in said
+    assert "/v1/" not in said, "how hosts are asked is nobody's business"
 
 
 @pytest.mark.slow
@@ -89,6 +94,25 @@ def test_a_partner_that_is_down_or_has_signed_something_else_is_shown(two: Feder
 def test_hosts_that_are_all_down_are_a_failure(two: Federation, cli: InsideCli, verb: str) -> None:
     assert "host 'carl'" in (said := cli.fails(verb, str(two.file("carl"))))
     assert "`holdfast up` starts it" in said
+
+
+def test_a_host_does_not_start_without_its_contracts_while_a_node_of_its_is_away(
+    cli: InsideCli, tmp_path: Path
+) -> None:
+    """It would compute again what the partner has sent, and write both into one stream."""
+    federation = Federation(tmp_path, [Owner("anna", ["m1"], ["to: ben, price: 1"]), Owner("ben", [])])
+    federation.end()
+    net = federation.file("anna")
+    net.write_text(net.read_text().replace(", load: terms.yaml", ""))
+    homes = tmp_path / "anna" / "data" / ".holdfast" / "nodes"
+    for node in ("counts-m1", "counts-of-yesterday"):
+        (homes / node).mkdir(parents=True)
+        write_note(homes / node, AwayNote("anna:1#0", "ben"))
+    said = cli.fails("host", str(net), "anna")
+    assert "host 'anna'" in said
+    assert "must keep its load: FILE while counts-m1 runs at ben's" in said
+    remove_note(homes / "counts-m1")
+    check_all_at_home(load_deployment(net), load_deployment(net).host("anna"))
 
 
 @pytest.mark.slow

@@ -27,10 +27,11 @@ def command(
     deployment.view_token()
     with claimed(spec):
         from holdfast.host.deployed import run_host
+        from holdfast.load.hosting import check_all_at_home, load_manager
 
         extend = None
-        if spec.load is not None:
-            from holdfast.load.hosting import load_manager
-
+        if spec.load is None:
+            check_all_at_home(deployment, spec)
+        else:
             extend = load_manager(deployment, spec)
         run_host(deployment, name, extend)

@@ -125,7 +125,10 @@ class HostClient:
         if answer.status_code == 401:
             raise PeerError(f"{self._who} does not accept the token; use the token file it was started with")
         if answer.status_code >= 300:
-            raise PeerError(f"{self._who} refused {path} with {answer.status_code}: {_reason(body)}")
+            reason = _reason(body)
+            if reason is not None and answer.status_code < 500:
+                raise PeerError(f"{self._who} refused: {reason}")
+            raise PeerError(f"{self._who} refused {path} with {answer.status_code}: {reason or 'no reason given'}")
         return body
 
 
@@ -169,10 +172,10 @@ def _bounded(answer: httpx.Response, who: str) -> bytes:
     return bytes(body)
 
 
-def _reason(body: bytes) -> str:
+def _reason(body: bytes) -> str | None:
     try:
         said = msgspec.json.decode(body)
     except msgspec.DecodeError:
-        return "no reason given"
-    text = str(said.get("error", "no reason given")) if isinstance(said, dict) else "no reason given"
-    return "".join(char if char.isprintable() else " " for char in text[:500])
+        return None
+    text = said.get("error") if isinstance(said, dict) else None
+    return None if text is None else "".join(char if char.isprintable() else " " for char in str(text)[:500])

@@ -8,6 +8,7 @@ from holdfast.host.app_file import load_app
 from holdfast.host.deployment import Deployment, HostSpec
 from holdfast.host.host import Host
 from holdfast.host.service import Door
+from holdfast.load.away import read_note
 from holdfast.load.door import doors_of
 from holdfast.load.manager import LoadManager
 from holdfast.load.terms import load_terms
@@ -39,3 +40,17 @@ def load_manager(deployment: Deployment, spec: HostSpec) -> Callable[[Host], Sha
         partner.token()
     app = deployment.load_app() if terms.definitions is None else load_app(terms.definitions, terms.file.parent)
     return lambda host: Sharing(LoadManager(host, terms, app.diagram()))
+
+
+def check_all_at_home(deployment: Deployment, spec: HostSpec) -> None:
+    """A host that shares no load any more would run a node a second time that is still a partner's, and write over what
+    came from there."""
+    away = {path.parent.name: path for path in (spec.root / ".holdfast" / "nodes").glob("*/away")}
+    known = {node.name for node in deployment.load_app().diagram().nodes} if away else set()
+    for node in sorted(known & away.keys()):
+        note = read_note(away[node].parent)
+        assert note is not None
+        raise UsageError(
+            f"host {spec.name!r} in {deployment.file} must keep its load: FILE while {node} runs at {note.partner}'s "
+            f"or has ended there ({away[node]}); put the line back, and take the node home with `holdfast move`"
+        )
