@@ -422,6 +422,30 @@ def test_what_retention_has_removed_is_refused_or_passed_over_but_never_silently
         scene.b.stop()
 
 
+def test_closing_a_connection_ends_a_consumer_that_waits_in_another_thread(scene: Scene) -> None:
+    ended: list[BaseException] = []
+    scene.fill(1, 3)
+    connection = scene.connect()
+    subscriber = connection.subscribe("s")
+
+    def consume() -> None:
+        try:
+            list(subscriber.rows())
+        except UsageError as error:
+            ended.append(error)
+
+    consumer = threading.Thread(target=consume, daemon=True)
+    consumer.start()
+    end = time.monotonic() + 60
+    while not subscriber.reading():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    connection.close()
+    consumer.join(30)
+    assert not consumer.is_alive()
+    assert "this subscriber was closed" in str(ended[0])
+
+
 def test_a_subscriber_leaves_nothing_behind(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))

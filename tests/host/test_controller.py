@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import holdfast
+import holdfast.host.controller as controllers
 from holdfast.clock import monotonic_us, pause
 from holdfast.host.controller import Controller
 from holdfast.host.forking import Forking
@@ -158,6 +160,67 @@ def test_a_query_that_stops_before_it_has_committed_anything_is_started_again(
     queries.commit(0, 5 * SECOND)
     until(controller, lambda: controller.core)
     controller.stop_queries()
+
+
+def test_a_batch_that_hangs_is_spoken_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(controllers, "HEALTH_US", 10_000)
+    monkeypatch.setattr(controllers, "_LONG_US", 100_000)
+    controller, queries = replica(tmp_path)
+    until(controller, lambda: controller.core)
+    queries.planned = lambda batch: batch == 1  # type: ignore[method-assign]
+    until(controller, lambda: "batch 1 is not done after 0 s" in controller.status()["why"])
+    until(controller, lambda: caplog.text)
+    for _ in range(10):
+        controller._health_us = 0
+        controller.pulse()
+    assert caplog.text.count("node@here: batch 1 is not done") == 1, "said once"
+    queries.commit(1, 6 * SECOND)
+    until(controller, lambda: "is not done" not in controller.status().get("why", ""))
+    controller.stop_queries()
+
+
+def test_a_query_is_stopped_whatever_becomes_of_its_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    controller, queries = replica(tmp_path)
+    until(controller, lambda: controller.core)
+
+    def refuse() -> None:
+        raise StorageError("could not rename: Read-only file system")
+
+    monkeypatch.setattr(controller.output, "drop_branch", refuse)
+    with pytest.raises(StorageError, match="Read-only"):
+        controller.stop_queries()
+    assert queries.log == ["start", "stop"]
+
+
+@pytest.mark.parametrize("hangs", ["start", "first batch"])
+def test_a_fork_that_never_gets_ready_has_failed_and_the_next_one_can_start(tmp_path: Path, hangs: str) -> None:
+    output = holdfast.open(tmp_path / "streams").create("out", "n bigint", bucket="1s")
+    queries: Any = Queries(tmp_path / "home")
+    forking, real, released = Forking(queries, output, SECOND, "node@here"), queries.start_fork, threading.Event()
+
+    def start(fork: int) -> RunningFork:
+        if hangs == "start":
+            assert released.wait(60)
+        return real(fork)  # type: ignore[no-any-return]
+
+    queries.start_fork, queries.ready = start, lambda fork: False
+    forking.prepare(1)
+    if hangs == "first batch":
+        while forking._running is None:
+            assert forking.poll(monotonic_us()) is None
+    assert forking.poll(monotonic_us() + 600 * SECOND) is None
+    assert forking.state == "none"
+    assert forking.poll(monotonic_us() + 700 * SECOND) == ForkFailed(1)
+    queries.start_fork, queries.ready = real, lambda fork: True
+    forking.prepare(2)
+    signal = None
+    while signal is None:
+        signal = forking.poll(monotonic_us())
+    assert signal == ForkPrepared(2, 5)
+    released.set()
+    forking.close()
 
 
 def test_results_that_are_filed_until_the_query_has_stopped_do_not_lie_in_the_hole(tmp_path: Path) -> None:

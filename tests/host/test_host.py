@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 import holdfast
+import holdfast.host.host as hosts
 from holdfast.host.catalog import Catalog
 from holdfast.host.deployment import load_deployment
 from holdfast.host.host import Host
 from holdfast.host.network import SourceVoice
-from holdfast.model.errors import UsageError
+from holdfast.model.errors import PeerError, StorageError, UsageError
 from holdfast.protocol.dpc.effects import Send
 from holdfast.protocol.dpc.messages import KeepaliveRequest
+from holdfast.stream.store import Stream
 from tests.host.conftest import until
 from tests.host.test_controller import Queries
 
@@ -116,8 +118,23 @@ class Scripted(Host):
         return Queries(home), self.store.create("other", "n bigint", bucket="1s", exist_ok=True)
 
 
-def test_a_replica_that_a_full_disk_has_stopped_comes_back_when_there_is_room(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stuck", [False, True])
+def test_a_replica_that_a_full_disk_has_stopped_comes_back_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck: bool
+) -> None:
+    """`stuck`: not even what it leaves behind can be removed until then."""
+    full, drop = True, Stream.drop_branch
+    running: Any = None
+
+    def drop_branch(stream: Stream) -> None:
+        if full and stuck and running.controllers:
+            raise StorageError("could not rename: No space left on device")
+        drop(stream)
+
+    monkeypatch.setattr(Stream, "drop_branch", drop_branch)
+
     async def play() -> None:
+        nonlocal full, running
         (tmp_path / "app.py").write_text("import holdfast\n\napp = holdfast.App('one')\n" + OTHER)
         (tmp_path / "d.yaml").write_text(
             'app: app.py\nhosts: {a: {address: "127.0.0.1:7401", root: a/}}\nsources: {late: a}\n'
@@ -128,7 +145,7 @@ def test_a_replica_that_a_full_disk_has_stopped_comes_back_when_there_is_room(tm
         spark: Any = object
         running = Scripted("a", Catalog(deployment.load_app().diagram(), deployment), tmp_path / "a", spark)
         running.return_s = 0.05
-        full, say = True, running._network.say
+        say = running._network.say
 
         def out_of_room(sender: str, send: Send) -> None:
             if full:
@@ -138,7 +155,7 @@ def test_a_replica_that_a_full_disk_has_stopped_comes_back_when_there_is_room(tm
         running._network.say = out_of_room  # type: ignore[method-assign]
         seen: list[str] = []
         task = asyncio.ensure_future(running.run())
-        for wanted in ("FAILED", "FAILED", "STABLE"):
+        for wanted in ("FAILED", "STABLE") if stuck else ("FAILED", "FAILED", "STABLE"):
             before = running.controllers.get("other@a")
             full = wanted != "STABLE"
 
@@ -148,7 +165,41 @@ def test_a_replica_that_a_full_disk_has_stopped_comes_back_when_there_is_room(tm
 
             await until(there)
             assert seen[-1] == wanted
+        assert len(running.status()["replicas"]) == 1
         running.stop()
         await task
 
     asyncio.run(play())
+
+
+def test_a_host_whose_spark_has_ended_ends_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its queries can never be started again, and whoever watches the process can do so."""
+    ended = False
+    monkeypatch.setattr(hosts, "has_ended", lambda spark: ended)
+    monkeypatch.setattr(hosts, "HEALTH_US", 10_000)
+
+    async def play() -> None:
+        nonlocal ended
+        running = host(tmp_path, APP + OTHER, "fast: a, slow: a, late: a")
+        task = asyncio.ensure_future(running.run())
+        await until(lambda: running._looked_us)
+        assert not task.done()
+        ended = True
+        with pytest.raises(PeerError, match="Spark has ended beneath 'a'"):
+            await asyncio.wait_for(task, 30)
+
+    asyncio.run(play())
+
+
+def test_an_application_that_ends_after_its_start_says_so_although_nobody_asks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = holdfast.App("broken", root=tmp_path)
+    app.node(inputs=["s"], name="n")(lambda rows: rows)
+    holdfast.open(tmp_path).create("s", "n bigint", bucket="1s")
+    engine: Any = object()  # The first thing that the node asks of it, it does not have.
+    running = app.start(spark=engine)
+    running._thread.join(30)
+    assert "application broken has ended: " in caplog.text
+    with pytest.raises(AttributeError):
+        running.status()

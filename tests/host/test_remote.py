@@ -43,6 +43,22 @@ def test_a_lane_that_ends_by_an_unforeseen_error_is_told_as_broken(tmp_path: Pat
     asyncio.run(play())
 
 
+def test_where_a_stream_begins_is_asked_again_after_an_unforeseen_error(tmp_path: Path) -> None:
+    origin = Origin(tmp_path / "o")
+    origin.fill(3, 5)
+    links: list[Link] = [LocalLink(Serving(origin.store), never), Faulty()]
+
+    async def play() -> None:
+        intake = MirroredIntake(tmp_path / "home", origin.definition, ("n@a",), SECOND, lambda _: links[-1])
+        await asyncio.sleep(0)
+        assert intake.first_us() is None
+        links.pop()
+        await until(lambda: intake.first_us() is not None)
+        intake.close()
+
+    asyncio.run(play())
+
+
 def test_a_stream_named_like_a_folder_of_ours_is_mirrored_beside_the_copies(tmp_path: Path) -> None:
     store = holdfast.open(tmp_path / "o")
     for name in ("copies", "s"):

@@ -9,6 +9,8 @@ import pytest
 
 import holdfast.load.mover as mover
 from holdfast.host.controller import Controller
+from holdfast.load.census import Census
+from holdfast.load.history import History
 from holdfast.model.errors import CorruptLog, PeerError, StorageError
 from holdfast.protocol.dpc.effects import Send
 from holdfast.protocol.dpc.messages import Ack
@@ -84,6 +86,26 @@ def test_what_fails_after_the_note_does_not_make_the_movement_a_failed_one(
             await two.results_come()
             await two.order("anna")
             await two.at_home()
+            await two.finish()
+
+    asyncio.run(run())
+
+
+def test_pictures_and_figures_that_cannot_be_had_stop_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def damaged(*given: object) -> int:
+        raise CorruptLog("the segment is missing")
+
+    async def run() -> None:
+        async with pair(tmp_path, monkeypatch) as two:
+            monkeypatch.setattr(History, "_add", full)
+            monkeypatch.setattr(Census, "_out_bytes", damaged)
+            looked_us = two.anna.manager._measured_us
+            await two.until(lambda: two.anna.manager._measured_us > looked_us + 300_000, "a few looks")
+            assert not two.anna.ended
+            await two.results_come()
             await two.finish()
 
     asyncio.run(run())

@@ -80,6 +80,23 @@ def test_a_clock_that_is_set_back_delays_nothing_and_breaks_no_boundary(idle: bo
     assert stimes[-1] >= promised
 
 
+def test_boundaries_go_on_after_an_unforeseen_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream, real, left = stream_of(tmp_path, bucket="10ms"), Producer.tick, [1]
+
+    def tick(producer: Producer) -> None:
+        if left:
+            left.pop()
+            raise OSError(5, "Input/output error")
+        real(producer)
+
+    monkeypatch.setattr(Producer, "tick", tick)
+    with stream.producer(), stream.subscribe(boundaries=True, start="live") as subscriber:
+        assert next(subscriber.rows(timeout="20s"))
+    assert "is late: [Errno 5]" in caplog.text
+
+
 def test_a_boundary_asked_for_ahead_of_the_clock_moves_arrivals_with_it(tmp_path: Path) -> None:
     clock = Clock()
     stream = stream_of(tmp_path, clock=clock)

@@ -6,9 +6,11 @@ import os
 import random
 import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import holdfast.stream.reader as readers
 from holdfast.model.errors import CorruptLog, Fenced, Removed
 from holdfast.stream.definition import Retention, define
 from holdfast.stream.reader import LogReader
@@ -32,6 +34,32 @@ def test_an_empty_stream_reads_as_empty(tmp_path: Path) -> None:
     reader = reader_of(tmp_path)
     assert not reader.refresh()
     assert (rows_of(reader), reader.rows, reader.closed, reader.stime_max_us) == ([], 0, False, None)
+    reader.close()
+
+
+def test_a_reader_that_was_out_of_files_when_the_log_rolled_looks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = open_log(tmp_path, disk=QuietDisk(), segment_bytes=1 << 20)
+    send(writer, 1)
+    reader = reader_of(tmp_path)
+    writer.release(1)
+    writer = open_log(tmp_path, disk=QuietDisk(), segment_bytes=1024)
+    for k in range(2, 30):
+        send(writer, k)
+    real, left = readers._Active, [1]
+
+    def active(*given: Any) -> Any:
+        if left:
+            left.pop()
+            raise OSError(24, "Too many open files")
+        return real(*given)
+
+    monkeypatch.setattr(readers, "_Active", active)
+    with pytest.raises(OSError, match="Too many open files"):
+        reader.refresh()
+    assert reader.refresh()
+    assert rows_of(reader) == numbered(range(1, 30))
     reader.close()
 
 

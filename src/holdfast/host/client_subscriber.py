@@ -230,7 +230,11 @@ class ClientSubscriber:
         self._client.acked_us = max(self._client.acked_us, self._delivered_us)
 
     def close(self) -> None:
-        """Stop reading, and remove what was not taken."""
+        """Stop reading, and remove what was not taken; another thread that waits for more is told."""
+        with self._news:
+            self._steps.clear()
+            self._trouble = self._trouble or UsageError("this subscriber was closed; subscribe again to read on")
+            self._news.notify_all()
         self._let_go()
         if self._reader is not None:
             self._reader.close()

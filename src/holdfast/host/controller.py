@@ -59,6 +59,8 @@ from holdfast.stream.waiting import Waiting
 log = logging.getLogger(__name__)
 
 _RESTART_US_MIN, _RESTART_US_MAX = SECOND_US, 30 * SECOND_US
+#: A batch that takes longer is spoken of: a hundred times what one takes.
+_LONG_US = 60 * SECOND_US
 #: Input that is no longer needed is let go of in steps of this many buckets.
 _RETAIN_BUCKETS = 64
 
@@ -93,6 +95,9 @@ class Controller:
         self._anew: _Anew | None = None
         self._died_of: str | None = None
         self._batch = -1
+        #: The batch that Spark has planned and not committed, and since when we see it so; the last that was spoken of.
+        self._busy: tuple[int, int] | None = None
+        self._told_busy: tuple[int, int] | None = None
         self._health_us = self._restart_us = 0
         self._pause_us = _RESTART_US_MIN
         self._retained = 0
@@ -125,7 +130,13 @@ class Controller:
             log.error("%s: cannot go on: %s", self.plan.replica, error)
             self.trouble = str(error)
             self.may_return = isinstance(error, StorageError | OSError) and not isinstance(error, CorruptLog)
-            threading.Thread(target=self.stop_queries, name=f"stop-{self.plan.replica}", daemon=True).start()
+            threading.Thread(target=self._stop_aside, name=f"stop-{self.plan.replica}", daemon=True).start()
+
+    def _stop_aside(self) -> None:
+        try:
+            self.stop_queries()
+        except Exception as error:
+            log.error("%s: could not be stopped: %s", self.plan.replica, error)
 
     def _pulse(self) -> None:
         now = monotonic_us()
@@ -187,12 +198,14 @@ class Controller:
     def stop_queries(self) -> None:
         """Stop both queries; what they have committed is the next start's beginning. Takes Spark a moment."""
         self.stopped = True
-        self._forking.close()
-        self._starter.shutdown()
-        if self._starting is not None and self._starting.exception() is None:
-            self._stable = self._starting.result()
-        if self._stable is not None:
-            stop(self._stable)
+        try:
+            self._forking.close()
+        finally:  # Whatever became of the fork: a query that ran on would write beside the next one.
+            self._starter.shutdown()
+            if self._starting is not None and self._starting.exception() is None:
+                self._stable = self._starting.result()
+            if self._stable is not None:
+                stop(self._stable)
 
     def forget(self) -> None:
         """After `stop_queries`, of a node that others go on with: nothing of it stays elsewhere than in its folder."""
@@ -326,6 +339,27 @@ class Controller:
             self._health_us = now + HEALTH_US
             if not self._stable.isActive:
                 self._died(now, self._stable.exception())
+            else:
+                self._watch_batch(now)
+
+    def _watch_batch(self, now: int) -> None:
+        """Spark does not say that a batch hangs: a function that waits for a server, a worker that was stopped."""
+        if not self._queries.planned(self._batch + 1):
+            self._busy = None
+        elif self._busy is None or self._busy[0] != self._batch + 1:
+            self._busy = (self._batch + 1, now)
+        elif self._told_busy != self._busy and now - self._busy[1] >= _LONG_US:
+            self._told_busy = self._busy
+            log.warning("%s: %s", self.plan.replica, self._long_batch(now))
+
+    def _long_batch(self, now: int) -> str | None:
+        if self._busy is None or now - self._busy[1] < _LONG_US:
+            return None
+        batch, since = self._busy
+        return (
+            f"batch {batch} is not done after {(now - since) // SECOND_US} s; it has much to read, or its function "
+            "waits for something"
+        )
 
     def _published(self, before_us: int) -> None:
         """Spark publishes the last windows of what it has read a batch later. Readers whom that brings level with the
@@ -473,6 +507,8 @@ class Controller:
             if self._died_of is not None:
                 return Wait("spark", f"the stable query stopped ({self._died_of}); it is started again")
             return QUERY_STARTS
+        if (long := self._long_batch(monotonic_us())) is not None:
+            return Wait("spark", long)
         if self.core is not None:
             return recovery(self.core)
         if all(intake.first_us() is None for intake in self._intakes.values()):

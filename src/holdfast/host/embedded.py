@@ -29,6 +29,8 @@ from holdfast.stream.store import StreamStore
 if TYPE_CHECKING:
     from holdfast.app import App
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 _POLL_US = 20_000
 #: How often whoever asks looks whether there is still somebody to answer.
@@ -54,6 +56,8 @@ class Running:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._run_host())
         except BaseException as error:
+            if self._ready.is_set():  # Nobody waits for the start any more, and maybe nobody will ask again.
+                log.error("application %s has ended: %s", self._app.name, error)
             self._trouble = error
         finally:
             self._ready.set()
@@ -154,7 +158,7 @@ def run(app: App, **options: Any) -> None:
                 running.status()
                 pause(200_000)
         except KeyboardInterrupt:
-            logging.getLogger(__name__).info("stopping %s", app.name)
+            log.info("stopping %s", app.name)
 
 
 def node_session(name: str, nodes: Iterable[str] = (), *, master: str | None = None, **settings: str) -> SparkSession:

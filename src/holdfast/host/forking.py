@@ -30,6 +30,10 @@ log = logging.getLogger(__name__)
 #: A fork that could not start is tried again after this long; at once would keep Spark busy with failing.
 _RETRY_US = 2_000_000
 
+#: A fork that is not ready by then hangs. On a crowded machine one takes half a minute.
+_READY_US_MAX = 180 * SECOND_US
+_THREADS = 4
+
 #: Asking Spark whether a query lives costs a call into the JVM; a dead one is noticed this much later.
 HEALTH_US = 1_000_000
 
@@ -39,8 +43,9 @@ class Forking:
 
     def __init__(self, queries: NodeQueries, output: Stream, bucket_us: int, label: str) -> None:
         self._queries, self._output, self._size, self._label = queries, output, bucket_us, label
-        self._starter = ThreadPoolExecutor(1, thread_name_prefix=f"fork-{label}")
-        self._stopper = ThreadPoolExecutor(1, thread_name_prefix=f"unfork-{label}")
+        # Of each two or more: what hangs in Spark must not keep the next one from its start.
+        self._starter = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"fork-{label}")
+        self._stopper = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"unfork-{label}")
         self._id = 0
         self._asked_us = 0
         self._starting: Future[RunningFork] | None = None
@@ -145,6 +150,10 @@ class Forking:
                 return None
             self._running = starting.result()
             self._batch = self._running.batch_id
+        if not self._ready and self._asked_us and now_us - self._asked_us > _READY_US_MAX:
+            if self._starting is not None or self._running is not None:
+                self._failed(now_us, TimeoutError(f"it was not ready after {_READY_US_MAX // SECOND_US} s"))
+            return None
         if self._running is None:
             return None
         if now_us >= self._health_us:

@@ -8,6 +8,7 @@ Rules:
 4. Streams lie below the root, everything else below `.holdfast` there.
 5. A replica that a full disk or the like has stopped is set up again after a while, for as long as it takes: somebody
    will make room, and nobody should have to restart the others for that.
+6. A host whose Spark has ended ends as well: whoever watches processes can start it again, and nobody else could.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from typing import Any
 import msgspec
 from pyspark.sql import SparkSession
 
+from holdfast.clock import monotonic_us
 from holdfast.diagram import NodeSpec
 from holdfast.host.catalog import Catalog, replica_name
 from holdfast.host.controller import Controller
+from holdfast.host.forking import HEALTH_US
 from holdfast.host.intake import DirectIntake, Intake
 from holdfast.host.link import CutLink, Cuts, HttpLink, Link, LocalLink
 from holdfast.host.network import Network, SourceVoice
@@ -38,6 +41,7 @@ from holdfast.protocol.dpc.effects import Send
 from holdfast.protocol.dpc.messages import Message, StreamReport
 from holdfast.spark.node import NodeQueries
 from holdfast.spark.results import create_output
+from holdfast.spark.session import has_ended
 from holdfast.stream.definition import Definition
 from holdfast.stream.store import Stream, StreamStore
 
@@ -83,6 +87,7 @@ class Host:
         self._waits: dict[str, Wait] = {}
         self._stopping = asyncio.Event()
         self.return_s = RETURN_S
+        self._looked_us = 0
         #: Nodes that could not be set up, and why.
         self._refused: dict[str, str] = {}
 
@@ -101,6 +106,7 @@ class Host:
                 await self.spark()
             ready()
             while not self._stopping.is_set():
+                self._look_at_spark()
                 for controller in list(self.controllers.values()):
                     controller.pulse()
                 self._look_for_trouble()
@@ -122,6 +128,18 @@ class Host:
         if self._spark is None or (self._spark.done() and self._spark.exception() is not None):
             self._spark = asyncio.get_running_loop().run_in_executor(None, self._make_spark)
         return await asyncio.shield(self._spark)
+
+    def _look_at_spark(self) -> None:
+        """Rule 6."""
+        made = self._spark
+        if made is None or not made.done() or made.exception() is not None or monotonic_us() < self._looked_us:
+            return
+        self._looked_us = monotonic_us() + HEALTH_US
+        if has_ended(made.result()):
+            raise PeerError(
+                f"Spark has ended beneath {self.name!r}: its JVM is gone, or somebody stopped it; nothing is lost that "
+                "was committed; start again"
+            )
 
     def _look_for_trouble(self) -> None:
         """A node that cannot be set up is reported and left out: others may run here for weeks before its input comes
@@ -146,16 +164,18 @@ class Host:
                 self._setups[node.name] = asyncio.ensure_future(self._set_up_again(node, controller))
 
     async def _set_up_again(self, node: NodeSpec, failed: Controller) -> None:
-        await asyncio.sleep(self.return_s)
-        await asyncio.get_running_loop().run_in_executor(None, failed.stop_queries)
-        failed.close()
+        closed = False
         while True:
+            await asyncio.sleep(self.return_s)
             try:
+                if not closed:
+                    await asyncio.get_running_loop().run_in_executor(None, failed.stop_queries)
+                    failed.close()
+                    closed = True
                 await self.set_up(node)
                 return
             except (StorageError, OSError) as error:
                 log.error("%s: still cannot go on: %s", failed.plan.replica, error)
-                await asyncio.sleep(self.return_s)
 
     async def _close(self) -> None:
         beside = [*self._setups.values(), *self._attended]
@@ -226,6 +246,7 @@ class Host:
     def add(self, replica: str, stand: Replica) -> None:
         """From now on this one stands for the replica."""
         self.controllers[replica] = stand
+        self._refused.pop(replica.partition("@")[0], None)
         self._network.add(replica, stand.deliver)
 
     async def take_down(self, replica: str) -> None:

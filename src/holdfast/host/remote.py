@@ -10,7 +10,6 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -76,14 +75,19 @@ class MirroredIntake(Intake):
         """Ask the producers, until one knows, where the stream begins."""
         while self._first_us is None:
             for producer in producers:
-                with contextlib.suppress(PeerError):
+                try:
                     portion = await self._link_to(producer).pull(self._definition.name, Lane.MAIN, BEGINNING_US, 0, 1)
-                    firsts = [event.stime_min_us for event in portion.events]
-                    if portion.boundary_us > BEGINNING_US:
-                        firsts.append(portion.boundary_us)  # Events are sent as they came: an older one may follow.
-                    if firsts:
-                        self._first_us = min(firsts)
-                        return
+                except PeerError:
+                    continue
+                except Exception:
+                    log.exception("%s from %s: where it begins could not be asked", self._definition.name, producer)
+                    continue
+                firsts = [event.stime_min_us for event in portion.events]
+                if portion.boundary_us > BEGINNING_US:
+                    firsts.append(portion.boundary_us)  # Events are sent as they came: an older one may follow.
+                if firsts:
+                    self._first_us = min(firsts)
+                    return
             await asyncio.sleep(_FIND_S)
 
     def subscribe(self, replica: str, lane: Lane, from_us: int) -> None:

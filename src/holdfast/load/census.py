@@ -9,6 +9,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 
@@ -19,6 +20,7 @@ from holdfast.load.away import read_note
 from holdfast.load.meter import Meter, Reading, read_progress
 from holdfast.load.tasks import HeldTask, OwnTask
 from holdfast.load.terms import Terms
+from holdfast.model.errors import HoldfastError
 from holdfast.model.time import SECOND_US
 from holdfast.protocol.load.leases import Lease
 from holdfast.protocol.load.usage import NOTHING, Task, Usage, together
@@ -50,7 +52,8 @@ class Census:
                 continue
             reading = await loop.run_in_executor(None, _quietly, query)
             if reading is not None and task_id in self._tasks:
-                self.meter.take(task_id, reading, self._out_bytes(task_id, held), monotonic_us())
+                with contextlib.suppress(HoldfastError, OSError):  # Whoever reads or writes it will say so.
+                    self.meter.take(task_id, reading, self._out_bytes(task_id, held), monotonic_us())
         own = [task for task in self.running() if isinstance(self._tasks[task.task_id], OwnTask)]
         known = all(task.task_id in self._known for task in own)
         return known or monotonic_us() - self._begun_us >= _FIRST_US

@@ -5,11 +5,14 @@ It is for people and promises nothing: it is not synced, and when it has grown i
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+
+log = logging.getLogger(__name__)
 
 #: A sample a second is some 100 bytes: about six hours.
 _BYTES_MAX = 2 << 20
@@ -46,9 +49,20 @@ class History:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._failing = False
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def add(self, line: Sample | Movement) -> None:
+        """A picture with a hole, where the disk is full, and no reason to stop anything else."""
+        try:
+            self._add(line)
+            self._failing = False
+        except OSError as error:
+            if not self._failing:
+                log.warning("%s: loads and movements are not noted for pictures: %s", self.path, error)
+            self._failing = True
+
+    def _add(self, line: Sample | Movement) -> None:
         with self.path.open("ab") as file:
             file.write(msgspec.json.encode(line) + b"\n")
             size = file.tell()

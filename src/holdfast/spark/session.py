@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from holdfast.model.errors import StorageError
@@ -95,6 +96,20 @@ def register(spark: SparkSession) -> SparkSession:
         for name in missing:
             variables.pop(name, None)
     return spark
+
+
+def has_ended(spark: SparkSession) -> bool:
+    """Whether nothing can be run with a session any more: its JVM is gone, or its context was stopped."""
+    if not isinstance(spark, SparkSession):
+        return False  # Somebody else's engine (`NodeQueries`); it looks after itself.
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is not None and process.poll() is not None:
+        return True
+    try:
+        context = spark.sparkContext
+        return context._jsc is None or bool(context._jsc.sc().isStopped())
+    except Exception:  # Whatever a call into a JVM that is just going raises.
+        return True
 
 
 def own_folder() -> Path:

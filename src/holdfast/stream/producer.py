@@ -359,7 +359,7 @@ class _Ticker:
             try:
                 self._producer.tick()
                 failing = False
-            except HoldfastError as error:
+            except Exception as error:  # This thread must not end: without boundaries readers take the stream for dead.
                 if not failing:
                     log.warning("boundary of stream %s is late: %s", self._producer.definition.name, error)
                 failing = True

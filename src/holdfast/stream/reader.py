@@ -156,7 +156,7 @@ class LogReader:
             if not self._superseded():
                 self._forget_manifest()
                 raise CorruptLog(f"{self.folder / manifest.segments[-1].name}: the segment is missing") from None
-        except CorruptLog:
+        except BaseException:  # Out of files, for instance: with the new manifest, nobody would look again.
             self._forget_manifest()
             raise
         return True

@@ -1,0 +1,36 @@
+"""Whether a session can still be used, seen in a process of its own: its JVM is killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.spark.processes import REPOSITORY, environment
+
+ENDS = """
+from pyspark import SparkContext
+from holdfast.spark.session import has_ended, session
+
+first = session(master="local[1]")
+assert not has_ended(first)
+first.stop()
+assert has_ended(first)
+second = session(master="local[1]")
+assert not has_ended(second)
+java = SparkContext._gateway.proc
+java.kill()
+java.wait()
+assert has_ended(second)
+print("seen")
+"""
+
+
+@pytest.mark.slow
+def test_a_session_that_was_stopped_or_whose_jvm_was_killed_has_ended() -> None:
+    command = [sys.executable, "-c", ENDS]
+    ran = subprocess.run(
+        command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=240, check=False
+    )
+    assert ran.stdout.strip().endswith("seen"), ran.stderr[-2000:]
