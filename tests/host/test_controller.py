@@ -14,6 +14,7 @@ import pytest
 
 import holdfast
 import holdfast.host.controller as controllers
+import holdfast.host.forking as forks
 from holdfast.clock import monotonic_us, pause
 from holdfast.host.controller import Controller
 from holdfast.host.forking import Forking
@@ -192,6 +193,23 @@ def test_a_query_is_stopped_whatever_becomes_of_its_fork(tmp_path: Path, monkeyp
     with pytest.raises(StorageError, match="Read-only"):
         controller.stop_queries()
     assert queries.log == ["start", "stop"]
+
+
+def test_a_fork_that_hangs_does_not_keep_the_query_from_being_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forks, "_CLOSE_S", 0.2)
+    controller, queries = replica(tmp_path)
+    until(controller, lambda: controller.core)
+    released = threading.Event()
+    queries.start_fork = lambda fork: released.wait(60)  # type: ignore[method-assign, assignment, return-value]
+    controller._forking.prepare(1)
+    stopping = threading.Thread(target=controller.stop_queries, daemon=True)
+    stopping.start()
+    stopping.join(30)
+    assert not stopping.is_alive()
+    assert queries.log == ["start", "stop"]
+    released.set()
 
 
 @pytest.mark.parametrize("hangs", ["start", "first batch"])

@@ -17,6 +17,8 @@ import holdfast
 from holdfast.clock import monotonic_us, pause
 from holdfast.host.embedded import Running, node_session
 from holdfast.model.tuples import TupleType
+from holdfast.operators.udop import UserOperator, decode, encode
+from holdfast.spark.keyed import udop
 from holdfast.stream.holes import read_holes
 
 T0 = 1_700_000_000
@@ -150,6 +152,54 @@ def test_a_cut_input_gives_tentative_results_that_are_replaced_and_a_restart_goe
         assert [r["k"] for r in results if r["origin"] == name] == list(range(source.sent))
     assert [r["stime"] for r in results] == sorted(r["stime"] for r in results)
     assert not list((tmp_path / ".holdfast" / "nodes" / "both").glob("forks/*"))
+
+
+def test_a_fork_goes_on_with_the_states_of_an_operator_of_the_users(spark: SparkSession, tmp_path: Path) -> None:
+    """S1: what it computes begins where the stable results end, and is never seen there."""
+
+    class Numbering(UserOperator):
+        def __init__(self) -> None:
+            self.n = 0
+
+        def process(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+            self.n += 1
+            return [{"stime": row["stime"], "origin": row["stream"], "n": self.n}]
+
+        def checkpoint(self) -> bytes:
+            return encode(self.n)
+
+        def restore(self, saved: bytes) -> None:
+            self.n = decode(saved)
+
+    store = holdfast.open(tmp_path)
+    left, right = Live(store, "left"), Live(store, "right")
+    app = holdfast.App("numbers", root=tmp_path)
+    numbering = udop("numbering", Numbering, key="stream", schema="stime timestamp, origin string, n bigint",
+                     scratch=str(tmp_path / "scratch"))  # fmt: skip
+    app.node(inputs=["left", "right"], name="numbered", max_delay="2s")(lambda rows: rows.transform(numbering))
+    with app.start(spark=spark) as running:
+        running.wait_until_stable("90s")
+        output = store.open("numbered")
+        subscriber = output.subscribe(tentative=True)
+        got: list[dict[str, Any]] = []
+
+        def seen(kind: TupleType) -> int:
+            got.extend(row for batch in subscriber.poll() for row in batch.to_pylist())
+            return sum(row["tuple_type"] == kind for row in got)
+
+        until(lambda: seen(TupleType.INSERTION) > 40)
+        running.fail("right")
+        until(lambda: seen(TupleType.TENTATIVE) > 20)
+        numbers = [row["n"] for row in got if row["origin"] == "left"]
+        assert numbers == list(range(1, len(numbers) + 1)), "tentative ones go on where the stable ones end"
+        running.heal("right")
+        until(lambda: seen(TupleType.REC_DONE))
+        for source in (left, right):
+            source.end()
+        until(lambda: output.reader().closed)
+    results = stable(output)
+    for name, source in (("left", left), ("right", right)):
+        assert [r["n"] for r in results if r["origin"] == name] == list(range(1, source.sent + 1))
 
 
 def test_nodes_join_and_follow_each_other_to_the_end_of_their_inputs(spark: SparkSession, tmp_path: Path) -> None:

@@ -17,12 +17,19 @@ from holdfast.checkpoint.policy import every
 from holdfast.checkpoint.stores import open_store
 from holdfast.model.errors import CorruptLog, StorageError, UsageError
 from holdfast.operators.udop import UserOperator, encode
+from holdfast.spark import far
 from holdfast.spark.keyed import ForkOf, Keyed, udop
 from holdfast.spark.keyed_task import Task
 from holdfast.spark.session import own_folder
 from tests.spark.summing import Summing
 
 EXACT = every("1ms", exact=True)
+
+
+class Fleeting(Summing):
+    """Is forgotten when its key has been quiet for a day."""
+
+    time_to_live_us = 86_400_000_000
 
 
 def make(tmp_path: Path, checkpoint: Any, scratch: bool = True) -> Keyed:
@@ -65,13 +72,6 @@ def test_a_fork_begins_with_its_parents_state_and_leaves_it_alone(tmp_path: Path
     assert [p.name for p in (tmp_path / "far" / "running").iterdir()] == ["q"], "a fork's state goes with its folder"
 
 
-def test_a_fork_that_finds_its_parents_state_nowhere_is_refused_where_exact_was_promised(tmp_path: Path) -> None:
-    operator = make(tmp_path, EXACT)
-    fork = task(operator, fork=ForkOf("q", str(tmp_path / "fork" / "operators")))
-    with pytest.raises(StorageError, match="neither on this machine nor in"):
-        sums(fork, "f", 2, ("a", 100))
-
-
 def test_a_store_in_a_path_that_cannot_be_written_costs_best_effort_its_checkpoints_and_stops_exact(
     tmp_path: Path,
 ) -> None:
@@ -81,6 +81,51 @@ def test_a_store_in_a_path_that_cannot_be_written_costs_best_effort_its_checkpoi
     with pytest.raises(StorageError, match="far"):
         sums(task(make(tmp_path, EXACT)), "r", 0, ("a", 1))
     assert (tmp_path / "far").read_text().startswith("a file"), "nothing of it was touched"
+
+
+@pytest.mark.parametrize("policy", [None, EXACT])
+def test_a_fork_whose_parent_has_gone_on_too_far_is_refused_and_not_begun_empty(tmp_path: Path, policy: Any) -> None:
+    operator = make(tmp_path, policy)
+    main = task(operator)
+    for batch in range(4):
+        sums(main, "q", batch, ("a", 1))
+    late = task(operator, fork=ForkOf("q", str(tmp_path / "late" / "operators")))
+    with pytest.raises(StorageError, match="the state of its parent at the beginning of batch 2, which has gone by"):
+        sums(late, "f", 2, ("a", 100))
+
+
+def test_a_fork_that_took_the_states_along_goes_on_from_them_however_late(tmp_path: Path) -> None:
+    operator = make(tmp_path, None)
+    main = task(operator)
+    for batch in range(2):
+        sums(main, "q", batch, ("a", 1))
+    assert main.pack("q", 2, tmp_path / "fork" / "operators")
+    for batch in range(2, 6):
+        sums(main, "q", batch, ("a", 1))
+    fork = task(operator, fork=ForkOf("q", str(tmp_path / "fork" / "operators")))
+    assert sums(fork, "f", 2, ("a", 100)) == [("a", 102)]
+    assert sums(fork, "f", 3, ("a", 100)) == [("a", 202)]
+
+
+def test_a_fork_with_another_number_of_partitions_is_refused(tmp_path: Path) -> None:
+    operator = make(tmp_path, None)
+    sums(task(operator, partitions=3), "q", 0, ("a", 1))
+    fork = task(operator, partitions=2, fork=ForkOf("q", str(tmp_path / "fork" / "operators")))
+    with pytest.raises(UsageError, match="its state lies in 3 partitions, the query has 2"):
+        sums(fork, "f", 1, ("a", 1))
+
+
+def test_a_fork_does_not_wait_for_the_store_that_its_parent_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(far, "_BUSY_S", 0.1)
+    operator = replace(make(tmp_path, EXACT), prototype=Fleeting)
+    main = task(operator)
+    sums(main, "q", 0, ("a", 1))
+    fork = task(operator, fork=ForkOf("q", str(tmp_path / "fork" / "operators")))
+    assert sums(fork, "f", 1, ("a", 1)) == [("a", 2)]
+    with open_store(f"log:{tmp_path}/far/running/q/0"):
+        assert sums(fork, "f", 2, ("a", 1)) == [("a", 3)]
 
 
 def test_two_queries_with_one_operator_do_not_share_its_state(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ first = session(master="local[1]")
 assert not has_ended(first)
 first.stop()
 assert has_ended(first)
-second = session(master="local[1]")
+second = session(master="local[1]", spark_sql_shuffle_partitions="8")
 assert not has_ended(second)
+assert session().conf.get("spark.sql.shuffle.partitions") == "8", "queries that run rely on it"
 java = SparkContext._gateway.proc
 java.kill()
 java.wait()

@@ -114,7 +114,9 @@ def test_queries_that_start_add_nothing_to_what_all_of_them_share(
     spark: SparkSession, two: holdfast.StreamStore, tmp_path: Path
 ) -> None:
     """Spark serialises this map in one thread while another extends it."""
+    reading = iter(spark.sparkContext.environment.items())
     register(spark)  # With a map that no query has used yet.
+    assert list(reading), "whoever plans in another thread goes through it just then"
     given = set(spark.sparkContext.environment)
     shared = spark._jsparkSession.sessionState().dataSourceManager().lookupDataSource("holdfast").dataSourceCls()
     before = set(shared.envVars())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,12 @@ def test_operators_without_state_act_like_those_of_the_seeds(
     celsius = readings.map(key="key", value=F.round((F.col("value") - 32) * 5 / 9).cast("bigint"))
     both = hot.union(flow(spark, "b", root=store.root).filter("value > 100"))
     made = {"hot": hot, "warm": warm, "rest": rest, "celsius": celsius, "both": both}
-    queries = [f.write(n, checkpoint_location=tmp_path / n, trigger=NOW) for n, f in made.items()]
+
+    def write(name: str) -> StreamingQuery:
+        return made[name].write(name, checkpoint_location=tmp_path / name, trigger=NOW)
+
+    with ThreadPoolExecutor(2) as several:  # As a program may; a thread of its own has no session of Spark's.
+        queries = list(several.map(write, made))
     for query in queries:
         query.awaitTermination()
     got = {n: [t[2:] for t in tuples(store.open(n))] for n in made}

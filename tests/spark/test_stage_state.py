@@ -173,6 +173,20 @@ def test_a_version_that_is_damaged_counts_as_lost_and_is_never_believed(tmp_path
     assert running.results == undisturbed(tmp_path, given, 8)
 
 
+def test_a_version_that_an_earlier_life_left_in_memory_is_not_taken_for_the_one_on_disk(tmp_path: Path) -> None:
+    """A worker lives longer than a query; another one may have computed the partition since."""
+    scratch = Scratch(str(tmp_path), "op")
+    old, new = (Version({0: pl.DataFrame({"_h": [number]})}, Measured()) for number in (1, 2))
+    scratch.store(0, SECOND, old)
+    elsewhere = dict(_memory)
+    scratch.store(0, SECOND, new)
+    _memory.clear()
+    _memory.update(elsewhere)
+    found = scratch.load(0, SECOND)
+    assert found is not None
+    assert found.blocks[0].equals(new.blocks[0])
+
+
 def test_operators_that_are_given_one_scratch_folder_do_not_take_each_others_state(tmp_path: Path) -> None:
     """They have the same name, lineage and positions; only the stream that they write tells them apart."""
 

@@ -198,14 +198,14 @@ class Controller:
     def stop_queries(self) -> None:
         """Stop both queries; what they have committed is the next start's beginning. Takes Spark a moment."""
         self.stopped = True
-        try:
-            self._forking.close()
-        finally:  # Whatever became of the fork: a query that ran on would write beside the next one.
+        try:  # First, whatever becomes of the fork: a query that ran on would write beside the next one.
             self._starter.shutdown()
             if self._starting is not None and self._starting.exception() is None:
                 self._stable = self._starting.result()
             if self._stable is not None:
                 stop(self._stable)
+        finally:
+            self._forking.close()
 
     def forget(self) -> None:
         """After `stop_queries`, of a node that others go on with: nothing of it stays elsewhere than in its folder."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from holdfast.clock import monotonic_us
 from holdfast.model.errors import StorageError
@@ -33,6 +33,8 @@ _RETRY_US = 2_000_000
 #: A fork that is not ready by then hangs. On a crowded machine one takes half a minute.
 _READY_US_MAX = 180 * SECOND_US
 _THREADS = 4
+#: How long the end of a host waits for a fork that is being stopped.
+_CLOSE_S = 60.0
 
 #: Asking Spark whether a query lives costs a call into the JVM; a dead one is noticed this much later.
 HEALTH_US = 1_000_000
@@ -49,6 +51,7 @@ class Forking:
         self._id = 0
         self._asked_us = 0
         self._starting: Future[RunningFork] | None = None
+        self._ending: list[Future[None]] = []
         self._running: RunningFork | None = None
         self._ready = False
         self._plan: PlanWriter | None = None
@@ -122,7 +125,8 @@ class Forking:
         self._starting = self._running = self._plan = None
         self._ready = False
         if starting is not None or running is not None:
-            self._stopper.submit(self._stop, self._id, starting, running)
+            self._ending = [ending for ending in self._ending if not ending.done()]
+            self._ending.append(self._stopper.submit(self._stop, self._id, starting, running))
 
     def _stop(self, fork: int, starting: Future[RunningFork] | None, running: RunningFork | None) -> None:
         begun = monotonic_us()
@@ -179,9 +183,12 @@ class Forking:
         self._failed_us = now_us
 
     def close(self) -> None:
+        """What hangs in Spark is left there."""
         self._end()
-        self._starter.shutdown()
-        self._stopper.shutdown()
+        self._starter.shutdown(wait=False)
+        self._stopper.shutdown(wait=False)
+        if wait(self._ending, _CLOSE_S).not_done:
+            log.warning("%s: a fork is not stopped after %.0f s; it is left alone", self._label, _CLOSE_S)
         self._output.drop_branch()
 
 

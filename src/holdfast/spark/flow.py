@@ -44,6 +44,7 @@ from holdfast.spark.frames import Reading, reading_of
 from holdfast.spark.joining import JoinStage, SortStage
 from holdfast.spark.options import READ_OPTIONS, Options
 from holdfast.spark.restore import Spec, operator_name, origin_of
+from holdfast.spark.session import make_active
 from holdfast.spark.stage import Output
 from holdfast.spark.stages import SOURCES_MAX, Inputs, StatefulStage, staged
 from holdfast.spark.versions import scratch_folder
@@ -231,6 +232,7 @@ class Flow:
             writer = writer.option("bucket", bucket)
         if name:
             writer = writer.queryName(name)
+        make_active(frame.sparkSession)
         return writer.trigger(**(trigger or {"processingTime": "0 seconds"})).start(stream)
 
     def frame(self) -> DataFrame:

@@ -119,7 +119,8 @@ class Task:
             found = near.read_parts([part_key(key, name) for name in names], batch)
             return {name: found[part] for name in names if (part := part_key(key, name)) in found}
 
-        noted = far.slots if far is not None and self._exact else None
+        # Not in a fork: it would wait for the store that its parent holds.
+        noted = far.slots if far is not None and self._exact and self._fork is None else None
         passing = Passing(plan.prototype, plan.time is not None, batch, near, noted)
         instances = Instances(
             plan.name, plan.prototype, plan.key, self._schema, load=load, time=plan.time, forget=True,
@@ -235,13 +236,20 @@ class Task:
         wanted = b"%d" % batch
         with self._near(self._scratch() / self._fork.query_id, partition) as elder:
             if elder.mark(b"batch", batch) == wanted:
+                self._check_partitions(batch, elder, None)
                 self._take_over(near, elder, batch, batch)
                 return
         if far is not None and far.slots.mark(b"batch", batch) == wanted:
+            self._check_partitions(batch, far.slots, None)
             self._take_over(near, far.slots, batch, batch)
             return
         if self._arrived:  # It may be forked before it has run a batch here.
             self._arrive(batch, partition, near, None)
+        if batch and near.mark(b"batch", batch) is None:
+            raise StorageError(
+                f"{self._plan.name}: a fork needs the state of its parent at the beginning of batch {batch}, which has "
+                f"gone by; it is taken anew"
+            )
 
     def _arrive(self, batch: int, partition: int, near: Slots, far: Far | None) -> None:
         """Rule 8."""

@@ -18,7 +18,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,6 +45,7 @@ from holdfast.spark.keyed_task import Task
 from holdfast.spark.node_flow import NodeFlow
 from holdfast.spark.pools import fork_pool, stable_pool
 from holdfast.spark.results import create_output, node_columns
+from holdfast.spark.session import make_active
 from holdfast.spark.wal import read_wal
 from holdfast.stream.store import Stream, StreamStore
 from holdfast.stream.waiting import Waiting, waiting_results
@@ -142,16 +143,20 @@ class NodeQueries:
 
     def copy_to(self, checkpoint: Path) -> Waiting:
         """A copy of where the stable query stands, from which the same query can go on elsewhere; it runs on."""
+        return self._copied(checkpoint, lambda: self._pack_state(checkpoint))
+
+    def _copied(self, checkpoint: Path, take_states: Callable[[], bool]) -> Waiting:
+        """Fork the query together with the states that its operators had then."""
         deadline = monotonic_us() + _SETTLE_US_MAX
         while True:
             waiting = self._fork_at_rest(checkpoint)
-            if self._pack_state(checkpoint):
+            if take_states():
                 return waiting
             shutil.rmtree(checkpoint)
             if monotonic_us() > deadline:
                 raise StorageError(
                     f"node {self._node.name}: the state of its operators at the last commit must be at hand to be "
-                    f"moved; it is lost, or goes by too quickly; try again later"
+                    f"copied; it is lost, or goes by too quickly; try again later"
                 )
             pause(_SETTLE_POLL_US)
 
@@ -195,14 +200,15 @@ class NodeQueries:
 
     def _started_fork(self, fork: int, checkpoint: Path, plan: Path) -> RunningFork:
         begun = monotonic_us()
-        waiting = self._fork_at_rest(checkpoint)
+        operators = plan.with_name("operators")
+        waiting = self._copied(checkpoint, lambda: self._take_states(checkpoint, operators))
         rested = monotonic_us()
         forked = progress_of(checkpoint)
         assert forked.until_us is not None, "every batch of ours has one input with an stime"
         if self._flow is not None:
             frame = self._flow.forked({"plan": str(plan)}, self._beginning.generation, fork, forked.until_us)
         else:
-            with forked_from(_query_id(self.checkpoint), plan.with_name("operators")):
+            with forked_from(_query_id(self.checkpoint), operators):
                 frame = self._results(plan=str(plan))
         branch = os.urandom(8).hex()
         name, pool = f"{self._node.name}-fork-{fork}", fork_pool(self._node.name)
@@ -210,6 +216,15 @@ class NodeQueries:
         log.info("%s: fork %d of batch %d taken in %d ms, started in %d ms", self._node.name, fork, forked.batch_id,
                  (rested - begun) // 1000, (monotonic_us() - rested) // 1000)  # fmt: skip
         return RunningFork(query, checkpoint, plan, branch, forked.batch_id, forked.until_us, waiting)
+
+    def _take_states(self, checkpoint: Path, operators: Path) -> bool:
+        """The user's operators keep two versions of their states: after two more batches, a fork that waited to be
+        released would find neither. On a cluster they lie elsewhere, and the fork looks for them when it runs."""
+        if self.stays_because is not None:
+            return True
+        shutil.rmtree(operators, ignore_errors=True)
+        batch, query = progress_of(checkpoint).batch_id + 1, _query_id(self.checkpoint)
+        return all(operator.pack(query, batch, operators) for operator in self._operators)
 
     def _fork_at_rest(self, checkpoint: Path) -> Waiting:
         """Fork between two batches, so that checkpoint and waiting results are of the same moment."""
@@ -335,13 +350,6 @@ class NodeQueries:
 
 def _query_id(checkpoint: Path) -> str:
     return str(json.loads((checkpoint / "metadata").read_text())["id"])
-
-
-def make_active(spark: SparkSession) -> None:
-    """Spark looks formats up in the session of the calling thread, and a new thread has none."""
-    jvm = spark._jvm
-    assert jvm is not None
-    jvm.SparkSession.setActiveSession(spark._jsparkSession)
 
 
 def progress_of(checkpoint: Path) -> Progress:

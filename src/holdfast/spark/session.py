@@ -10,6 +10,7 @@ import os
 import stat
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,6 +57,7 @@ _WRITTEN_LATER = {
     "SPARK_LOCAL_DIRS": tempfile.gettempdir(), "SPARK_AUTH_SOCKET_TIMEOUT": "15", "SPARK_BUFFER_SIZE": "65536",
     "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
 }  # fmt: skip
+_registering = threading.Lock()
 
 
 def session(app: str = "holdfast", *, master: str | None = None, **settings: str) -> SparkSession:
@@ -69,7 +71,9 @@ def session(app: str = "holdfast", *, master: str | None = None, **settings: str
     cores = len(os.sched_getaffinity(0))
     master = master or os.environ.get("HOLDFAST_MASTER") or f"local[{cores},4]"
     local = master.startswith("local[")
-    builder = SparkSession.builder.master(master).appName(app).config("spark.sql.shuffle.partitions", str(cores))
+    builder = SparkSession.builder.master(master).appName(app)
+    if SparkContext._active_spark_context is None:  # Queries of a session that is there already rely on their number.
+        builder = builder.config("spark.sql.shuffle.partitions", str(cores))
     for setting in SETTINGS:
         if local or not setting.local_only:
             builder = builder.config(setting.key, setting.value)
@@ -87,15 +91,22 @@ def session(app: str = "holdfast", *, master: str | None = None, **settings: str
 
 def register(spark: SparkSession) -> SparkSession:
     """Make the format "holdfast" known to a session."""
-    variables: dict[str, str] = spark.sparkContext.environment
-    missing = {name: value for name, value in _WRITTEN_LATER.items() if name not in variables}
-    variables.update(missing)
-    try:
-        spark.dataSource.register(HoldfastSource)
-    finally:
-        for name in missing:
-            variables.pop(name, None)
+    context = spark.sparkContext
+    with _registering:
+        known = context.environment
+        context.environment = {**_WRITTEN_LATER, **known}  # Another one: threads that plan just now go through theirs.
+        try:
+            spark.dataSource.register(HoldfastSource)
+        finally:
+            context.environment = known
     return spark
+
+
+def make_active(spark: SparkSession) -> None:
+    """Spark looks formats up in the session of the calling thread, and a new thread has none."""
+    jvm = spark._jvm
+    assert jvm is not None
+    jvm.SparkSession.setActiveSession(spark._jsparkSession)
 
 
 def has_ended(spark: SparkSession) -> bool:

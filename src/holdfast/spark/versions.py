@@ -43,7 +43,8 @@ _MAGIC, _FORMAT, _ALIGNMENT = b"HOLDVERS", 1, 64
 _MEMORY_MAX = 64
 #: What those say who read bytes that are no table of ours.
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, pl.exceptions.PolarsError, msgspec.MsgspecError)
-_memory: dict[tuple[str, str, int], tuple[int, Version]] = {}
+#: Each with the file that it was written to: another life of a query under the same name writes another one.
+_memory: dict[tuple[str, str, int], tuple[tuple[int, int], Version]] = {}
 
 
 class Version(NamedTuple):
@@ -73,10 +74,11 @@ class Scratch:
     def load(self, partition: int, position_us: int) -> Version | None:
         """The state at exactly that position, if it is at hand."""
         for lineage in (self.lineage, *self.parents):
+            path = self._path(lineage, partition, position_us)
             kept = _memory.get((self._key(lineage), self.operator, partition))
-            if kept is not None and kept[0] == position_us:
+            if kept is not None and kept[0] == _identity(path) != (0, 0):
                 return kept[1]
-            found = _read(self._path(lineage, partition, position_us))
+            found = _read(path)
             if found is not None:
                 return found
         return _read(self._arrived(partition, position_us), foreign=True) if self.arrived else None
@@ -118,10 +120,11 @@ class Scratch:
         folder.mkdir(parents=True, exist_ok=True)
         temporary = folder / f".{position_us}.{os.getpid()}.{os.urandom(4).hex()}"  # Two machines may share a number.
         _write(temporary, version)
+        identity = _identity(temporary)
         os.rename(temporary, self._path(self.lineage, partition, position_us))
         key = (self._key(self.lineage), self.operator, partition)
         _memory.pop(key, None)
-        _memory[key] = (position_us, version)
+        _memory[key] = (identity, version)
         while len(_memory) > _MEMORY_MAX:
             del _memory[next(iter(_memory))]  # Of a query that has ended, or of a partition that runs elsewhere now.
         self._forget(folder, position_us)
@@ -138,6 +141,15 @@ class Scratch:
         for name in old:
             with contextlib.suppress(FileNotFoundError):
                 (folder / name).unlink()
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """Of a file; of none it is that of no file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return (0, 0)
+    return (found.st_ino, found.st_mtime_ns)
 
 
 def scratch_folder(root: str, stream: str, given: str | os.PathLike[str] | None, *, local: bool) -> str:
