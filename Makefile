@@ -32,7 +32,7 @@ AGAIN := --last-failed --last-failed-no-failures none
 test: setup
 	$(PYTEST) -m "not slow" -n 2 --dist loadfile || { [ $$? -eq 1 ] && $(PYTEST) -m "not slow" $(AGAIN); }
 	$(PYTEST) -m "slow and not alone" -n 2 --dist loadfile || { [ $$? -eq 1 ] && $(PYTEST) -m "slow and not alone" $(AGAIN); }
-	$(PYTEST) -m alone || { [ $$? -eq 1 ] && $(PYTEST) -m alone $(AGAIN); }
+	$(PYTEST) -m alone tests/faults || { [ $$? -eq 1 ] && $(PYTEST) -m alone tests/faults $(AGAIN); }
 
 # What is killed, cut and moved, at length: some hours.
 test-faults: setup
