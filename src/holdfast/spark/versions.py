@@ -44,7 +44,7 @@ _MEMORY_MAX = 64
 #: What those say who read bytes that are no table of ours.
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, pl.exceptions.PolarsError, msgspec.MsgspecError)
 #: Each with the file that it was written to: another life of a query under the same name writes another one.
-_memory: dict[tuple[str, str, int], tuple[tuple[int, int], Version]] = {}
+_memory: dict[tuple[str, str, int], tuple[os.stat_result, Version]] = {}
 
 
 class Version(NamedTuple):
@@ -76,7 +76,7 @@ class Scratch:
         for lineage in (self.lineage, *self.parents):
             path = self._path(lineage, partition, position_us)
             kept = _memory.get((self._key(lineage), self.operator, partition))
-            if kept is not None and kept[0] == _identity(path) != (0, 0):
+            if kept is not None and _is(path, kept[0]):
                 return kept[1]
             found = _read(path)
             if found is not None:
@@ -120,11 +120,11 @@ class Scratch:
         folder.mkdir(parents=True, exist_ok=True)
         temporary = folder / f".{position_us}.{os.getpid()}.{os.urandom(4).hex()}"  # Two machines may share a number.
         _write(temporary, version)
-        identity = _identity(temporary)
+        written = temporary.stat()
         os.rename(temporary, self._path(self.lineage, partition, position_us))
         key = (self._key(self.lineage), self.operator, partition)
         _memory.pop(key, None)
-        _memory[key] = (identity, version)
+        _memory[key] = (written, version)
         while len(_memory) > _MEMORY_MAX:
             del _memory[next(iter(_memory))]  # Of a query that has ended, or of a partition that runs elsewhere now.
         self._forget(folder, position_us)
@@ -143,13 +143,12 @@ class Scratch:
                 (folder / name).unlink()
 
 
-def _identity(path: Path) -> tuple[int, int]:
-    """Of a file; of none it is that of no file."""
-    try:
+def _is(path: Path, written: os.stat_result) -> bool:
+    """Whether that file is the one that was written; numbers of files are used again."""
+    with contextlib.suppress(OSError):
         found = path.stat()
-    except OSError:
-        return (0, 0)
-    return (found.st_ino, found.st_mtime_ns)
+        return os.path.samestat(found, written) and found.st_mtime_ns == written.st_mtime_ns
+    return False
 
 
 def scratch_folder(root: str, stream: str, given: str | os.PathLike[str] | None, *, local: bool) -> str:

@@ -134,7 +134,7 @@ class StoreConformance(ABC):
             assert store.get(b"k") == Saved(7, b"seven")
         self.finish()
 
-    def test_what_is_purged_is_gone_with_its_marks_and_the_rest_stays(self, tmp_path: Path) -> None:
+    def test_what_is_purged_is_gone_and_the_rest_stays(self, tmp_path: Path) -> None:
         with self._opened(tmp_path) as store:
             for key in (b"a/1", b"a/2", b"a", b"b/1", b"a0"):
                 assert store.put(key, 7, b"seven")
