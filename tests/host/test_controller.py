@@ -171,7 +171,7 @@ def test_a_batch_that_hangs_is_spoken_of(
     controller, queries = replica(tmp_path)
     until(controller, lambda: controller.core)
     queries.planned = lambda batch: batch == 1  # type: ignore[method-assign]
-    until(controller, lambda: "batch 1 is not done after " in controller.status()["why"])
+    until(controller, lambda: "batch 1 is not done after " in controller.status().get("why", ""))
     until(controller, lambda: caplog.text)
     for _ in range(10):
         controller._health_us = 0
