@@ -16,7 +16,8 @@ from holdfast.model.schema import parse_schema
 from holdfast.stream import pack as packing
 from holdfast.stream.definition import Definition, define
 from holdfast.stream.pack import pack
-from holdfast.stream.rows import Columns, stimes_of, table_batch
+from holdfast.stream.rows import Columns, stimes_of
+from holdfast.stream.tables import table_batch
 
 SCHEMA = parse_schema("n bigint, text string")
 

@@ -14,10 +14,10 @@ import base64
 import binascii
 import contextlib
 import csv
-import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any, Literal
 
 import msgspec
@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from holdfast.model.errors import SchemaError
 from holdfast.model.schema import schema_text, type_text
+from holdfast.stream.values import FLOAT32_OVER, Misfit, exact_decimal, names_shown, shown
 
 Format = Literal["json", "csv"]
 Convert = Callable[[Any], Any]
@@ -43,7 +44,8 @@ class Decoder:
         self, schema: pa.Schema, stream: str, format: Format = "json", *, header: Sequence[str] | None = None
     ) -> None:
         self.schema, self.stream, self.format = schema, stream, format
-        self._columns = {f.name: _Column(f) for f in schema}
+        self._columns = {f.name: _Column(f, self) for f in schema}
+        self._json = msgspec.json.Decoder(float_hook=_number if any(_holds_decimal(f.type) for f in schema) else None)
         self._header: list[str] | None = None
         self.header_in_text = format == "csv" and header is None
         """CSV says its columns in its first line, unless they were given."""
@@ -59,15 +61,18 @@ class Decoder:
             return None
         if self.format == "csv":
             return self._csv_row(text, where)
-        return self.json_row(parse_json(text, where), where)
+        return self.json_row(self.json(text, where), where)
+
+    def json(self, text: bytes, where: str) -> Any:
+        """JSON as Python values; numbers with a point are exact where the stream has decimals."""
+        return _parsed(self._json, text, where)
 
     def json_row(self, value: Any, where: str) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise SchemaError(f"{where}: a row must be a JSON object with ({self._text}); got {_shown(value)}")
+            raise SchemaError(f"{where}: a row must be a JSON object with ({self._text}); got {shown(value)}")
         extra = value.keys() - self._columns.keys()
         if extra:
-            names = ", ".join(sorted(extra))
-            raise SchemaError(f"{where}: a row must have the columns ({self._text}); got also {names}")
+            raise SchemaError(f"{where}: a row must have the columns ({self._text}); got also {names_shown(extra)}")
         return {name: self._columns[name].json(v, where) for name, v in value.items()}
 
     def json_rows(self, value: Any, where: str) -> list[dict[str, Any]]:
@@ -101,8 +106,8 @@ class Decoder:
 class _Column:
     """How the values of one column are read."""
 
-    def __init__(self, field: pa.Field) -> None:
-        self._field, self._convert = field, _converter(field.type)
+    def __init__(self, field: pa.Field, decoder: Decoder) -> None:
+        self._field, self._decoder, self._convert = field, decoder, _converter(field.type)
 
     def json(self, value: Any, where: str) -> Any:
         if value is None:
@@ -111,12 +116,10 @@ class _Column:
             return None
         try:
             return self._convert(value)
-        except (ValueError, TypeError, OverflowError, InvalidOperation, pa.ArrowInvalid) as error:
-            why = f" ({error})" if isinstance(error, _Why) else ""
+        except (ValueError, TypeError, ArithmeticError, OSError) as error:
+            why = f" ({error})" if isinstance(error, Misfit) else ""
             kind = type_text(self._field.type)
-            raise SchemaError(
-                f"{where}: column {self._field.name!r} must be {kind}; got {_shown(value)}{why}"
-            ) from None
+            raise SchemaError(f"{where}: column {self._field.name!r} must be {kind}; got {shown(value)}{why}") from None
 
     def csv(self, cell: str, where: str) -> Any:
         kind = self._field.type
@@ -126,17 +129,15 @@ class _Column:
             return self.json(None, where)
         value: Any = cell
         if pa.types.is_nested(kind):
-            value = parse_json(cell.encode(), where)
+            value = self._decoder.json(cell.encode(), where)
         elif pa.types.is_boolean(kind):
             value = {"true": True, "false": False}.get(cell.lower(), cell)
+        elif "_" in cell:
+            pass  # Python would read 1_000 as a number.
         elif pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind):
             with contextlib.suppress(ValueError):
                 value = int(cell) if pa.types.is_integer(kind) else float(cell)
         return self.json(value, where)
-
-
-class _Why(ValueError):
-    """A refusal with a reason worth telling."""
 
 
 def _converter(kind: pa.DataType) -> Convert:
@@ -154,10 +155,11 @@ def _converter(kind: pa.DataType) -> Convert:
         fields = {f.name: _nullable(_converter(f.type)) for f in kind}
         return lambda v: {k: _known(fields, k)(x) for k, x in _must(v, dict).items()}
     if t.is_decimal(kind):
-        return lambda v: pa.scalar(Decimal(str(_must(v, (str, int, float)))), kind).as_py()
+        return lambda v: exact_decimal(_decimal(v), kind)
     simple: list[tuple[Callable[[pa.DataType], bool], Convert]] = [
         (t.is_boolean, lambda v: _must(v, bool)),
-        (t.is_floating, lambda v: float(_must(v, (int, float)))),
+        (t.is_float32, lambda v: _float(v, FLOAT32_OVER)),
+        (t.is_floating, _float),
         (t.is_string, lambda v: _must(v, str)),
         (t.is_binary, _binary),
         (t.is_date, lambda v: date.fromisoformat(_must(v, str))),
@@ -175,7 +177,7 @@ def _must(value: Any, kind: type | tuple[type, ...]) -> Any:
 
 def _known(fields: dict[str, Convert], name: str) -> Convert:
     if name not in fields:
-        raise _Why(f"it has no field {name!r}")
+        raise Misfit(f"it has no field {name!r}")
     return fields[name]
 
 
@@ -190,7 +192,7 @@ def _integer(bits: int) -> Convert:
         if not isinstance(value, int) or isinstance(value, bool):
             raise ValueError
         if not low <= value <= high:
-            raise _Why(f"it must lie between {low} and {high}")
+            raise Misfit(f"it must lie between {low} and {high}")
         return value
 
     return convert
@@ -200,10 +202,29 @@ def _binary(value: Any) -> bytes:
     try:
         return base64.b64decode(_must(value, str), validate=True)
     except binascii.Error:
-        raise _Why("it must be base64") from None
+        raise Misfit("it must be base64") from None
+
+
+def _float(value: Any, over: float = math.inf) -> float:
+    found = float(_must(value, (int, float, Decimal)))
+    if abs(found) >= over and not (isinstance(value, float) and math.isinf(value)):
+        raise Misfit("it is too large")
+    return found
+
+
+def _decimal(value: Any) -> Decimal | int:
+    _must(value, (str, int, float, Decimal))
+    if isinstance(value, int | Decimal):
+        return value
+    text = value if isinstance(value, str) else repr(value)
+    if "_" in text:  # Python would read 1_000 as a number.
+        raise ValueError
+    return Decimal(text)
 
 
 def _instant(value: Any) -> datetime:
+    if isinstance(value, Decimal):
+        value = _float(value)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return datetime.fromtimestamp(value, UTC)
     found = datetime.fromisoformat(_must(value, str))
@@ -213,15 +234,34 @@ def _instant(value: Any) -> datetime:
 def _local(value: Any) -> datetime:
     found = datetime.fromisoformat(_must(value, str))
     if found.tzinfo is not None:
-        raise _Why("it must have no time zone")
+        raise Misfit("it must have no time zone")
     return found
 
 
 def parse_json(text: bytes, where: str) -> Any:
+    """JSON of no stream's in particular."""
+    return _parsed(_PLAIN_JSON, text, where)
+
+
+_PLAIN_JSON = msgspec.json.Decoder()
+
+
+def _parsed(decoder: msgspec.json.Decoder[Any], text: bytes, where: str) -> Any:
     try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return decoder.decode(text)
+    except RecursionError:
+        raise SchemaError(f"{where}: it must be JSON that is not nested so deep; flatten it") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, ArithmeticError) as error:
         raise SchemaError(f"{where}: it must be JSON; {error}") from None
+
+
+def _number(text: str) -> Decimal:
+    """A number with a point or an exponent, to the last digit: a float would keep sixteen of them."""
+    return Decimal(text)
+
+
+def _holds_decimal(kind: pa.DataType) -> bool:
+    return pa.types.is_decimal(kind) or any(_holds_decimal(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _cells(text: bytes, where: str) -> list[str]:
@@ -230,11 +270,3 @@ def _cells(text: bytes, where: str) -> list[str]:
         return next(reader, [])
     except (csv.Error, UnicodeDecodeError) as error:
         raise SchemaError(f"{where}: it must be one CSV record on one line in UTF-8; {error}") from None
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError):
-        text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

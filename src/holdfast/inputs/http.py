@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from holdfast.inputs.arrow_body import read_arrow
-from holdfast.inputs.decode import Decoder, parse_json
+from holdfast.inputs.decode import Decoder
 from holdfast.inputs.network import Access, is_loopback
 from holdfast.model.errors import HoldfastError, SchemaError, StorageError, StreamFull, UsageError
 from holdfast.stream.producer import Ack, Producer
@@ -127,9 +127,9 @@ def _store(producer: Producer, decoder: Decoder, kind: str, body: bytes, source:
         table = _readable(read_arrow, body, "body")
         return producer.send_batch(table, seq=seq, producer_id=source)
     if kind in _JSON:
-        rows = decoder.json_rows(_readable(parse_json, body, "body"), "body")
+        rows = decoder.json_rows(_readable(decoder.json, body, "body"), "body")
     elif kind in _LINES:
-        values = [(n, _readable(parse_json, t, f"line {n}")) for n, t in enumerate(body.split(b"\n"), 1) if t.strip()]
+        values = [(n, _readable(decoder.json, t, f"line {n}")) for n, t in enumerate(body.split(b"\n"), 1) if t.strip()]
         rows = [decoder.json_row(value, f"line {n}") for n, value in values]
     else:
         raise _Refused(415, f"Content-Type must be one of {', '.join((*_JSON, _LINES[0], *_ARROW))}; got {kind!r}")

@@ -196,8 +196,8 @@ class _Connection(socketserver.BaseRequestHandler):
     def _decode(self, line: bytes, where: str) -> _Request | None:
         if not line.strip():
             return None
-        value = parse_json(line, where)
         decoder = self.server.decoder
+        value = decoder.json(line, where)
         if isinstance(value, dict) and value.keys() == {"holdfast", "rows"} and isinstance(value["holdfast"], dict):
             about = value["holdfast"]
             producer, seq = about.get("producer"), about.get("seq")

@@ -5,11 +5,13 @@ Rules:
    ("source string, bytes bigint"). Only types that Spark knows are taken; extension and dictionary types are refused.
 2. Stored is `stime` and the user's columns. `tuple_type` and `tuple_id` follow from the frame and cost no disk.
 3. A reader sees (tuple_type, tuple_id, stime, user columns…).
+4. Types are nested `NESTING_MAX` deep at most: deeper ones no reader of Arrow would take back.
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Mapping
 from typing import TypeAlias
 
@@ -31,6 +33,11 @@ _WORDS: dict[str, pa.DataType] = {
 }  # fmt: skip
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TOKEN = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*|`[^`]+`|\d+|[<>(),:])")
+
+#: Arrow's own readers stop at 64, and a map takes two of them.
+NESTING_MAX = 30
+#: Of a schema's text, what a message repeats.
+_SHOWN_CHARS = 200
 
 SchemaLike: TypeAlias = "pa.Schema | Mapping[str, str | pa.DataType] | str"
 
@@ -123,17 +130,19 @@ def _checked(schema: pa.Schema) -> pa.Schema:
     return schema
 
 
-def _check_type(name: str, kind: pa.DataType) -> None:
+def _check_type(name: str, kind: pa.DataType, depth: int = 0) -> None:
+    if depth > NESTING_MAX:
+        raise SchemaError(f"column {name!r:.80} must be nested {NESTING_MAX} deep at most; flatten it")
     if kind in _WORDS.values() or pa.types.is_decimal128(kind):
         return
     if pa.types.is_list(kind):
-        return _check_type(name, kind.value_type)
+        return _check_type(name, kind.value_type, depth + 1)
     if pa.types.is_map(kind):
-        _check_type(name, kind.key_type)
-        return _check_type(name, kind.item_type)
+        _check_type(name, kind.key_type, depth + 1)
+        return _check_type(name, kind.item_type, depth + 1)
     if pa.types.is_struct(kind):
         for field in kind:
-            _check_type(f"{name}.{field.name}", field.type)
+            _check_type(f"{name}.{field.name}", field.type, depth + 1)
         return None
     raise SchemaError(f"column {name!r} must have a type that Spark knows; got {kind}; cast it, for example to string")
 
@@ -143,12 +152,13 @@ class _Text:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.tokens = []
-        at = 0
-        while at < len(text.rstrip()):
+        self.tokens: deque[str] = deque()
+        self.depth = 0
+        at, end = 0, len(text.rstrip())
+        while at < end:
             match = _TOKEN.match(text, at)
             if match is None:
-                raise self.error(f"unexpected {text[at:].strip()[:1]!r}")
+                raise self.error(f"unexpected {text[at : at + 80].strip()[:1]!r}")
             self.tokens.append(match[1])
             at = match.end()
 
@@ -163,22 +173,30 @@ class _Text:
     def whole_type(self) -> pa.DataType:
         kind = self.type()
         if self.tokens:
-            raise self.error(f"unexpected {self.tokens[0]!r}")
+            raise self.error(f"unexpected {self.tokens[0]!r:.80}")
         return kind
 
     def field(self) -> pa.Field:
         name = self.next()
         if name[0] != "`" and not _PLAIN.fullmatch(name):
-            raise self.error(f"{name!r} is no column name")
+            raise self.error(f"{name!r:.80} is no column name")
         name = name.strip("`")
-        if self.tokens[:1] == [":"]:
+        if self.peek() == ":":
             self.next()
         return pa.field(name, self.type())
 
     def type(self) -> pa.DataType:
-        word = self.next().lower()
+        self.depth += 1
+        if self.depth > NESTING_MAX + 1:
+            raise self.error(f"a type must be nested {NESTING_MAX} deep at most; flatten it")
+        try:
+            return self._type(self.next().lower())
+        finally:
+            self.depth -= 1
+
+    def _type(self, word: str) -> pa.DataType:
         if word in ("decimal", "numeric"):
-            if self.tokens[:1] != ["("]:
+            if self.peek() != "(":
                 return pa.decimal128(10, 0)
             self.expect("(")
             precision = self.number()
@@ -203,30 +221,34 @@ class _Text:
         if word == "struct":
             self.expect("<")
             fields = [self.field()]
-            while self.tokens[:1] == [","]:
+            while self.peek() == ",":
                 self.next()
                 fields.append(self.field())
             self.expect(">")
             return pa.struct(fields)
         if word not in _WORDS:
-            raise self.error(f"unknown type {word!r}")
+            raise self.error(f"unknown type {word!r:.80}")
         return _WORDS[word]
 
     def next(self) -> str:
         if not self.tokens:
             raise self.error("it ends too early")
-        return self.tokens.pop(0)
+        return self.tokens.popleft()
+
+    def peek(self) -> str | None:
+        return self.tokens[0] if self.tokens else None
 
     def number(self) -> int:
         token = self.next()
-        if not token.isdecimal():
-            raise self.error(f"expected a number, got {token!r}")
+        if not token.isdecimal() or len(token) > 2:
+            raise self.error(f"expected a number of one or two digits, got {token:.80}")
         return int(token)
 
     def expect(self, token: str) -> None:
         got = self.next()
         if got != token:
-            raise self.error(f"expected {token!r}, got {got!r}")
+            raise self.error(f"expected {token!r}, got {got!r:.80}")
 
     def error(self, why: str) -> SchemaError:
-        return SchemaError(f"a schema must read like 'source string, bytes bigint'; got {self.text!r}: {why}")
+        text = self.text if len(self.text) <= _SHOWN_CHARS else self.text[: _SHOWN_CHARS - 3] + "..."
+        return SchemaError(f"a schema must read like 'source string, bytes bigint'; got {text!r}: {why}")

@@ -33,7 +33,8 @@ from holdfast.stream.definition import Definition
 from holdfast.stream.group import GroupCommit
 from holdfast.stream.pack import pack, pack_arrived, stime_array
 from holdfast.stream.retention import retain
-from holdfast.stream.rows import UNITS_US, Columns, Row, stimes_of, table_batch
+from holdfast.stream.rows import UNITS_US, Columns, Row, stimes_of
+from holdfast.stream.tables import table_batch
 from holdfast.stream.writer import Event, LogWriter
 
 log = logging.getLogger(__name__)

@@ -1,14 +1,12 @@
-"""What callers hand in, turned into record batches of the stored schema.
+"""Rows that callers hand in, turned into record batches of the stored schema.
 
-Rows are mappings or sequences in column order; tables are Arrow or pandas. A row that does not fit is refused by name;
-nothing is guessed or truncated.
+A row is a mapping, or a sequence in column order. One that does not fit is refused by name; nothing is guessed or
+truncated (see `values`).
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -17,8 +15,10 @@ import pyarrow as pa
 
 from holdfast.model.errors import SchemaError
 from holdfast.model.schema import STIME_TYPE, schema_text
+from holdfast.stream.values import STIME_US_MAX, STIME_US_MIN, Check, Misfit, check_of, names_shown, shown
 
 Row = Mapping[str, Any] | Sequence[Any]
+_Field = tuple[pa.Field, Check | None, type | None]
 
 
 class Columns:
@@ -27,7 +27,7 @@ class Columns:
     def __init__(self, schema: pa.Schema, stream: str) -> None:
         self.schema, self.stream = schema, stream
         self._names = frozenset(schema.names)
-        self._fields = [(f, f.type, pa.types.is_integer(f.type) or pa.types.is_temporal(f.type)) for f in schema]
+        self._fields: list[_Field] = [(f, check_of(f.type), _plain_type(f.type)) for f in schema]
 
     def batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
         """The rows as one record batch; `SchemaError` if one does not fit."""
@@ -37,88 +37,68 @@ class Columns:
         arrays = [self._array(*field, column) for field, column in zip(self._fields, columns, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
+    def array(self, name: str, values: Sequence[Any]) -> pa.Array:
+        """The values of one column."""
+        field, check, plain = self._fields[self.schema.get_field_index(name)]
+        return self._array(field, check, plain, values)
+
     def _values(self, row: Row) -> tuple[Any, ...]:
         if isinstance(row, Mapping):
             if row.keys() <= self._names:
                 return tuple([row.get(field.name) for field, _, _ in self._fields])
-            got = f"also {', '.join(sorted(map(str, row.keys() - self._names)))}"
+            got = f"also {names_shown(row.keys() - self._names)}"
         elif isinstance(row, Sequence) and not isinstance(row, str | bytes) and len(row) == len(self._fields):
             return tuple(row)
         else:
-            got = f"{row!r:.120}"
+            got = shown(row)
         raise SchemaError(f"stream {self.stream}: a row must have the columns ({schema_text(self.schema)}); got {got}")
 
-    def _array(self, field: pa.Field, kind: pa.DataType, whole: bool, values: Sequence[Any]) -> pa.Array:
+    def _array(self, field: pa.Field, check: Check | None, plain: type | None, values: Sequence[Any]) -> pa.Array:
+        if check is not None and not (plain is not None and set(map(type, values)) <= {plain, _NONE}):
+            values = [None if v is None else self._fit(field, check, v) for v in values]
         try:
-            if whole:
-                _refuse_fractions(values, kind)
-            array = pa.array(values, type=kind)
-        except (
-            pa.ArrowInvalid,
-            pa.ArrowTypeError,
-            pa.ArrowNotImplementedError,
-            OverflowError,
-            ValueError,
-            TypeError,
-        ) as error:
-            raise SchemaError(f"stream {self.stream}: column {field.name!r} must be {kind}; {error}") from None
+            array = pa.array(values, type=field.type)
+        except (pa.ArrowException, OverflowError, ValueError, TypeError, ArithmeticError, AttributeError) as error:
+            raise SchemaError(
+                f"stream {self.stream}: column {field.name!r} must be {field.type}; {first_words(error)}"
+            ) from None
+        if isinstance(array, pa.ChunkedArray):
+            raise SchemaError(
+                f"stream {self.stream}: the values of column {field.name!r} in one unit must have less than 2 GiB; "
+                f"send smaller units"
+            )
         if not field.nullable and array.null_count:
             raise SchemaError(
                 f"stream {self.stream}: column {field.name!r} must not be null; got {array.null_count} nulls"
             )
         return array
 
-
-def _refuse_fractions(values: Sequence[Any], kind: pa.DataType) -> None:
-    """Arrow would cut 1.5 down to 1 without a word."""
-    if set(map(type, values)) <= {int, type(None)}:
-        return
-    for value in values:
-        if isinstance(value, float | np.floating | Decimal) and (pa.types.is_temporal(kind) or value % 1 != 0):
-            raise ValueError(f"got {value!r}")
-
-
-def table_batch(data: Any, schema: pa.Schema, stream: str) -> pa.RecordBatch:
-    """One batch with exactly the columns of `schema`, from an Arrow table or batch or a pandas frame."""
-    if (
-        isinstance(data, pa.RecordBatch)
-        and data.schema.equals(schema)
-        and not any(column.null_count for field, column in zip(schema, data.columns, strict=True) if not field.nullable)
-    ):
-        return data
-    try:
-        # Loading pandas takes half a second; a caller that has a frame has loaded it already.
-        pandas = sys.modules.get("pandas")
-        if pandas is not None and isinstance(data, pandas.DataFrame):
-            data = pa.Table.from_pandas(data, preserve_index=False)
-        if isinstance(data, pa.RecordBatch):
-            data = pa.Table.from_batches([data])
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise SchemaError(f"stream {stream}: the frame cannot become Arrow: {error}") from None
-    if not isinstance(data, pa.Table):
-        raise SchemaError(f"stream {stream}: a batch must be Arrow or pandas; got {type(data).__name__}")
-    if sorted(data.column_names) != sorted(schema.names):
-        raise SchemaError(
-            f"stream {stream}: a batch must have the columns ({schema_text(schema)}); got ({schema_text(data.schema)})"
-        )
-    columns = []
-    for field in schema:
+    def _fit(self, field: pa.Field, check: Check, value: Any) -> Any:
         try:
-            column = data.column(field.name).cast(field.type).combine_chunks()
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise SchemaError(f"stream {stream}: column {field.name!r} must be {field.type}; {error}") from None
-        if isinstance(column, pa.ChunkedArray):
-            column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], field.type)
-        if not field.nullable and column.null_count:
-            raise SchemaError(f"stream {stream}: column {field.name!r} must not be null; got {column.null_count} nulls")
-        columns.append(column)
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+            return check(value)
+        except (ValueError, TypeError, ArithmeticError) as error:
+            why = f" ({error})" if isinstance(error, Misfit) else ""
+            raise SchemaError(
+                f"stream {self.stream}: column {field.name!r} must be {field.type}; got {shown(value)}{why}"
+            ) from None
+
+
+_NONE = type(None)
+
+
+def _plain_type(kind: pa.DataType) -> type | None:
+    """Values of this very type need no check: single rows are sent often."""
+    return int if pa.types.is_integer(kind) else None
+
+
+def first_words(error: BaseException) -> str:
+    """The first line of an error of Arrow's, which may repeat a whole value."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return line if len(line) <= 200 else line[:197] + "..."
 
 
 #: Microseconds per unit of an integer column that serves as stime.
 UNITS_US = {"s": 1_000_000, "ms": 1_000, "us": 1}
-#: 0001-01-01 and the last microsecond of 9999: what lies outside could be stored but not shown to anybody.
-_STIME_US_MIN, _STIME_US_MAX = -62_135_596_800_000_000, 253_402_300_799_999_999
 
 
 def stimes_of(column: pa.Array, unit: str, stream: str) -> npt.NDArray[np.int64]:
@@ -138,8 +118,8 @@ def _within(values: npt.NDArray[np.int64], unit_us: int, stream: str) -> npt.NDA
     """Microseconds, refused outside the years that Python and Spark can show."""
     if len(values):
         low, high = int(values.min()) * unit_us, int(values.max()) * unit_us
-        if low < _STIME_US_MIN or high > _STIME_US_MAX:
-            wrong = low if low < _STIME_US_MIN else high
+        if low < STIME_US_MIN or high > STIME_US_MAX:
+            wrong = low if low < STIME_US_MIN else high
             raise SchemaError(
                 f"stream {stream}: an stime must lie in the years 1 to 9999; got {wrong} microseconds since 1970; "
                 f"is the unit right (stime_unit)?"

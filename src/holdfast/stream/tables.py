@@ -1,0 +1,156 @@
+"""Arrow tables and pandas frames that callers hand in, turned into record batches of the stored schema.
+
+Rules:
+1. Values keep their meaning: numbers become numbers, times times. Text is never read as anything else.
+2. A cast must survive the way back; only floats may be rounded.
+3. What no reader could show (a year beyond 9999) is refused here, whatever type it came in (X5).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.model.errors import SchemaError
+from holdfast.model.schema import schema_text
+from holdfast.stream.rows import Columns, first_words
+from holdfast.stream.values import DAYS_MAX, DAYS_MIN, STIME_US_MAX, STIME_US_MIN
+
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+
+
+def table_batch(data: Any, schema: pa.Schema, stream: str) -> pa.RecordBatch:
+    """One batch with exactly the columns of `schema`, from an Arrow table or batch or a pandas frame."""
+    if isinstance(data, pa.RecordBatch) and data.schema.equals(schema):
+        for field, column in zip(schema, data.columns, strict=True):
+            _check(column, field, stream)
+        return data
+    # Loading pandas takes half a second; a caller that has a frame has loaded it already.
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(data, pandas.DataFrame):
+        data = _frame_table(data, pandas, schema, stream)
+    if isinstance(data, pa.RecordBatch):
+        data = pa.Table.from_batches([data])
+    if not isinstance(data, pa.Table):
+        raise SchemaError(f"stream {stream}: a batch must be Arrow or pandas; got {type(data).__name__}")
+    if sorted(data.column_names) != sorted(schema.names):
+        raise SchemaError(
+            f"stream {stream}: a batch must have the columns ({schema_text(schema)}); got ({schema_text(data.schema)})"
+        )
+    columns = [_cast(data.column(field.name), field, stream) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _frame_table(frame: Any, pandas: Any, schema: pa.Schema, stream: str) -> pa.Table:
+    """A frame as Arrow. Columns of Python objects go the way of rows: Arrow would guess what they are."""
+    rows = Columns(schema, stream)
+    arrays = []
+    try:
+        for name, column in frame.items():
+            if column.dtype == object and name in schema.names:
+                values = [None if pandas.api.types.is_scalar(v) and pandas.isna(v) else v for v in column]
+                arrays.append(rows.array(name, values))
+            else:
+                arrays.append(pa.array(column, from_pandas=True))
+        return pa.Table.from_arrays(arrays, names=[str(name) for name in frame.columns])
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise SchemaError(f"stream {stream}: the frame cannot become Arrow: {first_words(error)}") from None
+
+
+def _cast(column: pa.ChunkedArray, field: pa.Field, stream: str) -> pa.Array:
+    must = f"stream {stream}: column {field.name!r} must be {field.type}"
+    try:
+        array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+        if not array.type.equals(field.type):
+            if not _castable(array.type, field.type):
+                raise SchemaError(f"{must}; got {array.type}, which does not mean the same; convert it first")
+            array, before = array.cast(field.type), array
+            if not _survived(before, array):
+                raise SchemaError(f"{must}; got {before.type} with a value that it cannot hold")
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        raise SchemaError(f"{must}; {first_words(error)}") from None
+    _check(array, field, stream)
+    return array
+
+
+def _castable(source: pa.DataType, target: pa.DataType) -> bool:
+    """Rule 1."""
+    t = pa.types
+    if source.equals(target):
+        return True
+    if t.is_string(target):
+        return bool(t.is_large_string(source) or t.is_string_view(source))
+    if t.is_binary(target):
+        return bool(t.is_large_binary(source) or t.is_binary_view(source) or t.is_fixed_size_binary(source))
+    if t.is_integer(target) or t.is_floating(target):
+        return bool(t.is_integer(source) or t.is_floating(source))
+    if t.is_decimal(target):
+        return bool(t.is_integer(source) or t.is_decimal(source))
+    if t.is_date(target):
+        return bool(t.is_date(source) or (t.is_timestamp(source) and source.tz is None))
+    if t.is_timestamp(target):
+        if t.is_timestamp(source):
+            return source.tz is None or target.tz is not None
+        return bool(t.is_int64(source) or t.is_date(source))
+    if t.is_list(target):
+        return any(one(source) for one in _LISTS) and _castable(source.value_type, target.value_type)
+    if t.is_map(target):
+        return (
+            bool(t.is_map(source))
+            and _castable(source.key_type, target.key_type)
+            and _castable(source.item_type, target.item_type)
+        )
+    if t.is_struct(target):
+        return (
+            bool(t.is_struct(source))
+            and [f.name for f in source] == [f.name for f in target]
+            and all(_castable(a.type, b.type) for a, b in zip(source, target, strict=True))
+        )
+    return False
+
+
+def _survived(before: pa.Array, after: pa.Array) -> bool:
+    """Rule 2. A float may be rounded, but a finite one must not become infinite."""
+    if any(pa.types.is_floating(leaf.type) for leaf in _leaves(after)):
+        return _infinite(before) == _infinite(after)
+    return bool(after.cast(before.type).equals(before))
+
+
+def _infinite(array: pa.Array) -> int:
+    return sum(pc.sum(pc.is_inf(leaf)).as_py() or 0 for leaf in _leaves(array) if pa.types.is_floating(leaf.type))
+
+
+def _check(array: pa.Array, field: pa.Field, stream: str) -> None:
+    if not field.nullable and array.null_count:
+        raise SchemaError(f"stream {stream}: column {field.name!r} must not be null; got {array.null_count} nulls")
+    if any(_outside(leaf) for leaf in _leaves(array)):
+        raise SchemaError(
+            f"stream {stream}: column {field.name!r} must be {field.type} in the years 1 to 9999; got a time outside"
+        )
+
+
+def _outside(leaf: pa.Array) -> bool:
+    """Rule 3."""
+    if pa.types.is_date32(leaf.type):
+        low, high, whole = DAYS_MIN, DAYS_MAX, pa.int32()
+    elif pa.types.is_timestamp(leaf.type):
+        low, high, whole = STIME_US_MIN, STIME_US_MAX, pa.int64()
+    else:
+        return False
+    found = pc.min_max(leaf.view(whole))
+    return bool(found["min"].is_valid and (found["min"].as_py() < low or found["max"].as_py() > high))
+
+
+def _leaves(array: pa.Array) -> Iterator[pa.Array]:
+    """The arrays of plain values that a nested array consists of, without those that no row shows."""
+    if pa.types.is_struct(array.type):
+        for child in array.flatten():
+            yield from _leaves(child)
+    elif any(one(array.type) for one in (*_LISTS, pa.types.is_map)):
+        yield from _leaves(array.flatten())
+    else:
+        yield array
