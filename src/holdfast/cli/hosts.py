@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.host.deployment import Deployment, HostSpec
+from holdfast.host.envelope import UNREADABLE
 from holdfast.model.errors import PeerError, UsageError
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class HostClient:
         body = self.call("GET", "/v1/status")
         try:
             status = _status.decode(body)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise PeerError(f"{self._who} answers, but not as a host does: {error}") from None
         if status.host != self.spec.name:
             raise PeerError(f"{self._who} says that it is {status.host!r}; another deployment uses the same address")
@@ -175,7 +176,7 @@ def _bounded(answer: httpx.Response, who: str) -> bytes:
 def _reason(body: bytes) -> str | None:
     try:
         said = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
     text = said.get("error") if isinstance(said, dict) else None
     return None if text is None else "".join(char if char.isprintable() else " " for char in str(text)[:500])

@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.cli.hosts import HostClient, clients
 from holdfast.host.deployment import Deployment
+from holdfast.host.envelope import UNREADABLE
 from holdfast.model.errors import PeerError, UsageError
 
 
@@ -29,7 +30,7 @@ def ask(asked: Sequence[HostClient], path: str) -> list[Any]:
     for client in asked:
         try:
             answers.append(msgspec.json.decode(client.call("GET", path)))
-        except (PeerError, msgspec.DecodeError) as error:
+        except (PeerError, *UNREADABLE) as error:
             answers.append(PeerError(str(error)))
     return answers
 

@@ -16,6 +16,9 @@ import msgspec
 
 from holdfast.model.errors import PeerError
 
+#: Whatever a decoder of msgspec's raises on bytes that are not what it was promised.
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError)
+
 
 def _same(value: Any) -> Any:
     return value
@@ -49,9 +52,9 @@ class Envelopes:
             raise PeerError(f"a message may have {self._bytes_max} bytes at most; got {len(data)}")
         try:
             envelope: Any = self._decoder.decode(data)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise PeerError(
-                f"a message must follow version {self._version} of the schema; got one where {error}"
+                f"a message must follow version {self._version} of the schema; got one where {error!s:.200}"
             ) from None
         said = envelope.message
         fields = (self._meant(getattr(said, name)) for name in said.__struct_fields__)

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from holdfast.host.envelope import Envelopes
+from holdfast.host.envelope import UNREADABLE, Envelopes
 from holdfast.model.errors import HoldfastError, PeerError, UsageError
 from holdfast.model.names import check_name
 from holdfast.model.schema import parse_schema
@@ -149,8 +149,8 @@ def decode_report(data: bytes) -> messages.StreamReport:
     """The report; `PeerError` if that is not what came."""
     try:
         said = _report.decode(data)
-    except msgspec.MsgspecError as error:
-        raise PeerError(f"the report of a stream must follow the schema; got one where {error}") from None
+    except UNREADABLE as error:
+        raise PeerError(f"the report of a stream must follow the schema; got one where {error!s:.200}") from None
     return messages.StreamReport(said.stream, said.state, said.main_us, said.fresh)
 
 
@@ -170,8 +170,8 @@ def encode_last(bucket: int, skip: int) -> bytes:
 def decode_last(data: bytes) -> tuple[int, int]:
     try:
         said = _last.decode(data)
-    except msgspec.MsgspecError as error:
-        raise PeerError(f"where the last tuples are must follow the schema; got an answer where {error}") from None
+    except UNREADABLE as error:
+        raise PeerError(f"where the last tuples are must follow the schema; got one where {error!s:.200}") from None
     return said.bucket, said.skip
 
 
@@ -311,8 +311,8 @@ def decode_portion(data: bytes) -> Portion:
         raise PeerError("the head of a portion does not match its checksum; pull again")
     try:
         head = _head.decode(raw)
-    except msgspec.MsgspecError as error:
-        raise PeerError(f"the head of a portion cannot be read ({error}); upgrade the older host") from None
+    except UNREADABLE as error:
+        raise PeerError(f"the head of a portion cannot be read ({error!s:.200}); upgrade the older host") from None
     if sum(f.length for f in head.events) != len(body):
         raise PeerError(f"a portion announced other bodies than the {len(body)} bytes that came; pull again")
     events, at = [], 0
@@ -350,8 +350,8 @@ def decode_definition(data: bytes) -> Definition:
             and definition.bucket_us >= 1000
             and 1 <= definition.partitions <= PARTITIONS_MAX
         )
-    except (msgspec.MsgspecError, HoldfastError, ValueError) as error:
-        raise PeerError(f"the definition of a stream cannot be used: {error}") from None
+    except (*UNREADABLE, HoldfastError, ValueError) as error:
+        raise PeerError(f"the definition of a stream cannot be used: {error!s:.300}") from None
     if not sound:
         raise PeerError(f"the definition of stream {definition.name} is not one of format {FORMAT_VERSION}")
     return definition

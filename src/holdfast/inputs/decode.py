@@ -228,7 +228,10 @@ def _instant(value: Any) -> datetime:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return datetime.fromtimestamp(value, UTC)
     found = datetime.fromisoformat(_must(value, str))
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found
+    if found.tzinfo is None:
+        return found.replace(tzinfo=UTC)
+    found.astimezone(UTC)  # In the first and the last year a zone can lead out of the years that there are.
+    return found
 
 
 def _local(value: Any) -> datetime:

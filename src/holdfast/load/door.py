@@ -24,6 +24,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from holdfast.host.envelope import UNREADABLE
 from holdfast.host.link import Link
 from holdfast.host.service import WAIT_S_MAX, Door, Refused, body_of, number_of, position_of
 from holdfast.host.wire import PORTION_BYTES, PORTION_TYPE, Portion, encode_definition, encode_portion
@@ -253,7 +254,7 @@ class _Doors:
     async def move(self, request: Request) -> Response:
         try:
             order = msgspec.json.decode(await body_of(request), type=_Move)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise Refused(400, f"a movement must be {{node, to}}; {error}") from None
         try:
             return JSONResponse({"said": self._manager.place(order.node, order.to)})

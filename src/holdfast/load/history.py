@@ -83,6 +83,6 @@ def read_lines(path: Path) -> Sequence[Sample | Movement]:
         for raw in path.read_bytes().splitlines():
             try:
                 found.append(_line.decode(raw))
-            except msgspec.MsgspecError:
+            except (msgspec.MsgspecError, UnicodeDecodeError):
                 continue
     return found

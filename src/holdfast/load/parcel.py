@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +24,7 @@ import google_crc32c
 import msgspec
 from msgspec import Meta
 
+from holdfast.host.envelope import UNREADABLE
 from holdfast.host.wire import DEFINITION_BYTES_MAX, decode_definition, encode_definition
 from holdfast.model.errors import PeerError, UsageError
 from holdfast.spark.arrivals import arrivals
@@ -166,12 +167,11 @@ class Unpacking:
             raise PeerError("the head of a parcel does not match its checksum; send it again")
         try:
             head = _head.decode(raw)
-        except msgspec.MsgspecError as error:
-            raise PeerError(f"the head of a parcel cannot be read ({error}); upgrade the older host") from None
+        except UNREADABLE as error:
+            raise PeerError(f"the head of a parcel cannot be read ({error!s:.200}); upgrade the older host") from None
         if head.bytes_total > PARCEL_BYTES_MAX:
             raise PeerError(f"a parcel may have {PARCEL_BYTES_MAX} bytes at most; got {head.bytes_total}")
-        for file in head.files:
-            _check_path(file.path)
+        _check_paths([file.path for file in head.files])
         self.output = decode_definition(head.output)
         del self._buffer[: _PREFIX.size + length]
         self.head, self.version, self._left = head, version, list(head.files)
@@ -216,8 +216,13 @@ class Unpacking:
             self._fd = -1
 
 
-def _check_path(path: str) -> None:
+def _check_paths(paths: Sequence[str]) -> None:
     """Rule 3."""
-    steps = path.split("/")
-    if not all(_STEP.fullmatch(step) and step.strip(".") for step in steps) or len(steps) > 16:
-        raise PeerError(f"a parcel must name files below its checkpoint; got {path[:80]!r}; it was refused")
+    folders: set[str] = set()
+    for path in paths:
+        steps = path.split("/")
+        if not all(_STEP.fullmatch(step) and step.strip(".") for step in steps) or len(steps) > 16:
+            raise PeerError(f"a parcel must name files below its checkpoint; got {path[:80]!r}; it was refused")
+        folders.update("/".join(steps[:n]) for n in range(1, len(steps)))
+    if len(set(paths)) != len(paths) or not folders.isdisjoint(paths):
+        raise PeerError("a parcel must name each file once, and none that is a folder of another; it was refused")

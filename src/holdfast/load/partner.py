@@ -18,6 +18,7 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
+from holdfast.host.envelope import UNREADABLE
 from holdfast.host.link import CONNECT_S, HttpLink, Refused
 from holdfast.host.wire import (
     DEFINITION_BYTES_MAX,
@@ -168,7 +169,7 @@ class PartnerLink(HttpLink):
     def _read(self, decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         try:
             return decoder.decode(body)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise PeerError(f"{self.address} answers, but not as a partner does: {error}") from None
 
 

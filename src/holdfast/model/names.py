@@ -23,7 +23,7 @@ def check_name(name: str) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name) or ".." in name:
         raise BadName(
             f"a stream name must be 1 to 128 of a-z 0-9 . _ - beginning with a letter or digit and without '..'; "
-            f"got {name!r}; choose a name such as 'monitor1'"
+            f"got {name!r:.150}; choose a name such as 'monitor1'"
         )
     return name
 

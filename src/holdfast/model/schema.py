@@ -152,6 +152,8 @@ class _Text:
 
     def __init__(self, text: str) -> None:
         self.text = text
+        if not text.isprintable() and any("\ud800" <= c <= "\udfff" for c in text):
+            raise self.error("it holds half a character")
         self.tokens: deque[str] = deque()
         self.depth = 0
         at, end = 0, len(text.rstrip())

@@ -69,7 +69,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
         """The user's columns."""
         try:
             return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.arrow)))
-        except (pa.ArrowInvalid, ValueError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise CorruptLog(f"stream {self.name}: its schema cannot be read ({error})") from error
 
     @property

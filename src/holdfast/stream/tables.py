@@ -8,6 +8,7 @@ Rules:
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -52,13 +53,18 @@ def _frame_table(frame: Any, pandas: Any, schema: pa.Schema, stream: str) -> pa.
     try:
         for name, column in frame.items():
             if column.dtype == object and name in schema.names:
-                values = [None if pandas.api.types.is_scalar(v) and pandas.isna(v) else v for v in column]
+                values = [None if _is_null(v, pandas) else v for v in column]
                 arrays.append(rows.array(name, values))
             else:
                 arrays.append(pa.array(column, from_pandas=True))
         return pa.Table.from_arrays(arrays, names=[str(name) for name in frame.columns])
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise SchemaError(f"stream {stream}: the frame cannot become Arrow: {first_words(error)}") from None
+
+
+def _is_null(value: Any, pandas: Any) -> bool:
+    """Is it one of pandas' ways to say that there is nothing? (Its own `isna` fails on Decimal's signalling NaN.)"""
+    return value is pandas.NA or value is pandas.NaT or (isinstance(value, float) and math.isnan(value))
 
 
 def _cast(column: pa.ChunkedArray, field: pa.Field, stream: str) -> pa.Array:
@@ -150,7 +156,11 @@ def _leaves(array: pa.Array) -> Iterator[pa.Array]:
     if pa.types.is_struct(array.type):
         for child in array.flatten():
             yield from _leaves(child)
-    elif any(one(array.type) for one in (*_LISTS, pa.types.is_map)):
+    elif pa.types.is_map(array.type):
+        # Arrow has no kernel to flatten a map; as a list of structs it can be.
+        kind = array.type
+        yield from _leaves(array.cast(pa.list_(pa.struct([kind.key_field, kind.item_field]))).flatten())
+    elif any(one(array.type) for one in _LISTS):
         yield from _leaves(array.flatten())
     else:
         yield array

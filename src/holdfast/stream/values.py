@@ -93,8 +93,11 @@ def _whole(value: Any) -> Any:
         if not value.is_finite() or (value and value.adjusted() >= _INTEGER_DIGITS) or value != int(value):
             raise Misfit("it must be a whole number of 64 bits at most")
         return int(value)
-    if isinstance(value, float | np.floating) and not value.is_integer():
-        raise Misfit("it must be whole")
+    if isinstance(value, float | np.floating):
+        if not value.is_integer():
+            raise Misfit("it must be whole")
+    elif not isinstance(value, int | np.integer):  # NumPy's times would become numbers.
+        raise Misfit("it must be a whole number")
     return value
 
 

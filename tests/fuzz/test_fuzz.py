@@ -1,0 +1,51 @@
+"""The fuzzer finds what is planted, and nothing in what is ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_ROOT = Path(__file__).parents[2]
+
+
+def fuzz(*args: str) -> tuple[dict[str, Any], str]:
+    """What the last line says, and everything that was printed."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz", *args], capture_output=True, text=True, env=env, cwd=_ROOT, check=False
+    )
+    assert done.stdout, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == (1 if said["crashes"] + said["hangs"] + said["wrong"] else 0)
+    return said, done.stdout
+
+
+@pytest.mark.slow
+def test_no_value_from_outside_crashes_hangs_or_comes_back_different() -> None:
+    said, text = fuzz("--seconds", "12")
+    assert (said["crashes"], said["hangs"], said["wrong"]) == (0, 0, 0), text
+    assert said["tried"] > 1000
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [
+        ("planted-crash", "crashes"),
+        ("planted-wrong", "wrong"),
+        ("planted-stranger", "wrong"),
+        ("planted-hang", "hangs"),
+    ],
+)
+def test_a_planted_failure_is_counted_and_its_seed_is_printed(target: str, kind: str) -> None:
+    said, text = fuzz("--target", target, "--rounds", "4", "--first", "1", "--hang-seconds", "5", "--seconds", "600")
+    assert said[kind] >= 1, text
+    assert sum(said[one] for one in ("crashes", "hangs", "wrong")) == said[kind]
+    seed = text.split("--seed ")[1].split(":")[0]
+    again, _ = fuzz("--target", target, "--seed", seed, "--hang-seconds", "5")
+    assert again[kind] == 1
