@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.model.errors import (
     CorruptLog,
+    EarlyTuple,
     Fenced,
     HoldfastError,
     LateTuple,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "App", "Bound", "CorruptLog", "Fenced", "HoldfastError", "LateTuple", "Producer", "Retention", "SchemaError",
+    "App", "Bound", "CorruptLog", "EarlyTuple", "Fenced", "HoldfastError", "LateTuple", "Producer", "Retention", "SchemaError",
     "StorageError", "Stream", "StreamBusy", "StreamFull", "StreamStore", "Subscriber", "TupleType", "UnknownStream",
     "UsageError", "connect", "open",
 ]  # fmt: skip

@@ -1,8 +1,8 @@
 """From lines to a producer: decoded, sent as one unit, poison refused or put aside.
 
 Rules:
-1. A line that cannot be decoded, or whose tuple comes too late, stops the input with one sentence that names it. With
-   dead letters it is put aside, with its position and the reason, and the others go on.
+1. A line that cannot be decoded, or whose tuple comes too late or far too early, stops the input with one sentence
+   that names it. With dead letters it is put aside, with its position and the reason, and the others go on.
 2. Dead letters are durable before the unit behind them is sent. After a crash in between they are written once more; a
    tuple never is.
 """
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.inputs.decode import Decoder
-from holdfast.model.errors import LateTuple, SchemaError
+from holdfast.model.errors import EarlyTuple, LateTuple, SchemaError
 from holdfast.stream.disk import Disk, storage_error
 from holdfast.stream.producer import Producer
 
@@ -114,12 +114,14 @@ class Feed:
         while rows or seq is not None:
             try:
                 ack = self.producer.send_many(rows, seq=seq, producer_id=producer_id)
-            except LateTuple as error:
-                found = self.producer.late_rows(rows)
+            except (LateTuple, EarlyTuple) as error:
+                found = self.producer.untimely_rows(rows)
+                if not found:
+                    continue  # What was early has become timely meanwhile.
                 if self._dead is None:
                     first = found[0]
                     self._unit(lines[:first], rows[:first], lines[first - 1].seq if first else None, producer_id)
-                    raise LateTuple(f"{lines[first].where}: {error}") from None
+                    raise type(error)(f"{lines[first].where}: {error}") from None
                 self._dead.put([(lines[i], str(error)) for i in found])
                 late += len(found)
                 lines = [line for i, line in enumerate(lines) if i not in found]

@@ -26,7 +26,7 @@ import msgspec
 
 from holdfast.inputs.decode import Decoder, parse_json
 from holdfast.inputs.network import Access
-from holdfast.model.errors import HoldfastError, LateTuple, SchemaError, UsageError
+from holdfast.model.errors import EarlyTuple, HoldfastError, LateTuple, SchemaError, UsageError
 from holdfast.stream.producer import Ack, Producer
 
 CONNECTIONS_MAX = 256
@@ -179,7 +179,7 @@ class _Connection(socketserver.BaseRequestHandler):
                 for i, _ in group:
                     answers[i] = ack._replace(rows=1)
                 return
-            if not isinstance(ack, SchemaError | LateTuple):
+            if not isinstance(ack, SchemaError | LateTuple | EarlyTuple):
                 # Not one line's fault: to send each again would wait, or write, as often as there are lines.
                 for i, _ in group:
                     answers[i] = ack

@@ -27,6 +27,10 @@ class LateTuple(UsageError):
     """A tuple's stime lies before the boundary that the stream has already promised (D10)."""
 
 
+class EarlyTuple(UsageError):
+    """A tuple's stime lies so far ahead of the clock that it would make every tuple after it late (D19)."""
+
+
 class BadName(UsageError):
     """A name that is not a plain stream name: it could reach outside the data root (X2)."""
 

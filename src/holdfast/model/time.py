@@ -56,6 +56,23 @@ def duration_text(us: int) -> str:
     return f"{us}us"
 
 
+def duration_shown(us: int) -> str:
+    """A duration for people: its two largest units.
+
+    >>> duration_shown(90_000_000), duration_shown(86_400_000_000 * 3653)
+    ('1m 30s', '3653d')
+    """
+    parts: list[str] = []
+    rest = abs(us)
+    for unit in ("d", "h", "m", "s", "ms", "us"):
+        count, rest = divmod(rest, _UNITS[unit])
+        if count or parts:
+            parts.append(f"{count}{unit}" if count else "")
+        if len(parts) == 2:
+            break
+    return " ".join(part for part in parts if part) or "0s"
+
+
 def instant_us(value: str | int | float | datetime) -> int:
     """A point in time in microseconds from ISO text, a datetime (naive means UTC), or seconds since the epoch.
 

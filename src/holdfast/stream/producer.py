@@ -4,12 +4,14 @@ Rules:
 1. `send` returns when the tuples are durable (L1). Callers on many threads share commits.
 2. stime is the time of arrival, or a column of the user's with a declared slack: then the boundary trails the largest
    stime by the slack, and a tuple below the boundary is refused (D10) or, if asked for, dropped and counted.
-3. With arrival times a boundary follows at every bucket even when no data comes. With a column it follows the data; if
+3. Arrival times follow a steady clock (`clock.ArrivalClock`): a wall clock that jumps moves no stream (D19). A tuple
+   whose own stime lies further ahead of the clock than `max_ahead` is refused: it would make all others late.
+4. With arrival times a boundary follows at every bucket even when no data comes. With a column it follows the data; if
    the column is wall-clock time, `idle="advance"` lets it follow the clock as well.
-4. A request may carry a sequence number. One that is not above the last committed number of its producer was committed
+5. A request may carry a sequence number. One that is not above the last committed number of its producer was committed
    before; it is acknowledged and not written again, also after a crash. Several sources may share one producer, each
    under its own id; the last `record.PRODUCERS_MAX` of them are remembered.
-5. A refused request changes nothing and does not disturb the others of its group.
+6. A refused request changes nothing and does not disturb the others of its group.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.clock import Clock, now_us, pause
-from holdfast.model.errors import HoldfastError, LateTuple, StreamFull, UsageError
+from holdfast.clock import ArrivalClock, Clock, monotonic_us, now_us, pause
+from holdfast.model.errors import EarlyTuple, HoldfastError, LateTuple, StreamFull, UsageError
 from holdfast.model.names import check_name
 from holdfast.model.schema import STIME_TYPE
-from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, bucket_of, duration_us, instant_text
+from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, bucket_of, duration_shown, duration_us, instant_text
 from holdfast.stream.definition import Definition
 from holdfast.stream.group import GroupCommit
 from holdfast.stream.pack import pack, pack_arrived, stime_array
@@ -41,6 +43,8 @@ log = logging.getLogger(__name__)
 
 #: How long a full stream makes its producer wait before it says so; long enough for a reader to catch its breath.
 FULL_TIMEOUT = "30s"
+#: How far ahead of the clock a tuple's own stime may lie. Clocks of machines differ by less; a wrong year does not.
+MAX_AHEAD = "1h"
 _FULL_POLL_US = 20_000
 
 
@@ -89,7 +93,9 @@ class Producer:
         idle: Literal["wait", "advance"] = "wait",
         boundary_every: str | int | float | None = None,
         full_timeout: str | int | float = FULL_TIMEOUT,
+        max_ahead: str | int | float | None = MAX_AHEAD,
         clock: Clock = now_us,
+        steady: Clock | None = None,
     ) -> None:
         schema = definition.schema
         if stime is not None and stime != "stime" and stime not in schema.names:
@@ -104,13 +110,20 @@ class Producer:
         self._stime, self._unit = stime, stime_unit
         self._slack_us, self._late, self._idle = duration_us(slack), late, idle
         self._full_timeout_us = duration_us(full_timeout)
-        self._clock = clock
+        self._max_ahead_us = None if max_ahead is None else duration_us(max_ahead)
+        self._clock, self._arrival = ArrivalClock(clock, steady), ArrivalClock(clock, steady)
+        self._arrival.not_before(writer.state.boundary_us)
         self._stime_max = writer.state.boundary_us
+        self._say_if_ahead()
         self._group: GroupCommit[_Request, Ack] = GroupCommit(self._commit)
         self._closed = False
         self.late_dropped = 0
         every = definition.bucket_us if boundary_every is None else duration_us(boundary_every)
         self._ticker = _Ticker(self, every)
+
+    def _say_if_ahead(self) -> None:
+        if not self.writer.state.closed and self.ahead_us > duration_us(MAX_AHEAD):
+            log.warning("%s", ahead_text(self.definition.name, self.boundary_us, self.ahead_us))
 
     # -- what callers use --------------------------------------------------------------------------------------------
 
@@ -145,13 +158,22 @@ class Producer:
         """The columns that a row handed to `send` has: the stream's, and `stime` where the rows bring it themselves."""
         return self._schema
 
-    def late_rows(self, rows: Sequence[Row]) -> list[int]:
-        """Which of the rows would be refused as late now, for whoever wants to send the others."""
+    def untimely_rows(self, rows: Sequence[Row]) -> list[int]:
+        """Which of the rows would be refused as late or early now, for whoever wants to send the others."""
         if self._stime is None:
             return []
         stimes = stimes_of(self._columns.batch(rows).column(self._stime), self._unit, self.definition.name)
-        found: list[int] = np.flatnonzero(stimes < self.boundary_us).tolist()
+        found: list[int] = np.flatnonzero((stimes < self.boundary_us) | (stimes > self._early_us)).tolist()
         return found
+
+    @property
+    def ahead_us(self) -> int:
+        """How far the stream's boundary lies ahead of the clock; below zero: behind it."""
+        return self.boundary_us - self._clock()
+
+    @property
+    def _early_us(self) -> int:
+        return END_OF_TIME_US if self._max_ahead_us is None else self._clock() + self._max_ahead_us
 
     def _id(self, producer_id: str | None) -> str:
         return self.id if producer_id is None else check_name(producer_id)
@@ -193,6 +215,7 @@ class Producer:
 
     def _answer(self, requests: Sequence[_Request]) -> list[Ack | BaseException]:
         now = self._clock()
+        arrival = self._arrival()
         if all(r.beat for r in requests):
             self.writer.beat(now)
             return [Ack(self.writer.state.commit_seq, 0)] * len(requests)
@@ -214,13 +237,14 @@ class Producer:
                 if answers[i] is None:  # A refused request does not use up its number.
                     tokens[request.producer] = request.seq
         self._prepare_rows(rows, requests, ready, answers)
-        events, high = self._events(ready, now)
+        events, high = self._events(ready, arrival)
         self._make_room(sum(len(e.body) for e in events))
-        boundary, stime_max = self._boundary(requests, now, high)
+        boundary, stime_max = self._boundary(requests, now if self._stime is not None else arrival, high)
         state = self.writer.commit(
             events, now_us=now, boundary_us=boundary, tokens=tokens, closed=any(r.close for r in requests)
         )
         self._stime_max = stime_max
+        self._arrival.not_before(boundary)
         self.late_dropped += sum(one.dropped for one in ready.values())
         for i in range(len(requests)):
             if answers[i] is None:
@@ -268,6 +292,13 @@ class Producer:
             return _Ready(batch, None)
         stimes = stimes_of(batch.column(self._stime), self._unit, self.definition.name)
         boundary = self.boundary_us
+        if len(stimes) and int(stimes.max()) > self._early_us:
+            worst = int(stimes.max())
+            raise EarlyTuple(
+                f"stream {self.definition.name}: a tuple at {instant_text(worst)} lies "
+                f"{duration_shown(worst - self._clock())} ahead of the clock, and every tuple after it would be late; "
+                f"correct its time, or allow more (max_ahead)"
+            )
         late = stimes < boundary
         if not late.any():
             return _Ready(batch, stimes)
@@ -277,16 +308,17 @@ class Producer:
                 f"stream {self.definition.name}: a tuple at {instant_text(worst)} comes after the boundary "
                 f"{instant_text(boundary)}; it is {(boundary - worst) / 1e6:.3f} s too late; "
                 f"declare that much more slack, or let late tuples be dropped (late='drop')"
+                + (f"; {ahead_text('', boundary, self.ahead_us)}" if self.ahead_us > duration_us(MAX_AHEAD) else "")
             )
         dropped = int(late.sum())
         keep = pa.array(~late)
         return _Ready(batch.filter(keep), stimes[~late], dropped)
 
-    def _events(self, ready: dict[int, _Ready], now: int) -> tuple[list[Event], int]:
+    def _events(self, ready: dict[int, _Ready], arrived: int) -> tuple[list[Event], int]:
         """Events of all prepared batches, and the largest stime among them."""
         events: list[Event] = []
         high = self._stime_max
-        arrival = max(now, high, self.boundary_us)  # A boundary may be ahead of a clock that was set back.
+        arrival = max(arrived, high, self.boundary_us)  # Also where a boundary was asked for ahead of the clock.
         for one in ready.values():
             batch = one.batch
             if not batch.num_rows:
@@ -305,7 +337,7 @@ class Producer:
         """The boundary to promise, and the largest stime from then on."""
         asked = max((r.boundary_us for r in requests if r.boundary_us is not None), default=BEGINNING_US)
         if self._stime is None:
-            # Never behind what was handed out, also when the clock jumps back.
+            # Never behind what was handed out.
             return max(asked, now, high), high
         trailing = high - self._slack_us if high > BEGINNING_US else BEGINNING_US
         if self._idle == "advance":
@@ -316,7 +348,7 @@ class Producer:
         bound = self.definition.bound
         if bound is None or not size or self.writer.size_bytes + size <= bound.bytes:
             return
-        deadline = self._clock() + self._full_timeout_us
+        deadline = monotonic_us() + self._full_timeout_us
         rolled = False
         while True:
             retain(self.writer.folder, self.definition, self._clock(), disk=self.writer.disk, need_bytes=size)
@@ -327,7 +359,7 @@ class Producer:
                 self.writer.roll(self._clock())
                 rolled = True
                 continue
-            if self._clock() >= deadline:
+            if monotonic_us() >= deadline:
                 raise StreamFull(
                     f"stream {self.definition.name}: it may hold {bound.bytes} bytes and is full; nothing was written; "
                     f"let its subscribers acknowledge, raise the bound, or use when_full='drop_oldest'"
@@ -335,14 +367,25 @@ class Producer:
             pause(_FULL_POLL_US)
 
     def tick(self) -> None:
-        """Rule 3: a boundary when a bucket has ended; otherwise only a sign of life."""
-        now = self._clock()
-        boundary = now if self._stime is None else now - self._slack_us if self._idle == "advance" else BEGINNING_US
+        """Rule 4: a boundary when a bucket has ended; otherwise only a sign of life."""
+        if self._stime is None:
+            boundary = self._arrival()
+        else:
+            boundary = self._clock() - self._slack_us if self._idle == "advance" else BEGINNING_US
         size = self.definition.bucket_us
         if boundary > self.boundary_us and bucket_of(boundary, size) > bucket_of(self.boundary_us, size):
             self._group.submit(_Request(boundary_us=min(boundary, END_OF_TIME_US - 1)))
         else:
             self._group.submit(_Request(beat=True))
+
+
+def ahead_text(stream: str, boundary_us: int, ahead_us: int) -> str:
+    """What to know of a stream whose boundary lies far ahead of the clock."""
+    whose = f"stream {stream}: its" if stream else "its"
+    return (
+        f"{whose} boundary {instant_text(boundary_us)} lies {duration_shown(ahead_us)} ahead of the clock; if the clock "
+        f"is right, a wrong time was written: `holdfast mend-boundary` puts it right and says what that does to readers"
+    )
 
 
 class _Ticker:
