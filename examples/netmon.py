@@ -6,9 +6,12 @@ python examples/netmon.py --feed FOLDER      # the monitors alone, for examples/
 
 import argparse
 import random
+import shutil
+import tempfile
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 
 from pyspark.sql import functions as F
 
@@ -61,6 +64,9 @@ def main():
     parser.add_argument("--seconds", type=float, default=36)
     parser.add_argument("--feed", metavar="FOLDER")
     asked = parser.parse_args()
+    if not asked.feed:
+        # This run leaves nothing behind. An application of yours keeps the folder that it names above.
+        app.root = Path(tempfile.mkdtemp(prefix="netmon-"))
     store, end = holdfast.open(asked.feed or app.root), threading.Event()
     monitors = [threading.Thread(target=monitor, args=(store, name, end)) for name in MONITORS]
     for thread in monitors:
@@ -76,6 +82,10 @@ def main():
         pass
     finally:
         end.set()
+        for thread in monitors:
+            thread.join()
+        if not asked.feed:
+            shutil.rmtree(app.root, ignore_errors=True)
     return 0 if good else 1
 
 

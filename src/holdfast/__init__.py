@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "App", "Bound", "CorruptLog", "EarlyTuple", "Fenced", "HoldfastError", "LateTuple", "Producer", "Retention", "SchemaError",
-    "StorageError", "Stream", "StreamBusy", "StreamFull", "StreamStore", "Subscriber", "TupleType", "UnknownStream",
-    "UsageError", "connect", "open",
+    "App", "Bound", "CorruptLog", "EarlyTuple", "Fenced", "HoldfastError", "LateTuple", "Producer", "Retention",
+    "SchemaError", "StorageError", "Stream", "StreamBusy", "StreamFull", "StreamStore", "Subscriber", "TupleType",
+    "UnknownStream", "UsageError", "connect", "open",
 ]  # fmt: skip
 
 
@@ -60,3 +60,7 @@ def __getattr__(name: str) -> Any:
 
         return connect
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -33,6 +33,28 @@ def test_a_row_goes_in_and_comes_out(cli: Cli) -> None:
     assert row["type"] == "INSERTION"
 
 
+def test_ending_a_stream_says_that_it_has_ended(inside: Cli, tmp_path: Path) -> None:
+    inside.ok("create", "s", "--schema", SCHEMA)
+    file = tmp_path / "rows.json"
+    file.write_text('{"source": "a", "bytes": 1}\n')
+    assert inside.ok("send", "s", file) == "s: 1 tuple sent\n"
+    said = inside.ok("send", "s", file, "--end")
+    assert said == f"s: 0 tuples sent; {file} was sent before (--again sends it once more); the stream has ended\n"
+    assert holdfast.open(inside.root).open("s").reader().closed
+
+
+def test_send_refuses_a_row_far_ahead_and_takes_it_if_told_so(inside: Cli) -> None:
+    inside.ok("create", "s", "--schema", "n bigint, at timestamp")
+    row = b'{"n": 1, "at": "9999-01-01T00:00:00Z"}\n'
+    assert "ahead of the clock" in inside.fails("send", "s", "--stime", "at", stdin=row)
+    assert inside.ok("send", "s", "--stime", "at", "--max-ahead", "none", stdin=row) == "s: 1 tuple sent\n"
+
+
+def test_idle_is_for_columns_that_say_when(inside: Cli) -> None:
+    inside.ok("create", "s", "--schema", SCHEMA)
+    assert "--idle goes with --stime" in inside.fails("send", "s", "--idle", "5s", code=2)
+
+
 def test_create_takes_every_option(cli: Cli) -> None:
     cli.ok("create", "s", "--schema", SCHEMA, "--bucket", "5s", "--partitions", 4, "--partition-by", "source",
            "--retain-age", "7d", "--retain-size", "1GB", "--retain-acked", "--bound", "2GB", "--when-full",

@@ -160,6 +160,27 @@ def test_a_time_column_follows_the_clock_when_idle_if_told_so(tmp_path: Path) ->
     assert producer.boundary_us == 2**62
 
 
+def test_after_so_long_without_a_tuple_the_boundary_follows_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steady = Clock(0)
+    monkeypatch.setattr("holdfast.stream.producer.monotonic_us", steady)
+    clock = Clock()
+    stream = stream_of(tmp_path, "n bigint, at bigint", clock=clock)
+    with stream.producer(stime="at", slack="3s", idle="5s", boundary_every="1h") as producer:
+        producer.send({"n": 1, "at": 900 * SECOND})
+        steady.now += 4 * SECOND
+        producer.tick()
+        assert producer.boundary_us == 897 * SECOND
+        steady.now += SECOND
+        producer.tick()
+        assert producer.boundary_us == clock.now - 3 * SECOND
+        producer.send({"n": 2, "at": 998 * SECOND})
+        clock.now += 60 * SECOND
+        producer.tick()
+        assert producer.boundary_us == clock.now - 63 * SECOND
+
+
 @pytest.mark.parametrize(
     ("at", "unit"),
     [(2**62, "us"), (-(2**61), "us"), (253_402_300_800_000_000, "us"), (253_402_300_800, "s"), (9_300_000_000_000, "s"),

@@ -12,7 +12,7 @@ from holdfast.cli.session import Json, Name, Root, Session
 from holdfast.cli.units import counted
 from holdfast.clock import monotonic_us, pause
 from holdfast.model.time import closed_until
-from holdfast.stream.producer import Producer
+from holdfast.stream.producer import MAX_AHEAD, Producer
 
 #: A bucket that ends this soon is waited for, so that what was sent can be seen at once.
 _BUCKET_US_MAX = 2_000_000
@@ -37,6 +37,12 @@ def command(
     stime_unit: Annotated[str, typer.Option(help="Of an integer column: s, ms or us.")] = "us",
     slack: Annotated[str, typer.Option(help="How much disorder to expect with --stime, such as 5s.")] = "0s",
     late: Annotated[str, typer.Option(help="refuse what is later than that, or drop it.")] = "refuse",
+    idle: Annotated[
+        str, typer.Option(help="With --stime: after so long without rows, such as 5s, the boundary follows the clock.")
+    ] = "wait",
+    max_ahead: Annotated[
+        str, typer.Option(help="With --stime: refuse rows further ahead of the clock; none takes any.")
+    ] = MAX_AHEAD,
     dead_letters: Annotated[
         Path | None, typer.Option(help="File for rows that do not fit; go on without them.")
     ] = None,
@@ -63,6 +69,8 @@ def command(
     \b
     echo '{"source": "10.0.0.1", "bytes": 512}' | holdfast send monitor1
     holdfast send monitor1 rows.csv --stime at --slack 5s
+    holdfast send monitor1 rows.csv --stime at --slack 5s --idle 30s --follow
+    holdfast send monitor1 rows.csv --end
     holdfast send monitor1 /var/log/flows.json --follow --dead-letters bad.json
     holdfast send monitor1 --http 8080 --tcp 9000
     holdfast send monitor1 --generate 1000 --count 10000
@@ -72,6 +80,8 @@ def command(
         raise typer.BadParameter(f"--format must be json or csv; got {format!r}")
     if late not in ("refuse", "drop"):
         raise typer.BadParameter(f"--late must be refuse or drop; got {late!r}")
+    if idle != "wait" and stime is None:
+        raise typer.BadParameter("--idle goes with --stime; times of arrival follow the clock anyway")
     options = Options(
         file=file, format=format, follow=follow, dead_letters=dead_letters, tcp=tcp, http=http, host=host, token=token,
         certificate=certificate, key=key, rate=generate, rows_max=count, seed=seed, id=id, again=again,
@@ -81,7 +91,8 @@ def command(
     # Over the network a full stream is the sender's to wait for, not ours.
     patience = "1s" if options.listens else "30s"
     producer = stream.producer(takeover=takeover, stime=stime, stime_unit=stime_unit, slack=slack, late=late,
-                               idle="wait", full_timeout=patience)  # fmt: skip
+                               idle=idle, max_ahead=None if max_ahead == "none" else max_ahead,
+                               full_timeout=patience)  # fmt: skip
     finished = False
     try:
         with Inputs(session, producer, options) as inputs:
@@ -98,4 +109,7 @@ def command(
         text += f", {sent.late} too late, {sent.dead} did not fit"
     if inputs.resumed and not any(sent):
         text += f"; {file} was sent before (--again sends it once more)"
-    session.say(text, stream=name, tuples=sent.rows, duplicates=sent.duplicates, late=sent.late, dead=sent.dead)
+    if end:
+        text += "; the stream has ended"
+    session.say(text, stream=name, tuples=sent.rows, duplicates=sent.duplicates, late=sent.late, dead=sent.dead,
+                ended=end)  # fmt: skip

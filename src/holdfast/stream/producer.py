@@ -7,7 +7,8 @@ Rules:
 3. Arrival times follow a steady clock (`clock.ArrivalClock`): a wall clock that jumps moves no stream (D19). A tuple
    whose own stime lies further ahead of the clock than `max_ahead` is refused: it would make all others late.
 4. With arrival times a boundary follows at every bucket even when no data comes. With a column it follows the data; if
-   the column is wall-clock time, `idle="advance"` lets it follow the clock as well.
+   the column is wall-clock time, `idle="advance"` lets it follow the clock as well, and `idle="5s"` as soon as no
+   tuple has come for so long.
 5. A request may carry a sequence number. One that is not above the last committed number of its producer was committed
    before; it is acknowledged and not written again, also after a crash. Several sources may share one producer, each
    under its own id; the last `record.PRODUCERS_MAX` of them are remembered.
@@ -90,7 +91,7 @@ class Producer:
         stime_unit: Literal["s", "ms", "us"] = "us",
         slack: str | int | float = 0,
         late: Literal["refuse", "drop"] = "refuse",
-        idle: Literal["wait", "advance"] = "wait",
+        idle: Literal["wait", "advance"] | str | int | float = "wait",
         boundary_every: str | int | float | None = None,
         full_timeout: str | int | float = FULL_TIMEOUT,
         max_ahead: str | int | float | None = MAX_AHEAD,
@@ -108,7 +109,10 @@ class Producer:
         self._user = schema
         self._stored = definition.stored
         self._stime, self._unit = stime, stime_unit
-        self._slack_us, self._late, self._idle = duration_us(slack), late, idle
+        self._slack_us, self._late = duration_us(slack), late
+        # None: the boundary waits for data, however long. Otherwise it follows the clock after so long without any.
+        self._idle_us = None if idle == "wait" else 0 if idle == "advance" else duration_us(idle)
+        self._data_us = monotonic_us()
         self._full_timeout_us = duration_us(full_timeout)
         self._max_ahead_us = None if max_ahead is None else duration_us(max_ahead)
         self._clock, self._arrival = ArrivalClock(clock, steady), ArrivalClock(clock, steady)
@@ -238,6 +242,8 @@ class Producer:
                     tokens[request.producer] = request.seq
         self._prepare_rows(rows, requests, ready, answers)
         events, high = self._events(ready, arrival)
+        if events:
+            self._data_us = monotonic_us()
         self._make_room(sum(len(e.body) for e in events))
         boundary, stime_max = self._boundary(requests, now if self._stime is not None else arrival, high)
         state = self.writer.commit(
@@ -340,9 +346,12 @@ class Producer:
             # Never behind what was handed out.
             return max(asked, now, high), high
         trailing = high - self._slack_us if high > BEGINNING_US else BEGINNING_US
-        if self._idle == "advance":
+        if self._is_idle():
             trailing = max(trailing, now - self._slack_us)
         return max(asked, trailing), max(high, asked)
+
+    def _is_idle(self) -> bool:
+        return self._idle_us is not None and monotonic_us() - self._data_us >= self._idle_us
 
     def _make_room(self, size: int) -> None:
         bound = self.definition.bound
@@ -371,7 +380,7 @@ class Producer:
         if self._stime is None:
             boundary = self._arrival()
         else:
-            boundary = self._clock() - self._slack_us if self._idle == "advance" else BEGINNING_US
+            boundary = self._clock() - self._slack_us if self._is_idle() else BEGINNING_US
         size = self.definition.bucket_us
         if boundary > self.boundary_us and bucket_of(boundary, size) > bucket_of(self.boundary_us, size):
             self._group.submit(_Request(boundary_us=min(boundary, END_OF_TIME_US - 1)))
@@ -383,8 +392,8 @@ def ahead_text(stream: str, boundary_us: int, ahead_us: int) -> str:
     """What to know of a stream whose boundary lies far ahead of the clock."""
     whose = f"stream {stream}: its" if stream else "its"
     return (
-        f"{whose} boundary {instant_text(boundary_us)} lies {duration_shown(ahead_us)} ahead of the clock; if the clock "
-        f"is right, a wrong time was written: `holdfast mend-boundary` puts it right and says what that does to readers"
+        f"{whose} boundary {instant_text(boundary_us)} lies {duration_shown(ahead_us)} ahead of the clock; if the "
+        f"clock is right, a wrong time was written: `holdfast mend-boundary` puts it right and says what readers get"
     )
 
 
