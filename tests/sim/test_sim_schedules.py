@@ -28,7 +28,7 @@ def test_two_hundred_schedules_break_nothing_and_touch_everything():
         outcome = run_plan(draw(seed))[0]
         assert not outcome.violations, f"seed {seed}: {outcome.violations[0]}"
         assert outcome.tuples >= 1000
-        assert sum(outcome.faults.values()) >= 3
+        assert sum(outcome.faults.values()) >= 3 or outcome.profile == "calm"
         rows |= outcome.rows
         pairs |= outcome.pairs
     assert rows == set(range(1, 12))

@@ -19,9 +19,10 @@ from holdfast.sim.shrink import active, shrink
 _EPILOG = """
 what it does
   Each schedule is a diagram of three sources, two chained nodes of two replicas each and a client, under virtual time.
-  Faults strike for the first seconds (crashes, pauses, cuts, one-way cuts, partitions, slow links, lost and repeated
-  messages, silent sources; many of them wait for a replica to be recovering or stabilising), then everything is healed.
-  Checkers D1 to D14 (INVARIANTS.md) judge every step; the world must settle in bounded time.
+  Faults strike for the first seconds (crashes, pauses, hanging queries, cuts, one-way cuts, partitions, slow links,
+  lost and repeated messages, silent sources; many of them wait for a replica to be recovering or stabilising), then
+  everything is healed. In some schedules nothing fails at all, and nobody may suspect anything.
+  Checkers D1 to D14 and D16 (docs/promises.md) judge every step; the world must settle in bounded time.
 
 examples
   python -m holdfast.sim --seconds 60             as many schedules as a minute allows, on all cores

@@ -58,7 +58,8 @@ def build(world: World, plan: Plan, truth: Truth) -> ClientHost:
             world.links[way] = Link(rng.randrange(1_000, 8_000))
     for index, name in enumerate(SOURCES):
         output = OutputPlan(name, (), FIRST, setting.capacity_us, setting.full)
-        SourceHost(world, name, output, BUCKET_US, truth.sources[index], rng.randrange(10_000))
+        SourceHost(world, name, output, BUCKET_US, truth.sources[index], rng.randrange(10_000),
+                   setting.promises[index])  # fmt: skip
     query = Query(setting.window)
     window_us = setting.window * BUCKET_US if setting.window else None
 
@@ -78,6 +79,7 @@ def build(world: World, plan: Plan, truth: Truth) -> ClientHost:
                 window_us=window_us,
             ),
             query,
+            setting.batch_us,
             setting.bucket_cost_us,
             Random(f"{plan.seed}/{replica}"),
         )

@@ -15,7 +15,7 @@ from random import Random
 
 from holdfast.protocol.dpc.plan import Full, Policy, Stabilise
 
-KINDS = ("crash", "pause", "cut", "oneway", "partition", "slow", "lose", "repeat", "silent")
+KINDS = ("crash", "pause", "cut", "oneway", "partition", "slow", "lose", "repeat", "silent", "hang")
 SOURCES = ("s1", "s2", "s3")
 FIRST = ("n1a", "n1b")
 SECOND = ("n2a", "n2b")
@@ -29,6 +29,8 @@ LINKS = (
 )
 
 BUCKET_US = 100_000
+#: Steps of the slowest input after which a suspicion is no longer one of the beginning.
+LEARNED_STEPS = 4
 #: Faults begin in this span and are all healed at its end.
 CALM_US = 800_000
 HEAL_US = 4_600_000
@@ -67,6 +69,15 @@ class Setting:
     blocking: bool = False
     bucket_cost_us: int = 4_000
     """What a bucket costs a query: with 50,000 a replica that fell behind catches up at half the speed of time."""
+    batch_us: int = 15_000
+    """What a batch costs a query beside its buckets: long ones make boundaries move seldom and far."""
+    promises: tuple[int, ...] = (1, 1, 1)
+    """Per source, after how many buckets it moves its boundary."""
+
+    @property
+    def learned_us(self) -> int:
+        """By then readers that have just started know how seldom their inputs move."""
+        return LEARNED_STEPS * max(BUCKET_US * max(self.promises), self.batch_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +100,7 @@ PROFILES = {
     "relapse": 6,
     "overflow": 6,
     "blackout": 4,
+    "calm": 4,
 }
 
 
@@ -102,6 +114,12 @@ def draw(seed: int, profile: str = "") -> Plan:
     return Plan(seed, profile, setting, tuple(faults))
 
 
+#: Cadences of a calm schedule: from ten batches a second to one in two seconds, twice the delay and more; sources that
+#: move with every bucket, and some whose first step, of which nobody can know, comes just before the delay is over.
+_BATCH_US = (15_000, 150_000, 400_000, 900_000, 2_000_000)
+_PROMISES = (1, 2, 3, 5, 7)
+
+
 def _setting(rng: Random, profile: str) -> Setting:
     stabilise = Stabilise.STAGGER if rng.random() < 0.45 else Stabilise.FORK
     policies = (Policy.PROCESS, Policy.PROCESS, Policy.DELAY)
@@ -110,6 +128,9 @@ def _setting(rng: Random, profile: str) -> Setting:
     cost_us = rng.choices((4_000, 20_000, 45_000), (60, 25, 15))[0]
     if profile == "relapse":
         cost_us = 20_000
+    if profile == "calm":
+        promises = tuple(rng.choice(_PROMISES) for _ in SOURCES)
+        return Setting(delay_us, stabilise, failure, stabilising, batch_us=rng.choice(_BATCH_US), promises=promises)
     if profile != "overflow":
         blocking = rng.random() < 0.08
         return Setting(delay_us, stabilise, failure, stabilising, blocking=blocking, bucket_cost_us=cost_us)
@@ -121,8 +142,8 @@ def _setting(rng: Random, profile: str) -> Setting:
 def _one(rng: Random, kind: str, start_us: int, length_us: int, hosts: tuple[str, ...] = ()) -> Fault:
     """One fault of a kind, aimed at random or at `hosts`."""
     noticed = rng.random() < 0.5
-    if kind in ("crash", "pause"):
-        target = rng.choice(hosts or (REPLICAS * 3 + SOURCES))
+    if kind in ("crash", "pause", "hang"):
+        target = rng.choice(hosts or (REPLICAS * 3 + SOURCES if kind != "hang" else REPLICAS))
         return Fault(kind, (target,), start_us, length_us, noticed)
     if kind == "silent":
         return Fault(kind, (rng.choice(SOURCES),), start_us, length_us, noticed)
@@ -176,7 +197,7 @@ def _short(rng: Random, setting: Setting) -> list[Fault]:
 def _masked(rng: Random, setting: Setting) -> list[Fault]:
     """Anything at all, but only to one replica of each node: the others form a stable tree throughout."""
     victims: tuple[str, ...] = (rng.choice(FIRST), rng.choice(SECOND))
-    kinds = ("crash", "pause", "cut", "oneway", "partition", "slow", "lose", "repeat")
+    kinds = ("crash", "pause", "cut", "oneway", "partition", "slow", "lose", "repeat", "hang")
     faults = []
     for _ in range(rng.randint(3, 5)):
         start = rng.randrange(CALM_US, HEAL_US - 1_000_000)
@@ -230,6 +251,11 @@ def _overflow(rng: Random, setting: Setting) -> list[Fault]:
     return [long, *(_one(rng, rng.choice(("cut", "pause")), CALM_US, 1_000_000) for _ in range(2))]
 
 
+def _calm(rng: Random, setting: Setting) -> list[Fault]:
+    """Nothing at all goes wrong: whatever is suspected is suspected without reason (D16)."""
+    return []
+
+
 _DRAW = {
     "mixed": _mixed,
     "short": _short,
@@ -239,4 +265,5 @@ _DRAW = {
     "relapse": _relapse,
     "overflow": _overflow,
     "blackout": _blackout,
+    "calm": _calm,
 }

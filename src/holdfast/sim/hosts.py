@@ -31,6 +31,8 @@ class Machine:
         self.name = name
         self.up = True
         self.paused = 0
+        #: Its queries stand still while it goes on answering.
+        self.hung = 0
         self.backlog: list[tuple[str, Any]] = []
         #: Counts starts; a timer of an earlier life is void.
         self.life = 0
@@ -111,8 +113,11 @@ class Mirror:
 class SourceHost(Machine):
     """A data source and its proxy (003 §4.10.2): logs, timestamps, promises, and sends to all who ask."""
 
-    def __init__(self, world: World, name: str, plan: OutputPlan, size: int, rows: list[Rows], jitter_us: int) -> None:
+    def __init__(
+        self, world: World, name: str, plan: OutputPlan, size: int, rows: list[Rows], jitter_us: int, promises: int
+    ) -> None:
         super().__init__(world, name)
+        self._promises = promises
         self.plan = plan
         self.size = size
         self.rows = rows
@@ -135,7 +140,7 @@ class SourceHost(Machine):
         self._produced += 1
         for hook in self.world.observers.produce:
             hook(now, self.name, bucket, self._produced, self.log.kept)
-        if self.silent:
+        if self.silent or self._produced % self._promises:
             self.serving.open_rows[bucket] = self.rows[bucket]
         else:
             self._promise()

@@ -81,6 +81,8 @@ class Injector(Observer):
                         world.break_link(a, b, fault.noticed)
         elif fault.kind == "pause":
             hosts[fault.targets[0]].pause()
+        elif fault.kind == "hang":
+            hosts[fault.targets[0]].hung += 1
         elif fault.kind == "silent":
             hosts[fault.targets[0]].silent += 1
         else:
@@ -116,6 +118,8 @@ class Injector(Observer):
                 hosts[name].start()
         elif fault.kind == "pause":
             hosts[fault.targets[0]].resume()
+        elif fault.kind == "hang":
+            hosts[fault.targets[0]].hung -= 1
         elif fault.kind == "silent":
             hosts[fault.targets[0]].speak()
         else:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from holdfast.protocol.dpc import buffers, fork, node, sequence, stagger, sunion, switch, upstream
+from holdfast.protocol.dpc import buffers, fork, monitor, node, sequence, stagger, sunion, switch, upstream
 from holdfast.sim import replica
 
 
@@ -139,8 +139,8 @@ BUGS = {
                         _undo_too_far),
     "undo-always": Bug("D2", "UNDO is sent though nothing tentative was", sequence.Sequence, "stable", _undo_always),
     "no-rec-done": Bug("D3", "corrections are never closed", sequence.Sequence, "caught_up", _constant(())),
-    "never-renews": Bug("D3", "a subscription that brings nothing is never renewed", upstream.Upstream, "_find_stalled",
-                        _constant(None)),
+    "never-renews": Bug("D3", "a subscription that brings nothing is never renewed", upstream.Upstream, "_find_silent",
+                        _constant([])),
     "no-forced-rec-done": Bug("D4", "a failure during recovery does not close the corrections", sequence.Sequence,
                               "tentative", _corrections_always_go_on, "relapse"),
     "never-releases": Bug("D5", "the fork never gets a bucket", fork.Fork, "due_us", _constant(fork.NEVER_US)),
@@ -163,6 +163,8 @@ BUGS = {
                                 _first_reader_decides),
     "drops-silently": Bug("D14", "a full buffer drops without saying so", buffers.Buffer, "truncate", _drops_silently,
                           "overflow"),
+    "knows-no-cadence": Bug("D16", "a producer that moves seldom is doubted like one that moves with every bucket",
+                            monitor.Monitor, "cadence_us", _constant(0), "calm"),
 }  # fmt: skip
 
 

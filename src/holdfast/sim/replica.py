@@ -33,9 +33,8 @@ from holdfast.sim.query import Query, Rows, State
 from holdfast.sim.serving import MainLog, Push, Serving
 from holdfast.sim.world import World
 
-#: The most buckets of one micro-batch, and what its start costs.
+#: The most buckets of one micro-batch, unless it takes longer than they do.
 BATCH_MAX = 12
-BATCH_US = 15_000
 
 
 class Branch:
@@ -55,12 +54,16 @@ class Branch:
 class ReplicaHost(Machine):
     """One replica of one node."""
 
-    def __init__(self, world: World, plan: NodePlan, query: Query, bucket_cost_us: int, rng: Random) -> None:
+    def __init__(
+        self, world: World, plan: NodePlan, query: Query, batch_us: int, bucket_cost_us: int, rng: Random
+    ) -> None:
         super().__init__(world, plan.replica)
         self.plan = plan
         self.query = query
         self.size = plan.bucket_us
+        self._batch_us = batch_us
         self._cost_us = bucket_cost_us
+        self._batch_max = max(BATCH_MAX, 2 * batch_us // self.size)
         self._rng = rng
         self.log = MainLog()
         #: The checkpoint: next bucket, state before it, and the bucket from which output is right again after a hole.
@@ -208,14 +211,14 @@ class ReplicaHost(Machine):
         if self._busy or self.next >= self._target:
             return
         self._busy = True
-        count = min(self._target - self.next, BATCH_MAX)
-        cost = BATCH_US + count * self._cost_us + self._rng.randrange(8_000)
+        count = min(self._target - self.next, self._batch_max)
+        cost = self._batch_us + count * self._cost_us + self._rng.randrange(8_000)
         self.world.at(self.world.now_us + cost, self._commit, count, self._skips, self.life)
 
     def _commit(self, count: int, skips: int, life: int) -> None:
         if life != self.life:
             return
-        if self.paused:
+        if self.paused or self.hung:
             self.world.at(self.world.now_us + 20_000, self._commit, count, skips, life)
             return
         self._busy = False
@@ -268,14 +271,14 @@ class ReplicaHost(Machine):
         if branch is None or branch.busy or not branch.queue:
             return
         branch.busy = True
-        count = min(len(branch.queue), BATCH_MAX)
-        cost = BATCH_US + count * self._cost_us + self._rng.randrange(8_000)
+        count = min(len(branch.queue), self._batch_max)
+        cost = self._batch_us + count * self._cost_us + self._rng.randrange(8_000)
         self.world.at(self.world.now_us + cost, self._forked, branch, count, self.life)
 
     def _forked(self, branch: Branch, count: int, life: int) -> None:
         if life != self.life or branch is not self.branch:
             return
-        if self.paused:
+        if self.paused or self.hung:
             self.world.at(self.world.now_us + 20_000, self._forked, branch, count, life)
             return
         branch.busy = False

@@ -58,18 +58,18 @@ def test_the_diagram_is_drawn_from_the_table():
 def test_three_missed_answers_are_a_failure_and_one_answer_heals_it():
     monitor = Monitor(("p",))
     report = StreamReport("s", S, 0, False)
-    assert monitor.answer("p", (report,))
+    assert monitor.answer("p", (report,), 0)
     assert [monitor.ask() for _ in range(3)] == [(), (), ()]
     assert monitor.report("p", "s") == report
     assert monitor.ask() == ("p",)
     assert monitor.report("p", "s") is None
-    assert monitor.answer("p", (report,))
+    assert monitor.answer("p", (report,), 0)
     assert monitor.alive("p")
 
 
 def test_a_stranger_s_answer_changes_nothing():
     monitor = Monitor(("p",))
-    assert not monitor.answer("stranger", (StreamReport("s", S, 0, False),))
+    assert not monitor.answer("stranger", (StreamReport("s", S, 0, False),), 0)
 
 
 # SUnion ---------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class ClientCore:
     def __init__(self, plan: ClientPlan, first: int, now_us: int) -> None:
         self.plan = plan
         self.monitor = Monitor(plan.input.producers)
-        self.upstream = Upstream(plan.input, self.monitor, plan.delay_us, plan.stall_us)
+        self.upstream = Upstream(plan.input, self.monitor, plan.patience)
         self.sequence = Sequence(first)
         self._main_us = first * plan.bucket_us
         self._keepalive_us = now_us
@@ -66,7 +66,7 @@ class ClientCore:
             review = self._advanced(signal, deliver, now_us)
         elif isinstance(signal, Received):
             if isinstance(signal.message, KeepaliveReply):
-                review = self.monitor.answer(signal.sender, signal.message.reports)
+                review = self.monitor.answer(signal.sender, signal.message.reports, now_us)
         elif isinstance(signal, Disconnected):
             self.upstream.lost(signal.replica)
             review = True

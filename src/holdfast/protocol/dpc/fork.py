@@ -1,8 +1,9 @@
 """The second query: when it is prepared, which buckets it gets and when, and when it ends (003 §4.6.2, §5.4).
 
 Rules:
-1. Prepared at the first suspicion, released when the first waiting bucket has waited the whole delay (§5.4.3). A
-   failure that heals before that leaves no trace, except that the fork is kept for a while: suspicions come in swarms.
+1. Prepared at the first suspicion, and early enough to be ready in time; released when the first waiting bucket has
+   waited the whole delay (§5.4.3), and longer than inputs that move seldom let it wait in quiet times (D16). A failure
+   that heals before that leaves no trace, except that the fork is kept for a while: suspicions come in swarms.
 2. Later buckets follow the policy: at once, as late as allowed, or not at all. None waits longer than the delay.
 3. Buckets are given in order and never twice; one of which nothing arrived on any input is left out, and so is one
    that a missing blocking input makes void.
@@ -28,7 +29,8 @@ NEVER_US = 2**62
 class Fork:
     """The life of at most one fork, and the branch it leaves."""
 
-    __slots__ = ("_blocking", "_plan", "done", "head", "id", "next", "overdue", "root", "state")
+    __slots__ = ("_blocking", "_plan", "_prepared_us", "_start_us", "done", "head", "id", "next", "overdue", "root",
+                 "state", "usual_us")  # fmt: skip
 
     def __init__(self, plan: NodePlan, first_id: int) -> None:
         self._plan = plan
@@ -44,22 +46,36 @@ class Fork:
         self.head: int | None = None
         #: Whether the first delay of this failure has run out.
         self.overdue = False
+        #: How long the frontier stands still in quiet times.
+        self.usual_us = 0
+        self._prepared_us = 0
+        #: What it takes to start one: as measured, and until then half of the delay.
+        self._start_us = plan.delay_us // 2
+
+    def wanted_us(self, cadence_us: int | None) -> int:
+        """How long the frontier may stand still until a fork is prepared. Whoever waits for a doubt may be late;
+        whoever starts one in every pause of a slow input is never done."""
+        patience = self._plan.patience
+        in_time_us = self._plan.delay_us - self._start_us
+        return max(patience.usual_us(cadence_us), min(patience.doubt_us(cadence_us), in_time_us))
 
     def move(self, after: ForkState) -> None:
         """Take one step of the fork's table."""
         check_step(self.state, after)
         self.state = after
 
-    def prepare(self, stable: int) -> int:
+    def prepare(self, stable: int, now_us: int) -> int:
         """A new fork is to be prepared from a commit at or after `stable`; its id."""
         self.move(ForkState.PREPARING)
         self.id += 1
+        self._prepared_us = now_us
         self.root = self.next = self.done = stable
         return self.id
 
-    def prepared(self, root: int) -> None:
+    def prepared(self, root: int, now_us: int) -> None:
         """The host has started it at `root`."""
         self.move(ForkState.READY)
+        self._start_us = now_us - self._prepared_us
         self.root = self.next = self.done = root
 
     def settle(self) -> None:
@@ -86,6 +102,8 @@ class Fork:
             return NEVER_US
         latest = since + self._plan.delay_us
         if not self.overdue:
+            if not failing:
+                latest = max(latest, sunion.frontier_us + self.usual_us)
             return latest if bucket >= sunion.frontier else NEVER_US
         stabilising = node == NodeState.STABILIZATION
         policy = self._plan.during_stabilisation if stabilising else self._plan.during_failure

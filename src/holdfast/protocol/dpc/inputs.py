@@ -27,15 +27,15 @@ _REQUEST = KeepaliveRequest()
 class Inputs:
     """The input side of one replica."""
 
-    __slots__ = ("_acked", "_plan", "_rounds", "failing", "monitor", "sunion", "upstreams")
+    __slots__ = ("_acked", "_plan", "_rounds", "cadence_us", "failing", "monitor", "sunion", "upstreams")
 
     def __init__(self, plan: NodePlan, first: int, now_us: int) -> None:
         self._plan = plan
         self.sunion = SUnion(tuple(spec.stream for spec in plan.inputs), plan.bucket_us, first, now_us)
         self.monitor = Monitor(tuple(dict.fromkeys(r for spec in plan.inputs for r in spec.producers)))
-        self.upstreams = {
-            spec.stream: Upstream(spec, self.monitor, plan.delay_us, plan.stall_us) for spec in plan.inputs
-        }
+        self.upstreams = {spec.stream: Upstream(spec, self.monitor, plan.patience) for spec in plan.inputs}
+        #: How seldom the slowest input moves, as far as known at the last review.
+        self.cadence_us: int | None = None
         #: Whether some input has no stable producer, as of the last review.
         self.failing = True
         self._rounds = 0
@@ -80,6 +80,8 @@ class Inputs:
             unsubscribe += gone
             subscribe += new
         self.failing = any(upstream.failing for upstream in self.upstreams.values())
+        known = [upstream.cadence_us() for upstream in self.upstreams.values()]
+        self.cadence_us = max((cadence for cadence in known if cadence is not None), default=None)
         return unsubscribe, subscribe
 
     def live(self) -> list[str]:

@@ -81,6 +81,8 @@ class NodeCore:
         self._branch_left = False
         #: When a fork was last needed, or might soon have been.
         self._wanted_us = now_us
+        #: How long the frontier may stand still until a fork is prepared.
+        self._wanted_after_us = self.fork.wanted_us(None)
         self._wake_us = now_us
         self._clear()
 
@@ -113,7 +115,7 @@ class NodeCore:
         elif isinstance(signal, InputGap):
             self._gap(signal, now_us)
         else:
-            self._fork_signal(signal)
+            self._fork_signal(signal, now_us)
         if now_us >= self._keepalive_us:
             self._send += self.inputs.ask(self.stable)
             self._keepalive_us = now_us + self.plan.keepalive_us
@@ -146,7 +148,7 @@ class NodeCore:
         """Take in a message. True if nothing can follow from it but what was just sent."""
         sender, message = signal.sender, signal.message
         if isinstance(message, KeepaliveReply):
-            self._review = self.inputs.monitor.answer(sender, message.reports)
+            self._review = self.inputs.monitor.answer(sender, message.reports, now_us)
             return not self._review
         if isinstance(message, Ack):
             self.buffer.ack(sender, message.upto_us)
@@ -193,7 +195,7 @@ class NodeCore:
         self._skip = SkipStable(to, to + -(-window_us // size))
         self._review = True
 
-    def _fork_signal(self, signal: ForkSignal) -> None:
+    def _fork_signal(self, signal: ForkSignal, now_us: int) -> None:
         fork = self.fork
         if signal.fork != fork.id or fork.state == ForkState.NONE:
             return
@@ -201,7 +203,7 @@ class NodeCore:
             fork.end()
         elif isinstance(signal, ForkPrepared):
             if fork.state == ForkState.PREPARING:
-                fork.prepared(signal.root)
+                fork.prepared(signal.root, now_us)
         else:
             fork.done = max(fork.done, signal.upto)
 
@@ -213,10 +215,12 @@ class NodeCore:
         if self._review:
             fresh_from_us = fork.next * self.plan.bucket_us if fork.state == ForkState.RUNNING else None
             self._unsubscribe, self._subscribe = self.inputs.review(fresh_from_us, now_us)
+            fork.usual_us = self.plan.patience.usual_us(self.inputs.cadence_us)
+            self._wanted_after_us = fork.wanted_us(self.inputs.cadence_us)
         if fork.head is not None and fork.head <= self.stable:
             self._hand_over()
         failing = self.inputs.failing
-        stalled = now_us - sunion.frontier_us > self.plan.stall_us and not sunion.ended
+        stalled = now_us - sunion.frontier_us > self._wanted_after_us and not sunion.ended
         if not failing and not stalled and self._calm():
             self._wake_us = self._keepalive_us
             return self._effects()
@@ -295,7 +299,7 @@ class NodeCore:
         if wanted:
             self._wanted_us = now_us
         if fork.state == ForkState.NONE:
-            return (PrepareFork(fork.prepare(self.stable)), None) if wanted else (None, None)
+            return (PrepareFork(fork.prepare(self.stable, now_us)), None) if wanted else (None, None)
         stale = fork.state == ForkState.READY and self.stable - fork.root > FORK_LAG_MAX
         idle = fork.state != ForkState.RUNNING and now_us - self._wanted_us > FORK_LINGER_US
         if relieved or stale or idle:

@@ -68,6 +68,37 @@ class Full(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a boundary may stand still. Its producer's cadence is what it takes between two steps at most, or None
+    while too few were seen."""
+
+    dead_us: int
+    """Who is silent for so long is dead."""
+    bucket_us: int
+    delay_us: int
+
+    @property
+    def least_us(self) -> int:
+        """Enough for a producer that steps from bucket to bucket."""
+        return self.dead_us + self.bucket_us
+
+    def usual_us(self, cadence_us: int | None) -> int:
+        """So long it stands still in quiet times."""
+        return self.dead_us + max(self.bucket_us, cadence_us or 0)
+
+    def doubt_us(self, cadence_us: int | None) -> int:
+        """A producer that answers and says that all is well is doubted after twice its cadence: on a busy machine a
+        batch takes that long now and then, and nothing is gained by doubting sooner. But in time for a switch to
+        another replica within the delay, unless the cadence itself takes that long; so is one whose cadence is not
+        known."""
+        in_time_us = self.delay_us - self.dead_us
+        if cadence_us is None:
+            return max(self.least_us, in_time_us)
+        lenient_us = self.dead_us + max(self.bucket_us, 2 * cadence_us)
+        return max(self.usual_us(cadence_us), min(lenient_us, in_time_us))
+
+
+@dataclass(frozen=True, slots=True)
 class InputPlan:
     """One input stream of a node or client."""
 
@@ -117,9 +148,9 @@ class NodePlan:
         return max(HANDOVER_BUCKETS, self.delay_us // self.bucket_us)
 
     @property
-    def stall_us(self) -> int:
-        """How long a boundary may stand still before its producer is doubted: one bucket more than a dead one takes."""
-        return MISSED_MAX * self.keepalive_us + self.bucket_us
+    def patience(self) -> Patience:
+        """With the producers of its inputs."""
+        return Patience(MISSED_MAX * self.keepalive_us, self.bucket_us, self.delay_us)
 
     def __post_init__(self) -> None:
         if not self.inputs:
@@ -164,9 +195,9 @@ class ClientPlan:
     """Whether a hole in the stable stream, told as such, is acceptable (§4.9.4)."""
 
     @property
-    def stall_us(self) -> int:
-        """How long a boundary may stand still before its producer is doubted."""
-        return MISSED_MAX * self.keepalive_us + self.bucket_us
+    def patience(self) -> Patience:
+        """With the producers of its input."""
+        return Patience(MISSED_MAX * self.keepalive_us, self.bucket_us, self.delay_us)
 
     def __post_init__(self) -> None:
         check_times(self.client, self.bucket_us, self.delay_us, self.keepalive_us)

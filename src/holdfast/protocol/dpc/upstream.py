@@ -7,10 +7,13 @@ Rules:
    - head: UP_FAILURE if it is STABLE and we are far behind.
 2. "Far behind" is more than the delay. The seeds' P3 (time spent in UP_FAILURE) asks the same question less directly:
    would the replay of main bring news too late?
-3. A replica that claims STABLE while its boundary stands still is not believed until it moves: boundaries are the
-   heartbeat of a stream (§4.5.3). It then counts as UP_FAILURE, since tuples may still come without promise.
-4. The same holds, for a while, if it has more but does not get it to us: the connection is broken in a way that nobody
-   noticed. The subscription is renewed, with another replica if there is a stable one.
+3. A replica that claims STABLE while its boundary stands still longer than it is wont to is not believed until it
+   moves: boundaries are the heartbeat of a stream (§4.5.3), each stream with a cadence of its own (`Monitor`, rule 4).
+   It then counts as UP_FAILURE, since tuples may still come without promise.
+4. The same holds, for a while, if it has more but does not get it to us: whoever answers has no excuse for that.
+5. A connection may break in a way that nobody notices. So a subscription that brings nothing for longer than usual is
+   made once more, which costs next to nothing and harms nobody if the producer was only slow.
+6. Other lanes that bring nothing are left for a while for equally good ones of another replica, if there are any.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from __future__ import annotations
 from holdfast.model.time import END_OF_TIME_US
 from holdfast.protocol.dpc.effects import Subscribe, Unsubscribe
 from holdfast.protocol.dpc.monitor import Monitor
-from holdfast.protocol.dpc.plan import InputPlan
+from holdfast.protocol.dpc.plan import InputPlan, Patience
 from holdfast.protocol.dpc.signals import Lane
 from holdfast.protocol.dpc.states import StreamState
 from holdfast.protocol.dpc.switch import Choice, Source, choose
@@ -27,14 +30,13 @@ from holdfast.protocol.dpc.switch import Choice, Source, choose
 class Upstream:
     """The producers of one input, and the subscriptions held with them."""
 
-    __slots__ = ("_monitor", "_stall_us", "_stalled", "best", "choice", "failing", "far_us", "live", "plan", "rows",
-                 "subscribed")  # fmt: skip
+    __slots__ = ("_ahead_us", "_idle_until_us", "_monitor", "_patience", "_renewed", "_stalled", "best", "choice",
+                 "failing", "live", "plan", "rows", "subscribed")  # fmt: skip
 
-    def __init__(self, plan: InputPlan, monitor: Monitor, far_us: int, stall_us: int) -> None:
+    def __init__(self, plan: InputPlan, monitor: Monitor, patience: Patience) -> None:
         self.plan = plan
-        self.far_us = far_us
         self._monitor = monitor
-        self._stall_us = stall_us
+        self._patience = patience
         self.choice = Choice(11, None, None)
         #: Rows of table 4.3 taken since the start; for people and tests.
         self.rows: set[int] = set()
@@ -42,6 +44,12 @@ class Upstream:
         self.subscribed: dict[Source, int] = {}
         #: Replicas not believed: the boundary at which they stood still, and until when they are doubted at least.
         self._stalled: dict[str, tuple[int, int]] = {}
+        #: Since when a replica that we read main from has more of it than it got to us.
+        self._ahead_us: dict[str, int] = {}
+        #: Lanes that brought nothing, and until when others are preferred.
+        self._idle_until_us: dict[Source, int] = {}
+        #: Subscriptions to main that were made once more since they last brought anything.
+        self._renewed: set[Source] = set()
         #: Whether no replica produces the stable stream (appendix A, line 07). This and the next two are as of the last
         #: review.
         self.failing = True
@@ -54,6 +62,10 @@ class Upstream:
         """The lane's boundary moved. True if that calls for a review."""
         if source in self.subscribed:
             self.subscribed[source] = now_us
+            self._renewed.discard(source)
+            self._idle_until_us.pop(source, None)
+            if source.lane == Lane.MAIN:
+                self._ahead_us.pop(source.replica, None)
         if source.lane == Lane.MAIN and self._stalled:
             self._stalled.pop(source.replica, None)
             return True
@@ -63,6 +75,12 @@ class Upstream:
         """The connection to the replica is gone, and the subscriptions with it."""
         for lane in Lane:
             self.subscribed.pop(Source(replica, lane), None)
+        self._ahead_us.pop(replica, None)
+
+    def cadence_us(self) -> int | None:
+        """How seldom the slowest producer moves its boundary, as far as known."""
+        known = [self._monitor.cadence_us(replica, self.plan.stream) for replica in self.plan.producers]
+        return max((cadence for cadence in known if cadence is not None), default=None)
 
     def believed(self, replica: str) -> bool:
         """Whether the replica is STABLE, as far as we can see."""
@@ -84,8 +102,8 @@ class Upstream:
         """
         if self._all_well(main_us, now_us):
             return [], []
-        self._find_stalled(main_us, now_us)
-        states = self._offers(main_us)
+        again = self._find_silent(main_us, now_us)
+        states = self._offers(main_us, now_us)
         curr, bck = self.choice.curr, self.choice.bck
         self.choice, rows = choose(curr, bck, states, self._advance_of)
         self.rows.update(rows)
@@ -98,8 +116,11 @@ class Upstream:
         for source in wanted:
             if source not in self.subscribed:
                 self.subscribed[source] = now_us
-                start = main_us if source.lane == Lane.MAIN else self._fresh_start(main_us, source, fresh_from_us)
-                subscribe.append(Subscribe(stream, source.replica, source.lane, start))
+                self._renewed.discard(source)
+            elif source not in again:
+                continue
+            start = main_us if source.lane == Lane.MAIN else self._fresh_start(main_us, source, fresh_from_us)
+            subscribe.append(Subscribe(stream, source.replica, source.lane, start))
         self._conclude(main_us)
         return [Unsubscribe(stream, s.replica, s.lane) for s in gone], subscribe
 
@@ -112,9 +133,26 @@ class Upstream:
         return (
             report is not None
             and report.state == StreamState.STABLE
-            and report.main_us - main_us <= self.far_us
-            and now_us - self.subscribed.get(curr, -self._stall_us) <= self._stall_us
+            and curr in self.subscribed
+            and report.main_us - main_us <= self._far_us(curr.replica)
+            and not self._silent(curr, now_us)
         )
+
+    def _far_us(self, replica: str) -> int:
+        """Rule 2; one step of a boundary that moves seldom is no distance."""
+        return max(self._patience.delay_us, 2 * (self._monitor.cadence_us(replica, self.plan.stream) or 0))
+
+    def _silent(self, source: Source, now_us: int) -> bool:
+        """Whether nothing came on the lane for longer than usual."""
+        cadence_us = self._monitor.cadence_us(source.replica, self.plan.stream)
+        return now_us - self.subscribed[source] > self._patience.usual_us(cadence_us)
+
+    def _without_reason(self, source: Source, ahead: bool, now_us: int) -> bool:
+        """Whether a silent lane is so for longer than there is a reason for (rules 3 and 4)."""
+        if source.lane == Lane.MAIN and ahead:
+            return now_us - self._ahead_us.setdefault(source.replica, now_us) > self._patience.dead_us
+        cadence_us = self._monitor.cadence_us(source.replica, self.plan.stream)
+        return now_us - self.subscribed[source] > self._patience.doubt_us(cadence_us)
 
     def _conclude(self, main_us: int) -> None:
         if main_us >= END_OF_TIME_US:
@@ -136,14 +174,14 @@ class Upstream:
         start = main_us if fresh_from_us is None else max(main_us, fresh_from_us)
         report = self._monitor.report(source.replica, self.plan.stream)
         if source.lane == Lane.HEAD and report is not None:
-            return max(start, report.main_us - self.far_us)
+            return max(start, report.main_us - self._far_us(source.replica))
         return start
 
     def _advance_of(self, source: Source) -> int:
         report = self._monitor.report(source.replica, self.plan.stream)
         return report.main_us if report is not None else 0
 
-    def _offers(self, main_us: int) -> dict[Source, StreamState]:
+    def _offers(self, main_us: int, now_us: int) -> dict[Source, StreamState]:
         """The state of every lane that flows, in the plan's order."""
         offers: dict[Source, StreamState] = {}
         known = [(replica, self._monitor.report(replica, self.plan.stream)) for replica in self.plan.producers]
@@ -153,7 +191,7 @@ class Upstream:
                 continue
             main = Source(replica, Lane.MAIN)
             ahead = report.main_us > main_us
-            far = report.main_us - main_us > self.far_us
+            far = report.main_us - main_us > self._far_us(replica)
             if report.state == StreamState.STABLE:
                 if replica in self._stalled:
                     offers[main] = StreamState.UP_FAILURE
@@ -167,22 +205,41 @@ class Upstream:
                 offers[main] = StreamState.STABILIZATION
             if report.fresh or (report.state == StreamState.UP_FAILURE and not grows):
                 offers[Source(replica, Lane.BRANCH)] = StreamState.UP_FAILURE
-        return offers
+        return self._without_idle(offers, now_us) if self._idle_until_us else offers
 
-    def _find_stalled(self, main_us: int, now_us: int) -> None:
+    def _without_idle(self, offers: dict[Source, StreamState], now_us: int) -> dict[Source, StreamState]:
+        """Rule 6."""
+        idle = [source for source in offers if now_us < self._idle_until_us.get(source, now_us)]
+        lively = {state for source, state in offers.items() if source not in idle}
+        return {source: state for source, state in offers.items() if source not in idle or state not in lively}
+
+    def _find_silent(self, main_us: int, now_us: int) -> list[Source]:
+        """Find out who is not believed; the subscriptions to make once more."""
+        again: list[Source] = []
         for replica, (stood_us, until_us) in list(self._stalled.items()):
             report = self._monitor.report(replica, self.plan.stream)
             if report is not None and report.main_us > stood_us and now_us >= until_us:
                 del self._stalled[replica]
-        for source, progress_us in list(self.subscribed.items()):
-            if now_us - progress_us <= self._stall_us:
-                continue
+        for source in list(self.subscribed):
             report = self._monitor.report(source.replica, self.plan.stream)
             if report is None or main_us >= END_OF_TIME_US:
                 continue
             ahead = report.main_us > main_us
+            if not ahead and source.lane == Lane.MAIN:
+                self._ahead_us.pop(source.replica, None)
+            if not self._silent(source, now_us):
+                continue
+            if source.lane == Lane.MAIN and source not in self._renewed:
+                self._renewed.add(source)
+                again.append(source)
+            if not self._without_reason(source, ahead, now_us):
+                continue
             if source.lane != Lane.MAIN or ahead:
                 del self.subscribed[source]
+                self._ahead_us.pop(source.replica, None)
+            until_us = now_us + 2 * self._patience.least_us
             if source.lane == Lane.MAIN and report.state == StreamState.STABLE:
-                until_us = now_us + 2 * self._stall_us if ahead else now_us
-                self._stalled[source.replica] = (report.main_us, until_us)
+                self._stalled[source.replica] = (report.main_us, until_us if ahead else now_us)
+            else:
+                self._idle_until_us[source] = until_us
+        return again

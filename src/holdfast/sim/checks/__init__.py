@@ -1,4 +1,4 @@
-"""The checkers: one object per invariant of D1–D14. None of them calls a helper of the cores that it judges."""
+"""The checkers: one object per invariant of D1–D14 and D16. None of them calls a helper of the cores that it judges."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from holdfast.sim.checks.buffers import D14
 from holdfast.sim.checks.client import D1, D2, D3, D4
 from holdfast.sim.checks.health import Health
 from holdfast.sim.checks.replicas import D8, D9, D10, D11, D12
-from holdfast.sim.checks.timing import D5, D6, D7, D13
+from holdfast.sim.checks.timing import D5, D6, D7, D13, D16
 from holdfast.sim.diagram import Truth
 from holdfast.sim.faults import Plan
 from holdfast.sim.observe import Observer
@@ -31,4 +31,5 @@ def all_checks(plan: Plan, truth: Truth) -> list[Observer]:
         D12(),
         D13(plan),
         D14(plan),
+        D16(plan),
     ]

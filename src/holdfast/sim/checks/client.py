@@ -9,7 +9,8 @@ from holdfast.sim.diagram import Truth
 from holdfast.sim.faults import BUCKET_US, CLIENT, HEAL_US, REPLICAS, SECOND, Plan
 from holdfast.sim.observe import Observer
 
-#: Stable output lags behind the sources by so many buckets in normal operation, at most.
+#: Stable output lags behind the sources by so many buckets in normal operation, at most, if they move with every bucket
+#: and batches are short.
 LAG_BUCKETS = 6
 
 
@@ -87,6 +88,8 @@ class D3(Observer):
         self._open = False
         self._states: dict[str, str] = {}
         self._produced = 0
+        setting = plan.setting
+        self._lag = LAG_BUCKETS + max(setting.promises) - 1 + 4 * setting.batch_us // BUCKET_US
 
     def on_state(self, now_us: int, host: str, before: str, after: str) -> None:
         """Remember."""
@@ -114,7 +117,7 @@ class D3(Observer):
             now_us > HEAL_US
             and not self._tentative
             and not self._open
-            and self._next >= self._produced - LAG_BUCKETS
+            and self._next >= self._produced - self._lag
             and all(self._states.get(host) == "STABLE" for host in REPLICAS)
         )
 
@@ -138,6 +141,7 @@ class D4(Observer):
     def __init__(self, plan: Plan, health: Health) -> None:
         super().__init__()
         self._health = health
+        self._learned_us = plan.setting.learned_us
         self._done_us: int | None = None
         self._correcting = False
         self._able: set[str] = set()
@@ -164,7 +168,8 @@ class D4(Observer):
             self._tentative += 1
             if self._correcting and not self._able and now_us - self._able_us > self.PAUSE_US:
                 self.fail(now_us, f"tentative bucket {bucket} while corrections have stopped; no REC_DONE was sent")
-            if self._done_us is not None and not self._health.failure_near(self._done_us - BUCKET_US, now_us):
+            known = now_us >= self._learned_us
+            if known and self._done_us is not None and not self._health.failure_near(self._done_us - BUCKET_US, now_us):
                 self.fail(now_us, f"tentative bucket {bucket} after REC_DONE although nothing failed")
         elif kind == "UNDO":
             if bucket < self._undone:

@@ -1,8 +1,8 @@
 """Which hosts and links were well, and when: the ground on which timing is judged.
 
 Rules:
-1. A host is ill while crashed, until it says STABLE again; while paused; while a source is silent. A link is ill while
-   cut, slow, losing or repeating.
+1. A host is ill while crashed, until it says STABLE again; while paused or hung; while a source is silent. A link is
+   ill while cut, slow, losing or repeating.
 2. After an illness ends, a guard passes before anything is expected: noticing, subscribing again, taking turns, and
    replaying what was missed, which takes longer the more a bucket costs and the less room the buffers have.
 3. A path is well if all on it is. A stable tree needs a well path from every source through the same replicas
@@ -57,7 +57,7 @@ class Health(Observer):
             self.ill.setdefault(host, []).append((self._recovering.pop(host), now_us))
 
     def _parts(self, fault: Fault) -> list[str]:
-        if fault.kind in ("crash", "pause", "silent"):
+        if fault.kind in ("crash", "pause", "silent", "hang"):
             return [fault.targets[0]]
         if fault.kind == "partition":
             return [f"{a}-{b}" for a, b in LINKS if (a in fault.targets) != (b in fault.targets)]

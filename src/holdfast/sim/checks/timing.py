@@ -1,4 +1,4 @@
-"""D5, D6, D7, D13: how late, how often tentative, and whether things move at all."""
+"""D5, D6, D7, D13, D16: how late, how often tentative, and whether things move at all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from holdfast.protocol.dpc.plan import Full
 from holdfast.sim.checks.health import Health, well
 from holdfast.sim.faults import BUCKET_US, CALM_US, CLIENT, FIRST, HEAL_US, SECOND, SOURCES, Fault, Plan
 from holdfast.sim.observe import Observer
-from holdfast.sim.replica import BATCH_MAX, BATCH_US
+from holdfast.sim.replica import BATCH_MAX
 
 #: proc(t): the most that a bucket takes from its end to the client when nothing fails, apart from what the queries
 #: cost. `tests/sim` measures it anew.
@@ -42,10 +42,12 @@ class D5(Observer):
         if setting.capacity_us is not None:
             return
         # A bucket may wait in line behind one whole batch on each node; that is load, not the failure's doing.
-        batch_us = BATCH_US + BATCH_MAX * setting.bucket_cost_us
+        batch_us = setting.batch_us + max(BATCH_MAX, 2 * setting.batch_us // BUCKET_US) * setting.bucket_cost_us
         bound_us = PROC_US + DEPTH * (batch_us + setting.delay_us) + _SLACK_US
+        # Nor is it the failure's doing how seldom boundaries move.
+        bound_us += DEPTH * setting.batch_us + max(setting.promises) * BUCKET_US
         paths = self._paths()
-        for bucket in range(CALM_US // BUCKET_US, (now_us - bound_us) // BUCKET_US):
+        for bucket in range(max(CALM_US, setting.learned_us) // BUCKET_US, (now_us - bound_us) // BUCKET_US):
             end_us = (bucket + 1) * BUCKET_US
             if not any(well(ill, end_us - BUCKET_US, end_us + bound_us) for ill in paths):
                 continue
@@ -81,7 +83,7 @@ class D6(Observer):
 
     def on_deliver(self, now_us: int, kind: str, bucket: int, rows: Any) -> None:
         """Note every tentative bucket."""
-        if kind == "TENTATIVE":
+        if kind == "TENTATIVE" and now_us >= self._plan.setting.learned_us:
             self._tentative.append((now_us, bucket))
 
     def finish(self, now_us: int) -> None:
@@ -182,3 +184,34 @@ class D13(Observer):
             self.checked += 1
             if self._at_heal < CALM_US // BUCKET_US + 10:
                 self.fail(HEAL_US, f"stable output stood at bucket {self._at_heal} when all was healed")
+
+
+class D16(Observer):
+    """Without a failure no replica leaves STABLE and no fork is released, however seldom its inputs move."""
+
+    label = "D16"
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        #: Who has just started knows nothing of its inputs yet, and may be wrong.
+        self._from_us = plan.setting.learned_us
+        self._failed = False
+
+    def on_fault(self, now_us: int, fault: Fault, begins: bool) -> None:
+        """From here on suspicions may have a reason."""
+        self._failed = True
+
+    def on_commit(self, now_us: int, host: str, bucket: int, inputs: list[Any], rows: Any, state: Any) -> None:
+        """Something went well."""
+        if not self._failed and now_us >= self._from_us:
+            self.checked += 1
+
+    def on_state(self, now_us: int, host: str, before: str, after: str) -> None:
+        """Nobody may leave STABLE."""
+        if not self._failed and now_us >= self._from_us and before == "STABLE" and after != "DOWN":
+            self.fail(now_us, f"{host} went from STABLE to {after} although nothing had failed")
+
+    def on_fork(self, now_us: int, host: str, what: str, detail: Any) -> None:
+        """No fork may get anything to do."""
+        if not self._failed and now_us >= self._from_us and what == "extend":
+            self.fail(now_us, f"{host} released its fork although nothing had failed")
