@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import pytest
 
 import holdfast
 from holdfast.host.serving import Serving
-from holdfast.load.away import AwayNote, Tributary, read_note, remove_note, write_note
+from holdfast.load.away import Away, AwayNote, Tributary, read_note, remove_note, write_note
 from holdfast.load.tasks import let_go
 from holdfast.model.errors import PeerError
+from holdfast.protocol.dpc.messages import AuthorisationRequest, KeepaliveReply, KeepaliveRequest, Message
 from holdfast.protocol.dpc.signals import Lane
 from tests.host.conftest import Origin, boundary_of, tuples_of
 
@@ -111,3 +113,24 @@ def test_what_the_owner_has_may_go_at_the_partner_and_the_rest_is_followed_witho
     log.close()
     assert tuples_of(stream.folder / "main", stream.definition) == expected
     serving.close()
+
+
+def test_a_replica_that_has_moved_away_promises_nobody_to_bring_news_d11(tmp_path: Path) -> None:
+    """A staggering peer would give up its fork for such a promise, and nothing tentative ever comes from here."""
+    said: list[tuple[str, Message]] = []
+
+    async def ask() -> None:
+        origin = Origin(tmp_path)
+        origin.fill(1, 5)
+        origin.writer.release(1)
+        stream = origin.stream
+        with stream.producer(stime="stime") as producer:
+            producer.close()
+        note = AwayNote("anna:1#0", "ben")
+        away = Away("n@here", stream, note, "guest", None, lambda _, send: said.append((send.to, send.message)))
+        away.deliver("n@there", AuthorisationRequest(7))
+        away.deliver("n@there", KeepaliveRequest())
+        await away.leave()
+
+    asyncio.run(ask())
+    assert [(to, type(message)) for to, message in said] == [("n@there", KeepaliveReply)]

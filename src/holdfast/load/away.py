@@ -6,6 +6,8 @@ Rules:
 2. The log's boundary is the position. Whatever is cut short anywhere, following again from there neither loses nor
    repeats a tuple; ids go on where they were.
 3. It answers for the replica as a source does: STABLE up to the boundary. Whether that moves is for readers to judge.
+   Whoever asks whether it may stabilise gets no answer: nothing tentative ever comes from here, so nobody could rely on
+   it for news (D11); and a refusal would have to be repeated for ever. Without an answer the peer keeps its fork.
 """
 
 from __future__ import annotations
@@ -27,8 +29,6 @@ from holdfast.model.errors import HoldfastError, PeerError
 from holdfast.model.time import BEGINNING_US
 from holdfast.protocol.dpc.effects import Send
 from holdfast.protocol.dpc.messages import (
-    AuthorisationReply,
-    AuthorisationRequest,
     KeepaliveReply,
     KeepaliveRequest,
     Message,
@@ -197,8 +197,6 @@ class Away:
         """Rule 3."""
         if isinstance(message, KeepaliveRequest):
             self._say(self.replica, Send(sender, KeepaliveReply((self.report(),))))
-        elif isinstance(message, AuthorisationRequest):
-            self._say(self.replica, Send(sender, AuthorisationReply(True, message.asked_us)))
 
     def report(self) -> StreamReport:
         """Rule 3."""
