@@ -11,6 +11,8 @@ def test_a_file_of_loads_becomes_advice(inside, tmp_path):
     told = inside.ok("plan-contracts", path, "--runs", 2000)
     assert "126 samples" in told
     assert "buyer   threshold" in told
+    assert "for a capacity of 4 cores" in inside.ok("plan-contracts", path, "--runs", 2000, "--capacity", 4)
+    assert "positive number of cores" in inside.fails("plan-contracts", path, "--capacity", 0)
     (plan,) = inside.objects("plan-contracts", path, "--runs", 2000)
     assert plan["advice"][0]["direction"] == "buyer"
     assert plan["spike_share"] > 0.04

@@ -9,6 +9,8 @@ import pytest
 from holdfast.load.chance import SELLERS
 from holdfast.load.planner import plan_contracts
 from holdfast.model.errors import UsageError
+from holdfast.protocol.load.cost import MM1
+from holdfast.protocol.load.usage import Usage
 
 
 def history(spikes: float, height: float = 0.8, samples: int = 2000) -> list[float]:
@@ -34,6 +36,17 @@ def test_prices_are_gradients_of_the_cost_at_the_load():
     advice = by_kind(plan_contracts(history(0.05), threshold=0.8, runs=5000))
     assert advice["buyer", "threshold"].price == pytest.approx(1 / (1 - 0.8) ** 2, rel=1e-4)
     assert advice["buyer", "median"].load < 0.5
+
+
+def test_prices_are_per_core_as_in_a_contract_whatever_the_capacity():
+    """On four cores one more core is a quarter of the load, and what it costs there is a quarter as much."""
+    one = plan_contracts(history(0.05), runs=2000)
+    four = plan_contracts(history(0.05), runs=2000, capacity=4.0)
+    carried = MM1(Usage(cpu=4.0))
+    core = (carried.total(Usage(3.6 + 1e-6)) - carried.total(Usage(3.6 - 1e-6))) / 2e-6
+    assert by_kind(four)["buyer", "threshold"].price == pytest.approx(core, rel=1e-4)
+    for mine, theirs in zip(one.advice, four.advice, strict=True):
+        assert (theirs.price, theirs.contracts) == (pytest.approx(mine.price / 4), mine.contracts)
 
 
 def test_dear_contracts_are_not_worth_it():

@@ -30,6 +30,7 @@ def command(
     history: Annotated[Path, typer.Argument(help="Loads as shares of capacity: one per line, or a CSV; - for stdin.")],
     column: Annotated[str | None, typer.Option(help="The column of a CSV with a header.")] = None,
     threshold: Annotated[float, typer.Option(help="The load that you do not want to exceed.")] = 0.9,
+    capacity: Annotated[float, typer.Option(help="Cores of the host, as in its contract file.")] = 1.0,
     upkeep: Annotated[float, typer.Option(help="What keeping one contract costs per unit of time.")] = 0.01,
     partners: Annotated[Partners, typer.Option(help="How loaded partners are.")] = Partners.MINE,
     runs: Annotated[int, typer.Option(help="Situations that are tried.", min=1000)] = 50_000,
@@ -38,17 +39,18 @@ def command(
     """How many contracts to make, at which price, from your own load.
 
     Costs and prices are in the units of the default cost function: tuples in process or waiting, at each load
-    (docs/load-sharing.md). A row is a kind of contract: as buyer or as seller, with the price of a unit of load at the
-    threshold, against spikes, or near the median, for every day. "contracts" is how many bring most, of at most 20;
+    (docs/load-sharing.md). A row is a kind of contract: as buyer or as seller, with the price of a core at the
+    threshold, against spikes, or near the median, for every day. It is the price that a contract names: the more cores
+    a host has, the less one of them is worth at the same load. "contracts" is how many bring most, of at most 20;
     "nearly do" how many bring 95 % of that; "benefit" what they bring per unit of time, upkeep paid.
 
     \b
-    holdfast plan-contracts cpu.txt --threshold 0.85
+    holdfast plan-contracts cpu.txt --threshold 0.85 --capacity 4
     holdfast plan-contracts usage.csv --column cpu --upkeep 0.05 --partners heavy
     """
     loads = _read(history, column)
     other = None if partners is Partners.MINE else SELLERS[partners.value]
-    plan = plan_contracts(loads, threshold, upkeep, other, runs)
+    plan = plan_contracts(loads, threshold, upkeep, other, runs, capacity=capacity)
     if json:
         import json as codec
 
@@ -87,6 +89,7 @@ def _load(name: str, number: int, line: str, at: int, column: str | None) -> flo
 def _show(plan: Plan) -> None:
     print(f"{plan.samples} samples, median load {plan.median:.2f}; above the threshold {plan.spike_share:.1%} of the "
           f"time, by {plan.spike_mean:.2f} on average")  # fmt: skip
+    print(f"prices are per core, for a capacity of {plan.capacity:g} core{'' if plan.capacity == 1 else 's'}")
     print(f"{'role':8}{'priced at':12}{'load':>6}{'unit price':>12}{'contracts':>11}{'nearly do':>11}{'benefit':>11}")
     for advice in plan.advice:
         print(f"{advice.direction:8}{advice.at:12}{advice.load:6.2f}{advice.price:12.2f}{advice.contracts:11}"

@@ -13,7 +13,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -62,6 +62,8 @@ class Plan:
     overload_without: float
     overload_with: float
     """How often a spike is left over: always, and with the advised contracts."""
+    capacity: float
+    """Units of the contracts that a load of 1 is."""
     advice: tuple[Advice, ...]
 
 
@@ -72,14 +74,16 @@ def plan_contracts(
     partners: Loads | None = None,
     runs: int = 50_000,
     seed: int = 0,
+    capacity: float = 1.0,
 ) -> Plan:
-    """Read a history and advise. Loads are shares of capacity; `partners` are shares of their thresholds.
+    """Read a history and advise. Loads are shares of capacity; `partners` are shares of their thresholds. Prices are
+    those of a contract: per unit, of which `capacity` are a load of 1.
 
     >>> plan = plan_contracts([0.3] * 60 + [0.6] * 30 + [1.4] * 10, upkeep=0.001, runs=2000)
     >>> [(advice.direction, advice.at) for advice in plan.advice][:2]
     [('buyer', 'threshold'), ('buyer', 'median')]
     """
-    _check(history, threshold, upkeep)
+    _check(history, threshold, upkeep, capacity)
     loads = np.asarray(history, dtype=float)
     everyday = Measured(tuple((np.minimum(loads[loads <= threshold], threshold) / threshold).tolist()) or (1.0,))
     over = loads[loads > threshold]
@@ -95,10 +99,11 @@ def plan_contracts(
     few = Advice("seller", "median", median.load, median.price, median.contracts, median.enough, median.benefit,
                  median.benefits)  # fmt: skip
     spike_mean = float(over.mean() - threshold) if len(over) else 0.0
-    return Plan(len(loads), float(np.median(loads)), share, spike_mean, without, left, (top, median, sold, few))
+    advice = tuple(replace(each, price=each.price / capacity) for each in (top, median, sold, few))
+    return Plan(len(loads), float(np.median(loads)), share, spike_mean, without, left, capacity, advice)
 
 
-def _check(history: list[float], threshold: float, upkeep: float) -> None:
+def _check(history: list[float], threshold: float, upkeep: float, capacity: float) -> None:
     if len(history) < HISTORY_MIN:
         raise UsageError(f"a load history must have at least {HISTORY_MIN} samples; got {len(history)}")
     for load in history:
@@ -111,12 +116,14 @@ def _check(history: list[float], threshold: float, upkeep: float) -> None:
         )
     if not 0 < threshold < 1:
         raise UsageError(f"the threshold must lie between 0 and 1, a share of capacity; got {threshold}")
+    if not (np.isfinite(capacity) and capacity > 0):
+        raise UsageError(f"the capacity must be a positive number of cores, as in the contract file; got {capacity}")
     if upkeep < 0:
         raise UsageError(f"the upkeep of a contract must not be negative; got {upkeep}")
 
 
 def _price(load: float) -> float:
-    """The gradient of (7.1) for one resource: what one more unit of load costs at this load."""
+    """The gradient of (7.1) for one resource: what more load costs at this load, both as shares of capacity."""
     cost, tiny = MM1(Usage(cpu=1.0)), 1e-6
     return (cost.total(Usage(load + tiny)) - cost.total(Usage(load - tiny))) / (2 * tiny)
 
