@@ -118,7 +118,9 @@ def test_a_note_that_cannot_be_written_leaves_the_node_at_home(tmp_path: Path, m
             await two.order("ben")
             await two.until(lambda: not broken.left, "the step to fail")
             await two.until(lambda: not two.anna.manager.core.book.leases, "the lease to end")
-            assert two.anna.manager.core.ledger.balance("ben") == 0, "it was there, and yet it costs nothing"
+            paid = two.anna.manager.core.ledger.balance("ben")
+            assert paid < 0, "it was there, and that costs its period"
+            assert two.ben.manager.core.ledger.balance("anna") == -paid
             await two.finish()
 
     asyncio.run(run())

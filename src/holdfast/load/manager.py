@@ -7,7 +7,8 @@ Rules:
 2. A participant is one host, as in the seeds' prototype; an owner of several gives each of them its contracts.
 3. What runs here is what the disk says: own nodes without a note that they are away, and guests with a folder.
 4. A partner that stays silent or brings nothing beyond our patience is taken for gone: its work for us goes on here
-   (`Patience`). What has stopped a guest here may pass: it is set up again, as a node of our own would be.
+   (`Patience`). So does what a partner has put out. What has stopped a guest here may pass: it is set up again, as a
+   node of our own would be.
 5. Time is the wall clock at the start and what has passed since: nobody pays because somebody has set a clock.
 6. A task whose stream has ended is over for good: once all of it is in our log, its lease ends, and the partner drops
    it. The note stays, and with it the one who answers for the stream: there is nothing left to run here either.
@@ -38,7 +39,7 @@ from holdfast.load.words import Words
 from holdfast.model.errors import HoldfastError, PeerError, StorageError, UsageError
 from holdfast.model.time import SECOND_US
 from holdfast.protocol.load.contract import Contract
-from holdfast.protocol.load.effects import Effects, Fetch, Move
+from holdfast.protocol.load.effects import Effects, Fetch, Move, Reclaim
 from holdfast.protocol.load.leases import Lease, LeaseState, Role
 from holdfast.protocol.load.participant import ParticipantCore
 from holdfast.protocol.load.records import OfferClosed, OfferMade, Opened, Reserved
@@ -239,6 +240,8 @@ class LoadManager:
             self.work(f"move {move.lease_id}", self._move(move))
         for fetch in effects.fetch:
             self.work(f"fetch {fetch.lease_id}", self._fetch(fetch))
+        for reclaim in effects.reclaim:
+            self.work(f"fetch {reclaim.lease_id}", self._was_put_out(reclaim))
         for drop in effects.drop:
             self.work(f"drop {drop.lease_id}", self._drop(drop.lease_id))
 
@@ -307,7 +310,7 @@ class LoadManager:
         await guest.close()
         self.census.forget(lease_id)
         remove_guest(guest.folder)
-        log.info("%s: its owner has it again", guest.replica)
+        log.info("%s: its lease is over, and so is its time here", guest.replica)
         reached("dropped")
 
     def _look_after(self) -> None:
@@ -352,6 +355,12 @@ class LoadManager:
         self.tell(Place(task_id))
         await self.mover.reclaim(held)
         self._came_back(lease_id, task_id, lease.partner if lease else "", begun)
+
+    async def _was_put_out(self, step: Reclaim) -> None:
+        held = self.tasks.get(step.task.task_id)
+        if held is not None:
+            why = f"{step.from_} has ended lease {step.lease_id}"
+            await self._reclaim(step.task.task_id, held, step.lease_id, why)
 
     def place(self, node: str, where: str) -> str:
         """By hand: run a node of ours at this partner, or at home. Returns what is going to happen, in a sentence."""

@@ -63,8 +63,7 @@ def contracts_of(manager: LoadManager) -> dict[str, Any]:
                 {"lease": lease.lease_id, "task": lease.task.task_id, "state": lease.state.value, "price": lease.price}
                 for lease in leases
             ],
-            "paid": sum(entry.amount for entry in book.ledger.entries() if entry.contract_id == contract.contract_id)
-            / MILLIONTHS,
+            "paid": book.ledger.paid(contract.contract_id) / MILLIONTHS,
         })  # fmt: skip
     return {"host": manager.host.name, "participant": terms.name, "contracts": found}
 

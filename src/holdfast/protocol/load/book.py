@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from holdfast.protocol.load.leases import Lease, LeaseState, Role, check_step
-from holdfast.protocol.load.ledger import Ledger
+from holdfast.protocol.load.leases import Lease, LeaseState, Role, bargain_of, check_step
+from holdfast.protocol.load.ledger import Account, Ledger
 from holdfast.protocol.load.plan import ParticipantPlan
 from holdfast.protocol.load.records import (
     Asked,
+    Carried,
     Charged,
+    Closed,
+    Dealt,
     OfferClosed,
     OfferMade,
     Opened,
@@ -25,6 +28,7 @@ from holdfast.protocol.load.records import (
     Record,
     ReservationClosed,
     Reserved,
+    Settled,
     Stepped,
     Unwanted,
 )
@@ -45,6 +49,8 @@ class Book:
         self.offers: dict[str, OfferMade] = {}
         self.reservations: dict[str, Reserved] = {}
         self.leases: dict[str, Lease] = {}
+        self.dealt: dict[str, int] = {}
+        """Buyers, and the last of their offers that became a bargain here."""
         self.placed: dict[str, str] = {}
         """Tasks that their owner has placed by hand, and where."""
         self.local: dict[str, Task] = {}
@@ -54,6 +60,11 @@ class Book:
         """What a participant that starts again was."""
         for record in records:
             self.apply(record)
+        # Books of earlier versions do not say which accounts are closed; a buyer's are when its leases have ended.
+        mine = [lease_id for lease_id, payer in self.ledger.payers() if payer == self.plan.name]
+        for lease_id in mine:
+            if lease_id not in self.leases:
+                self.ledger.close(lease_id)
 
     def apply(self, record: Record) -> None:
         """One more fact."""
@@ -83,11 +94,37 @@ class Book:
             if record.partner:
                 self.placed[record.task_id] = record.partner
         else:
-            assert isinstance(record, Charged)
+            self._enter(record)
+
+    def _enter(self, record: Record) -> None:
+        """What is owed."""
+        if isinstance(record, Charged):
             self.ledger.add(record.entry)
+            if record.entry.payer == self.plan.name:
+                self.ledger.known(record.entry.lease_id, record.entry.place)  # The seller had it first.
+            else:
+                self._deal(record.entry.lease_id)
+        elif isinstance(record, Carried):
+            account = Account(record.contract_id, record.payer, record.payee, record.entries, record.amount)
+            self.ledger.carry(record.lease_id, account)
+        elif isinstance(record, Settled):
+            self.ledger.settle(record.contract_id, record.payer, record.payee, record.amount)
+        elif isinstance(record, Dealt):
+            self.dealt[record.buyer] = record.number
+        else:
+            assert isinstance(record, Closed)
+            self.ledger.close(record.lease_id)
+
+    def _deal(self, lease_id: str) -> None:
+        bargain = bargain_of(lease_id)
+        if bargain is not None:
+            buyer, number = bargain
+            self.dealt[buyer] = max(number, self.dealt.get(buyer, 0))
 
     def _open(self, record: Opened) -> None:
         contract = self.contracts[record.contract_id]
+        if record.role is Role.SELLER:
+            self._deal(record.lease_id)
         self.leases[record.lease_id] = Lease(
             record.lease_id, record.offer_id, record.role, contract, record.task, record.price, record.state,
             record.start_us, units=contract.load(record.task.usage),
@@ -103,13 +140,22 @@ class Book:
         lease.state = record.state
         if record.state is LeaseState.ENDED:
             del self.leases[record.lease_id]
+            if lease.role is Role.BUYER:
+                self.ledger.close(record.lease_id)
 
     def records(self) -> tuple[Record, ...]:
         """The shortest list of records from which the same state comes back: what a host keeps instead of the long one.
 
-        Taken between two signals. The ledger stays whole.
+        Taken between two signals. Of the ledger sums stay, and what the other side may not have (`Ledger`, rule 4).
         """
-        kept: list[Record] = [Charged(entry) for entry in self.ledger.entries()]
+        kept: list[Record] = [Settled(contract_id, *sums) for contract_id, sums in self.ledger.settled.items()]
+        for lease_id, account in self.ledger.accounts.items():
+            entries = account.entries - len(account.open)
+            amount = account.amount - sum(entry.amount for entry in account.open)
+            if entries:
+                kept.append(Carried(lease_id, account.contract_id, account.payer, account.payee, entries, amount))
+            kept += [Charged(entry) for entry in account.open]
+        kept += [Dealt(buyer, number) for buyer, number in self.dealt.items()]
         for contract_id, at_us in self.asked_us.items():
             kept.append(OfferMade(self.number, "", contract_id, 0.0, (), at_us, at_us))
         if self.asked_us:
@@ -183,8 +229,8 @@ class Book:
         return [task for task in self.offerable() if self.placed.get(task.task_id) == partner]
 
     def over(self, task_id: str) -> bool:
-        """Whether this is a partner's task whose lease has ended."""
-        return task_id not in self.leases and self.ledger.has(task_id, 0)
+        """Whether this is a partner's task, named by its lease, and the lease has ended."""
+        return task_id not in self.leases and bargain_of(task_id) is not None
 
     def stopped(self, tasks: Iterable[Task]) -> dict[str, None]:
         """Those of these that must not run here: partners' whose lease has ended, and what was over while away."""

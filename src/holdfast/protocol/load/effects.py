@@ -43,8 +43,18 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
+class Reclaim:
+    """The partner has put the task out: go on here, from what is left of it here. Answer: `Returned`."""
+
+    lease_id: str
+    task: Task
+    from_: str
+
+
+@dataclass(frozen=True, slots=True)
 class Drop:
-    """Stop a task that runs here: its owner has ended it. A partner's is named by its lease, our own by its name."""
+    """Stop a task that runs here: its owner has ended it, or did not pay. A partner's is named by its lease, our own by
+    its name."""
 
     lease_id: str
 
@@ -57,6 +67,7 @@ class Effects:
     send: tuple[Send, ...] = ()
     move: tuple[Move, ...] = ()
     fetch: tuple[Fetch, ...] = ()
+    reclaim: tuple[Reclaim, ...] = ()
     drop: tuple[Drop, ...] = ()
     wake_us: int = 0
     """Send a `Tick` at this time (an earlier wish is void)."""

@@ -52,6 +52,18 @@ STEPS: dict[tuple[Role, LeaseState], tuple[LeaseState, ...]] = {
 }
 
 
+def bargain_of(lease_id: str) -> tuple[str, int] | None:
+    """The buyer and the number of the offer that a lease, or a guest by the name of its lease, began with."""
+    offer_id, mark, _ = lease_id.rpartition("#")
+    return offer_of(offer_id) if mark else None
+
+
+def offer_of(offer_id: str) -> tuple[str, int] | None:
+    """The buyer and the number of an offer; None if this is no id of one."""
+    buyer, _, number = offer_id.rpartition(":")
+    return (buyer, int(number)) if buyer and number.isascii() and number.isdigit() else None
+
+
 def check_step(role: Role, before: LeaseState, after: LeaseState) -> None:
     """Our own fault if it is not in the table."""
     assert after in STEPS.get((role, before), ()), f"{role.value}: {before.value} -> {after.value} is no step"

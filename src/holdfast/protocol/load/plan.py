@@ -19,6 +19,9 @@ from holdfast.protocol.load.counter import Asking, AtValuation
 #: How long a buyer waits for an answer before it takes silence for a no. Shorter calls slow partners failed, longer
 #: spends the period on waiting. Also the interval at which unanswered commitments are repeated.
 ANSWER_US = 200_000
+#: Periods that a task may run here without being paid for. Fewer would put out the tasks of a buyer that is only down
+#: for a while, more is what anybody can have for nothing.
+UNPAID_PERIODS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,8 @@ class ParticipantPlan:
     asking: Asking = field(default_factory=AtValuation)
     returns: bool = True
     """Whether leases end when they no longer pay (§6.4), or load moves for good (§6.3)."""
+    unpaid_periods: int = UNPAID_PERIODS
+    """After so many of them a seller puts a task out, wherever it stands (X7)."""
     start_us: int = 0
     """No offer before: spreads participants that start together."""
 
@@ -47,6 +52,8 @@ class ParticipantPlan:
         name = f"participant {self.name!r}"
         if min(self.interval_us, self.answer_us) <= 0 or min(self.gather_us, self.pause_us) < 0:
             raise UsageError(f"{name} must have positive intervals; got {self.interval_us} and {self.answer_us} us")
+        if self.unpaid_periods < 1:
+            raise UsageError(f"{name} must wait at least one period for its money; got {self.unpaid_periods}")
         if not 0 <= self.margin < 1:
             raise UsageError(f"the margin of {name} must lie in [0, 1); got {self.margin}")
         seen: set[tuple[str, str]] = set()

@@ -115,7 +115,44 @@ class Placed:
     partner: str
 
 
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Seller: the lease is over, and its buyer is known to have all of its entries."""
+
+    lease_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """In place of entries that both sides have: how many a lease has come to so far, and what they are together."""
+
+    lease_id: str
+    contract_id: str
+    payer: str
+    payee: str
+    entries: int
+    amount: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """In place of leases that are over: what they came to under one contract."""
+
+    contract_id: str
+    payer: str
+    payee: str
+    amount: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dealt:
+    """Seller: the last number under which this buyer has made a bargain. Older ones are not made again."""
+
+    buyer: str
+    number: int
+
+
 Record = (
     OfferMade | OfferClosed | Reserved | ReservationClosed | Opened | Stepped | Asked | Unwanted | Over | Charged
-    | Placed
+    | Placed | Closed | Carried | Settled | Dealt
 )  # fmt: skip

@@ -9,7 +9,9 @@ Rules:
    commitment that comes too late is refused. Reservations survive a crash.
 4. A commitment opens the leases and charges the first period, in one step.
 5. Ids are the buyer's to give, within its own name: an offer is BUYER:NUMBER and its leases are OFFER#0, OFFER#1 and so
-   on, each for another task, each once. So nobody gets at another's task by an id (X1).
+   on, each for another task, each once. So nobody gets at another's task by an id (X1). Numbers only grow: one that is
+   not above that of the last bargain is not dealt under again.
+6. What is offered is something: amounts that are negative, or no numbers, or together nothing, are not taken.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from __future__ import annotations
 from holdfast.protocol.load.book import Book
 from holdfast.protocol.load.choice import Judge
 from holdfast.protocol.load.contract import Contract
-from holdfast.protocol.load.leases import LeaseState, Role
+from holdfast.protocol.load.leases import LeaseState, Role, offer_of
 from holdfast.protocol.load.ledger import charge
 from holdfast.protocol.load.messages import Accept, Commit, Committed, Counter, Offer, Refused, Reject, Release
 from holdfast.protocol.load.records import Opened, ReservationClosed, Reserved
@@ -78,8 +80,10 @@ class Seller:
             return
         if any(lease.offer_id == offer.offer_id for lease in self.book.leases.values()):
             return
-        if self.book.ledger.of(f"{offer.offer_id}#0"):
-            turn.say(sender, Reject(offer.offer_id))  # A bargain of long ago had this id: the buyer has lost its book.
+        bargain = offer_of(offer.offer_id)
+        assert bargain is not None
+        if bargain[1] <= self.book.dealt.get(sender, 0):
+            turn.say(sender, Reject(offer.offer_id))  # Rule 5: it is late, or the buyer has lost its book.
             return
         self._gathered[offer.offer_id] = (sender, offer)
         if self._examine_us is None:
@@ -105,7 +109,7 @@ class Seller:
     def _decide(self, turn: Turn, judge: Judge, offer: Offer) -> Reserved | None:
         """Rule 2."""
         contract = self.book.contracts[offer.contract_id]
-        tasks = [task for task in offer.tasks if contract.allows(task)]
+        tasks = [task for task in offer.tasks if contract.allows(task) and _sound(contract, task)]
         load = self.book.promised()
         until_us = turn.now_us + offer.hold_us
         accepted = judge.acceptset(tasks, load, contract, offer.price)
@@ -144,7 +148,6 @@ class Seller:
 
     def committed(self, turn: Turn, sender: str, message: Commit) -> None:
         """The buyer closes the bargain; or repeats that it did."""
-        ledger = self.book.ledger
         reserved = self.book.reservations.get(message.offer_id)
         if reserved is not None and turn.now_us < reserved.until_us:
             contract = self.book.contracts[reserved.contract_id]
@@ -158,7 +161,8 @@ class Seller:
                 turn.note(Opened(lease_id, reserved.offer_id, Role.SELLER, contract.contract_id, task, reserved.price,
                                  LeaseState.MOVING, turn.now_us))  # fmt: skip
                 turn.charge(charge(lease_id, 0, contract, reserved.price, contract.load(task.usage)))
-        entries = tuple(entry for lease_id, _ in message.leases for entry in ledger.of(lease_id) if entry.period == 0)
+        kept = [entry for lease_id, _ in message.leases for entry in self.book.ledger.after(lease_id, -1)]
+        entries = tuple(entry for entry in kept if entry.period == 0)
         if entries and all(entry.payer == sender for entry in entries):
             turn.say(sender, Committed(message.offer_id, entries))
         elif not entries:
@@ -171,10 +175,15 @@ class Seller:
             return False
         if len(set(names)) < len(names) or any(name not in held for name in names):
             return False
-        return not any(lease_id in self.book.leases or self.book.ledger.of(lease_id) for lease_id in given)
+        return not any(lease_id in self.book.leases for lease_id in given)
 
 
 def _own(sender: str, offer_id: str) -> bool:
     """Rule 5."""
-    owner, _, number = offer_id.rpartition(":")
-    return owner == sender and number.isascii() and number.isdigit()
+    bargain = offer_of(offer_id)
+    return bargain is not None and bargain[0] == sender
+
+
+def _sound(contract: Contract, task: Task) -> bool:
+    """Rule 6."""
+    return all(0 <= amount < float("inf") for amount in task.usage) and contract.load(task.usage) > 0

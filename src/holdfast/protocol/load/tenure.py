@@ -5,11 +5,17 @@ Rules:
 2. The buyer wants it back if carrying it now costs less than paying for it; the seller wants to be rid of it if
    carrying it (or paying a third participant, if it moved the task further) costs more than it is paid.
 3. The seller enters every period first and the buyer copies it, at the latest from the answer to End: so the ledgers
-   agree when a lease is over, whatever was lost on the way (B8).
-4. What is under way is repeated until it is answered. A movement that failed costs nothing. What is over for good is
-   stopped where it arrives, if it was on its way at that moment.
+   agree when a lease is over, whatever was lost on the way (B8). The buyer says End until it is told nothing new: then
+   the seller knows that it has everything, and may forget.
+4. What is under way is repeated until it is answered. A movement that failed before the task arrived costs nothing.
+   What is over for good is stopped where it arrives, if it was on its way at that moment.
 5. An answer holds a bounded number of entries; the buyer asks on until it has them all, before anything ends. Nobody is
    charged for a period that has not nearly begun by the seller's clock.
+6. A buyer pays from the first period until it has ended the lease, also while the task is on its way. It pays for no
+   less than what was agreed; what the task really uses the seller measures, and wants to be rid of it if that no longer
+   pays (rule 2).
+7. What was not paid for `unpaid_periods` is put out, whatever its buyer does or does not say (X7). A buyer that hears
+   of it, now or when it asks again, goes on at home. It pays no longer than that for a task that it does not get back.
 """
 
 from __future__ import annotations
@@ -18,17 +24,21 @@ from dataclasses import replace
 
 from holdfast.protocol.load.book import Book
 from holdfast.protocol.load.choice import Judge
-from holdfast.protocol.load.effects import Drop, Fetch, Move
-from holdfast.protocol.load.leases import Lease, LeaseState, Role
+from holdfast.protocol.load.effects import Drop, Fetch, Move, Reclaim
+from holdfast.protocol.load.leases import Lease, LeaseState, Role, bargain_of
 from holdfast.protocol.load.ledger import VOID, Entry, charge, voided
 from holdfast.protocol.load.messages import Commit, Committed, End, Ended, Ready, Recall, Refused, Renew, Renewed
-from holdfast.protocol.load.records import Asked, Over, Placed, Unwanted
+from holdfast.protocol.load.records import Asked, Closed, Over, Placed, Unwanted
 from holdfast.protocol.load.turn import Turn
 from holdfast.protocol.load.usage import Task
 
 _AWAY = (LeaseState.RUNNING, LeaseState.RETURNING)
+_UNDER_WAY = (LeaseState.MOVING, LeaseState.RETURNING)
 #: Entries in one answer (rule 5): with the longest names it stays below what a partner takes in as one message.
 ENTRIES_MAX = 200
+#: Leases that are over and whose buyer has not said that it has all entries: so many of each buyer are remembered.
+#: Whoever leaves more of them unanswered will not miss the oldest.
+ENDED_KEPT = 1000
 
 
 class Tenure:
@@ -38,6 +48,8 @@ class Tenure:
         self.book = book
         self.plan = book.plan
         self._again_us: dict[str, int] = {}
+        #: The period in which a task was first wanted back, as far as this life knows.
+        self._wanted: dict[str, int] = {}
         self._fresh = True
 
     def tick(self, turn: Turn, judge: Judge) -> None:
@@ -52,15 +64,34 @@ class Tenure:
     # The buyer's side -------------------------------------------------------------------------------------------
 
     def _bought(self, turn: Turn, judge: Judge, lease: Lease) -> None:
-        if lease.state is LeaseState.MOVING:
-            if self._fresh:
-                turn.move.append(Move(lease.lease_id, lease.task, lease.partner))
-            return
+        if lease.state is LeaseState.MOVING and self._fresh:
+            turn.move.append(Move(lease.lease_id, lease.task, lease.partner))
         if lease.state is LeaseState.RUNNING:
             self._period(turn, judge, lease)
-        if lease.state is LeaseState.RUNNING and lease.asked <= self.book.ledger.last(lease.lease_id):
+        elif lease.state in _UNDER_WAY:
+            self._pay_on(turn, lease)
+        silent = lease.state in (LeaseState.MOVING, LeaseState.RUNNING)
+        if silent and lease.asked <= self.book.ledger.last(lease.lease_id):
             return
         self._repeat(turn, lease)
+
+    def _pay_on(self, turn: Turn, lease: Lease) -> None:
+        """Rule 6, while the task is on its way; and the end of rule 7."""
+        if not self.plan.returns:
+            return
+        if lease.state is LeaseState.RETURNING:
+            period = lease.periods(turn.now_us)
+            if period - self._wanted.setdefault(lease.lease_id, period) >= self.plan.unpaid_periods:
+                return
+        due_us = lease.due_us(lease.asked)
+        if turn.now_us < due_us:
+            turn.wake(due_us)
+        elif lease.asked <= self.book.ledger.last(lease.lease_id):
+            self._ask(turn, lease)
+
+    def _ask(self, turn: Turn, lease: Lease) -> None:
+        turn.note(Asked(lease.lease_id, lease.periods(turn.now_us), lease.contract.load(lease.task.usage)))
+        self._again_us.pop(lease.lease_id, None)
 
     def _period(self, turn: Turn, judge: Judge, lease: Lease) -> None:
         """A period may be over: pay for another, or have the task back."""
@@ -83,8 +114,7 @@ class Tenure:
         if not stays and judge.takes(lease.task, self.book.promised(), lease.contract, lease.price):
             self._take_back(turn, lease)
             return
-        turn.note(Asked(lease.lease_id, lease.periods(turn.now_us), lease.contract.load(lease.task.usage)))
-        self._again_us.pop(lease.lease_id, None)
+        self._ask(turn, lease)
 
     def _take_back(self, turn: Turn, lease: Lease) -> None:
         turn.step(lease.lease_id, LeaseState.RETURNING)
@@ -112,12 +142,13 @@ class Tenure:
                 self._again_us[other.lease_id] = again_us
             leases = tuple((other.lease_id, other.task.task_id) for other in together)
             turn.say(lease.partner, Commit(lease.offer_id, leases))
-        elif lease.state is LeaseState.RETURNING:
-            turn.say(lease.partner, Recall(lease.lease_id))
         elif lease.state is LeaseState.ENDING:
             turn.say(lease.partner, End(lease.lease_id, lease.failed, have))
-        elif lease.state is LeaseState.RUNNING:
-            turn.say(lease.partner, Renew(lease.lease_id, lease.asked, lease.units, have))
+        else:
+            if lease.asked > have:
+                turn.say(lease.partner, Renew(lease.lease_id, lease.asked, lease.units, have))
+            if lease.state is LeaseState.RETURNING:
+                turn.say(lease.partner, Recall(lease.lease_id))
 
     def agreed(self, turn: Turn, sender: str, message: Committed) -> None:
         """The seller knows of the bargain: enter it, and move."""
@@ -142,7 +173,9 @@ class Tenure:
         ]  # fmt: skip
 
     def _due(self, lease: Lease, entry: Entry) -> bool:
-        """Whether an entry of the seller's is what we asked for (B1): same price, our units, no later period."""
+        """Whether an entry of the seller's is the next that we asked for (B1): same price, our units, none later."""
+        if entry.place != self.book.ledger.last(lease.lease_id) + 1:
+            return False
         if entry.period == VOID:
             mine = voided(charge(lease.lease_id, 0, lease.contract, lease.price, entry.units))
         else:
@@ -160,14 +193,22 @@ class Tenure:
         if lease is None or lease.role is not Role.BUYER:
             return
         before = self.book.ledger.last(lease.lease_id)
-        due = [entry for entry in message.entries if self._due(lease, entry)]
-        for entry in due:
-            turn.charge(entry)
-        if due and len(message.entries) >= ENTRIES_MAX:
-            if self.book.ledger.last(lease.lease_id) > before:
-                self._again_us.pop(lease.lease_id, None)  # There are more: ask on at once (rule 5).
-        elif isinstance(message, Ended) and lease.state is LeaseState.ENDING:
+        for entry in message.entries:
+            if self._due(lease, entry):
+                turn.charge(entry)
+        new = self.book.ledger.last(lease.lease_id) > before
+        if new and (isinstance(message, Ended) or len(message.entries) >= ENTRIES_MAX):
+            self._again_us.pop(lease.lease_id, None)  # Say at once that we have them; there may be more (rules 3, 5).
+        if isinstance(message, Ended) and lease.state in _AWAY:
+            self._put_out_there(turn, lease)
+        elif isinstance(message, Ended) and lease.state is LeaseState.ENDING and not new:
             turn.step(lease.lease_id, LeaseState.ENDED)
+
+    def _put_out_there(self, turn: Turn, lease: Lease) -> None:
+        """Rule 7, for the buyer."""
+        if lease.state is LeaseState.RUNNING:
+            self._take_back(turn, lease)
+        turn.reclaim.append(Reclaim(lease.lease_id, lease.task, lease.partner))
 
     def ready(self, turn: Turn, lease_id: str) -> None:
         """The seller has it at hand."""
@@ -228,7 +269,14 @@ class Tenure:
     # The seller's side ------------------------------------------------------------------------------------------
 
     def _sold(self, turn: Turn, judge: Judge, lease: Lease) -> None:
-        if lease.state is not LeaseState.RUNNING or not self.plan.returns or lease.unwanted:
+        if not self.plan.returns:
+            return
+        out_us = lease.due_us(max(0, self.book.ledger.last(lease.lease_id)) + self.plan.unpaid_periods)
+        if turn.now_us >= out_us:
+            self._put_out(turn, lease)
+            return
+        turn.wake(out_us)
+        if lease.state is not LeaseState.RUNNING or lease.unwanted:
             return
         due_us = lease.due_us(max(0, self.book.ledger.last(lease.lease_id)))
         if turn.now_us < due_us:
@@ -240,12 +288,35 @@ class Tenure:
                 again_us = self._again_us[lease.lease_id] = turn.now_us + self.plan.answer_us
             turn.wake(again_us)
 
+    def _put_out(self, turn: Turn, lease: Lease) -> None:
+        """Rule 7, for the seller."""
+        self._over_here(turn, lease, void=True)
+        turn.say(lease.partner, Ended(lease.lease_id, self._after(lease.partner, lease.lease_id, -1)))
+
+    def _over_here(self, turn: Turn, lease: Lease, void: bool) -> None:
+        """The lease ends. What never arrived costs nothing, unless more than its first period was paid for."""
+        if void and lease.state is LeaseState.MOVING and not self.book.ledger.last(lease.lease_id):
+            turn.charge(voided(charge(lease.lease_id, 0, lease.contract, lease.price,
+                                      lease.contract.load(lease.task.usage))))  # fmt: skip
+        turn.step(lease.lease_id, LeaseState.ENDED)
+        self.book.local.pop(lease.lease_id, None)
+        turn.drop.append(Drop(lease.lease_id))
+        self._over(turn, lease.lease_id)
+        ended = [name for name, payer in self.book.ledger.payers()
+                 if payer == lease.partner and name not in self.book.leases]  # fmt: skip
+        for name in ended[:-ENDED_KEPT]:
+            turn.note(Closed(name))
+
     def _losing(self, judge: Judge, lease: Lease) -> bool:
-        """Rule 2, for the seller."""
+        """Rule 2, for the seller: by what the task uses, and what is paid for it."""
         here = self.book.local.get(lease.lease_id)
         if here is not None:
+            used = lease.contract.load(here.usage)
+            if used <= 0:
+                return False
             rest = self.book.staying().minus(here.usage)
-            return judge.sheds(replace(here, migration=0.0), rest, lease.contract, lease.price)
+            price = lease.price * lease.contract.load(lease.task.usage) / used
+            return judge.sheds(replace(here, migration=0.0), rest, lease.contract, price)
         further = self.book.onward(lease.lease_id)
         if further is None:
             return False
@@ -256,23 +327,39 @@ class Tenure:
         """The buyer wants to leave it here."""
         lease = self._lent(sender, message.lease_id)
         if lease is None:
+            self._long_over(turn, sender, message.lease_id, message.have)
             return
+        self.book.ledger.known(lease.lease_id, message.have)
         paid = self.book.ledger.last(lease.lease_id)
         if message.period > paid:
-            if lease.state is not LeaseState.RUNNING:
-                return  # Our host has not said yet that it arrived; the buyer will ask again.
-            if self._losing(judge, lease):
+            wanted = lease.state is LeaseState.RUNNING and not lease.unwanted
+            if not self._enough(lease, message.units) or (wanted and self._losing(judge, lease)):
                 turn.say(sender, Recall(lease.lease_id))
                 return
-            upto = min(message.period, lease.periods(turn.now_us) + 1, paid + ENTRIES_MAX)
+            upto = min(message.period, lease.periods(turn.now_us) + 1, max(-1, message.have) + ENTRIES_MAX)
             for period in range(paid + 1, upto + 1):
                 turn.charge(charge(lease.lease_id, period, lease.contract, lease.price, message.units))
         turn.say(sender, Renewed(lease.lease_id, self._after(sender, lease.lease_id, message.have)))
 
+    def _enough(self, lease: Lease, units: float) -> bool:
+        """Whether what the buyer would pay for is at least what was agreed (rule 6)."""
+        return lease.contract.load(lease.task.usage) <= units < float("inf")
+
+    def _long_over(self, turn: Turn, sender: str, lease_id: str, have: int) -> None:
+        """Somebody asks about a lease that is not there: if it was the sender's to give its id, it hears that it is
+        over, and what it does not have; if it has everything, there is nothing left to remember."""
+        bargain = bargain_of(lease_id)
+        if lease_id in self.book.leases or bargain is None or bargain[0] != sender:
+            return
+        self.book.ledger.known(lease_id, have)
+        left = self._after(sender, lease_id, have)
+        if not left and self.book.ledger.last(lease_id) >= 0:
+            turn.note(Closed(lease_id))
+        turn.say(sender, Ended(lease_id, left))
+
     def _after(self, sender: str, lease_id: str, have: int) -> tuple[Entry, ...]:
         """The next entries that the buyer does not have, for nobody but the buyer."""
-        of = [entry for entry in self.book.ledger.of(lease_id) if entry.payer == sender]
-        return tuple(entry for entry in of if entry.period > have or entry.period == VOID)[:ENTRIES_MAX]
+        return tuple(e for e in self.book.ledger.after(lease_id, have) if e.payer == sender)[:ENTRIES_MAX]
 
     def _lent(self, sender: str, lease_id: str) -> Lease | None:
         lease = self.book.leases.get(lease_id)
@@ -281,7 +368,10 @@ class Tenure:
     def recall(self, turn: Turn, sender: str, message: Recall) -> None:
         """The other side wants it moved back."""
         lease = self.book.leases.get(message.lease_id)
-        if lease is None or lease.partner != sender:
+        if lease is None:
+            self._long_over(turn, sender, message.lease_id, -1)
+            return
+        if lease.partner != sender:
             return
         if lease.role is Role.BUYER:
             if lease.state is LeaseState.RUNNING and not lease.unwanted:
@@ -316,11 +406,5 @@ class Tenure:
         """The buyer says it is over: enter what is left to enter, and tell it."""
         lease = self._lent(sender, message.lease_id)
         if lease is not None:
-            if message.void and not self.book.ledger.last(lease.lease_id):
-                turn.charge(voided(charge(lease.lease_id, 0, lease.contract, lease.price,
-                                          lease.contract.load(lease.task.usage))))  # fmt: skip
-            turn.step(lease.lease_id, LeaseState.ENDED)
-            self.book.local.pop(lease.lease_id, None)
-            turn.drop.append(Drop(lease.lease_id))
-            self._over(turn, lease.lease_id)
-        turn.say(sender, Ended(message.lease_id, self._after(sender, message.lease_id, message.have)))
+            self._over_here(turn, lease, message.void)
+        self._long_over(turn, sender, message.lease_id, message.have)

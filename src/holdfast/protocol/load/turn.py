@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.protocol.load.book import Book
-from holdfast.protocol.load.effects import Drop, Effects, Fetch, Move, Send
+from holdfast.protocol.load.effects import Drop, Effects, Fetch, Move, Reclaim, Send
 from holdfast.protocol.load.leases import LeaseState
 from holdfast.protocol.load.ledger import Entry
 from holdfast.protocol.load.messages import Message
@@ -24,6 +24,7 @@ class Turn:
         self._send: list[Send] = []
         self.move: list[Move] = []
         self.fetch: list[Fetch] = []
+        self.reclaim: list[Reclaim] = []
         self.drop: list[Drop] = []
 
     def note(self, record: Record) -> None:
@@ -50,5 +51,5 @@ class Turn:
 
     def effects(self) -> Effects:
         """All of it."""
-        return Effects(tuple(self._record), tuple(self._send), tuple(self.move), tuple(self.fetch), tuple(self.drop),
-                       self.wake_us)  # fmt: skip
+        return Effects(tuple(self._record), tuple(self._send), tuple(self.move), tuple(self.fetch),
+                       tuple(self.reclaim), tuple(self.drop), self.wake_us)  # fmt: skip

@@ -17,18 +17,9 @@ from holdfast.protocol.load.messages import Accept, Commit, Counter, End, Messag
 from holdfast.protocol.load.records import Charged, Opened, Record, Stepped
 from holdfast.protocol.load.usage import Task
 from holdfast.sim.load.scenario import Scenario
-from holdfast.sim.load.world import Watcher, World
+from holdfast.sim.load.world import Violation, Watcher, World
 
 TINY = 1e-9
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """Something that must not be."""
-
-    label: str
-    time_us: int
-    text: str
 
 
 def total(cost: Cost, units: float) -> float:
@@ -316,7 +307,8 @@ class Checker(Watcher):
                 self._say("B8", f"the ledgers of {contract.contract_id} differ: {odd}")
             for lease_id in {lease for lease, _ in theirs}:
                 paid = sum(amount for (lease, _), amount in theirs.items() if lease == lease_id)
-                if (paid > 0) != (lease_id in self._moved):
+                renewed = any(lease == lease_id and period > 0 for lease, period in theirs)
+                if (paid > 0) != (lease_id in self._moved or renewed):
                     moved = "moved" if lease_id in self._moved else "never moved"
                     self._say("B8", f"{lease_id} {moved}, and {paid} was paid for it")
 

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from holdfast.protocol.load.effects import Drop, Effects, Fetch, Move, Send
+from holdfast.protocol.load.effects import Drop, Effects, Fetch, Move, Reclaim, Send
+from holdfast.protocol.load.leases import LeaseState
 from holdfast.protocol.load.messages import Message
 from holdfast.protocol.load.participant import ParticipantCore
 from holdfast.protocol.load.plan import ParticipantPlan
@@ -34,6 +35,15 @@ from holdfast.protocol.load.signals import (
     Tick,
 )
 from holdfast.protocol.load.usage import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """Something that must not be."""
+
+    label: str
+    time_us: int
+    text: str
 
 
 class Watcher:
@@ -100,6 +110,8 @@ class World:
         self.random = random.Random(seed)
         self.watchers: list[Watcher] = []
         self.hosts = {p.name: Host(p, {t.task_id: t for t in tasks.get(p.name, [])}) for p in plans}
+        self.cheats: dict[str, Callable[[Message, random.Random], list[Message]]] = {}
+        """Hosts that say something else than their cores mean."""
         self.moves = 0
         self.last_move_us = 0
         self.events = 0
@@ -174,7 +186,8 @@ class World:
             self.tell(name, Tick())
 
     def _carry_out(self, name: str, host: Host, effects: Effects) -> None:
-        steps: list[Any] = [effects.record, *effects.send, *effects.move, *effects.fetch, *effects.drop]
+        steps: list[Any] = [effects.record, *effects.send, *effects.move, *effects.fetch, *effects.reclaim,
+                            *effects.drop]  # fmt: skip
         for step in steps[0 if effects.record else 1 :]:
             if host.crash_after is not None:
                 if host.crash_after == 0:
@@ -187,6 +200,8 @@ class World:
                 self.at(self.now_us + self.network.transfer_us, self._move, name, host.life, step)
             elif isinstance(step, Fetch):
                 self.at(self.now_us + self.network.transfer_us, self._fetch, name, host.life, step)
+            elif isinstance(step, Reclaim):
+                self.at(self.now_us + self.network.transfer_us, self._reclaim, name, host.life, step)
             elif isinstance(step, Drop):
                 host.running.pop(step.lease_id, None)
             else:
@@ -206,6 +221,11 @@ class World:
     # The network ------------------------------------------------------------------------------------------------
 
     def _send(self, sender: str, to: str, message: Message) -> None:
+        cheat = self.cheats.get(sender)
+        for said in [message] if cheat is None else cheat(message, self.random):
+            self._say(sender, to, said)
+
+    def _say(self, sender: str, to: str, message: Message) -> None:
         for watcher in self.watchers:
             watcher.on_send(self.now_us, sender, to, message)
         network, chance = self.network, self.random
@@ -236,7 +256,9 @@ class World:
             self.tell(name, Moved(step.lease_id))
             return
         lost = self.network.move_fails and self.random.random() < self.network.move_fails
-        if not target.up or lost or step.task.task_id not in source.running:
+        lease = None if target.core is None else target.core.book.leases.get(step.lease_id)
+        expected = lease is not None and lease.state is LeaseState.MOVING  # No lease, no guest.
+        if not expected or lost or step.task.task_id not in source.running:
             self.tell(name, MoveFailed(step.lease_id))
             return
         for watcher in self.watchers:
@@ -263,4 +285,15 @@ class World:
         home.running[step.task.task_id] = replace(task, task_id=step.task.task_id)
         self.moves += 1
         self.last_move_us = self.now_us
+        self.tell(name, Returned(step.lease_id))
+
+    def _reclaim(self, name: str, life: int, step: Reclaim) -> None:
+        """The task goes on at home, whatever became of it there: results count once (`load.mover`, rule 4)."""
+        home = self.hosts[name]
+        if not home.up or home.life != life:
+            return
+        if step.task.task_id not in home.running:
+            home.running[step.task.task_id] = step.task
+            self.moves += 1
+            self.last_move_us = self.now_us
         self.tell(name, Returned(step.lease_id))
