@@ -6,14 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
+from holdfast.sim.load import hostile as ways
 from holdfast.sim.load.__main__ import main
 from holdfast.sim.load.many import run_many, work
 from holdfast.sim.load.planted import BUGS, planted
 from holdfast.sim.load.run import run
-from holdfast.sim.load.scenario import KINDS, draw
+from holdfast.sim.load.scenario import CHEATS, HOSTILE, KINDS, draw
 
 #: 10,000 in full: HOLDFAST_GRAPHS=10000, or `python -m holdfast.sim.load --graphs 10000`.
 GRAPHS = int(os.environ.get("HOLDFAST_GRAPHS", "120"))
@@ -28,8 +30,8 @@ def test_random_contract_graphs_break_nothing_and_put_every_invariant_to_the_tes
     else:
         totals = work(0, GRAPHS)
     assert not totals.failed, totals.failed[:3]
-    assert set(totals.kinds) == set(KINDS)
-    assert set(totals.judged) == {"B1", "B2", "B3", "B4", "B5", "B6", "B8"}
+    assert set(totals.kinds) == {*KINDS, HOSTILE}
+    assert set(totals.judged) == {"B1", "B2", "B3", "B4", "B5", "B6", "B8", "X7"}
     assert totals.crashes > GRAPHS // 2
     assert totals.moves > 5 * GRAPHS
 
@@ -45,7 +47,20 @@ def test_each_planted_bug_is_caught(name):
 
 
 def test_there_is_a_planted_bug_for_every_invariant_that_is_checked_here():
-    assert {bug.label for bug in BUGS.values()} == {"B1", "B2", "B3", "B4", "B5", "B6", "B8"}
+    assert {bug.label for bug in BUGS.values()} == {"B1", "B2", "B3", "B4", "B5", "B6", "B8", "X7"}
+
+
+@pytest.mark.parametrize("way", CHEATS)
+def test_each_way_to_cheat_leaves_the_honest_unharmed(way):
+    for seed in range(20_000, 20_003):
+        scenario = draw(seed, HOSTILE)
+        outcome = run(replace(scenario, cheats=dict.fromkeys(scenario.cheats, way)))
+        assert not outcome.violations, f"seed {seed}: {outcome.violations[0]}"
+        assert outcome.judged["X7"] > 100
+
+
+def test_every_way_to_cheat_is_known():
+    assert tuple(ways.CHEATS) == CHEATS
 
 
 #: Graphs that once broke an invariant, and why.

@@ -12,13 +12,15 @@ from contextlib import ExitStack
 from holdfast.sim.load.many import run_many
 from holdfast.sim.load.planted import BUGS, planted
 from holdfast.sim.load.run import run
-from holdfast.sim.load.scenario import KINDS, draw
+from holdfast.sim.load.scenario import HOSTILE, KINDS, draw
 
 _EPILOG = """
 what it does
   Each seed is a random graph of contracts between two to seven participants with tasks, prices and clauses. The real
   core runs at every participant, under virtual time. In half of the graphs messages are lost, late and repeated, hosts
-  crash between any two effects, and movements fail; then everything is healed. Checkers B1 to B6 and B8 judge.
+  crash between any two effects, and movements fail; then everything is healed. Checkers B1 to B6 and B8 judge. In
+  every tenth graph some participants cheat (they do not pay, pay for nothing, call movements failed, vanish,
+  overcharge, forge), and X7 is judged: at an honest seller nobody runs unpaid for more than three periods.
 
 examples
   python -m holdfast.sim.load --graphs 10000          all that is promised
@@ -44,6 +46,8 @@ def replay(seed: int, kind: str, plant: str) -> int:
         clauses = "" if contract.onward else ", not further"
         clauses += "" if contract.permits is None else f", only {' '.join(contract.permits)}"
         print(f"  {contract.contract_id}: {contract.price_low:.4g} to {contract.price_high:.4g}{clauses}")
+    for name, way in scenario.cheats.items():
+        print(f"  {name} cheats: {way}")
     for crash in scenario.crashes:
         how = "at once" if crash.effects is None else f"after {crash.effects} more effects"
         print(f"  {crash.at_us / 1e6:.3f} s: {crash.participant} crashes {how}, for {crash.down_us / 1e6:.2f} s")
@@ -66,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="default: one per core")
     parser.add_argument("--seed", type=int, help="only this one, in detail")
-    parser.add_argument("--kind", choices=KINDS, default="", help="only this kind of graph")
+    parser.add_argument("--kind", choices=(*KINDS, HOSTILE), default="", help="only this kind of graph")
     parser.add_argument("--plant", choices=tuple(BUGS), default="", help="let a planted bug loose")
     args = parser.parse_args(argv)
     if args.graphs < 1 or args.processes < 1:

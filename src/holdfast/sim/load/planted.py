@@ -15,9 +15,11 @@ from typing import Any
 
 from holdfast.protocol.load import book, buyer, choice, contract, counter, seller, tenure
 from holdfast.protocol.load.leases import Lease
+from holdfast.protocol.load.ledger import charge, voided
 from holdfast.protocol.load.messages import Ended
 from holdfast.protocol.load.records import Charged, Reserved
 from holdfast.protocol.load.usage import together
+from holdfast.sim.load.scenario import HOSTILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,20 @@ def _returns_early(right: Any) -> Any:
     return lambda self, period: right(self, period) - self.contract.period_us // 2
 
 
+def _next_entry(right: Any) -> Any:
+    return lambda self, lease, entry: entry.place == self.book.ledger.last(lease.lease_id) + 1
+
+
+def _refunds_anything(right: Any) -> Any:
+    def over_here(self: Any, turn: Any, lease: Any, void: bool) -> None:
+        if void and not self.book.ledger.last(lease.lease_id):
+            units = lease.contract.load(lease.task.usage)
+            turn.charge(voided(charge(lease.lease_id, 0, lease.contract, lease.price, units)))
+        right(self, turn, lease, False)
+
+    return over_here
+
+
 BUGS = {
     "price-above-range": Bug("B1", "a seller asks more than the contract allows, and the buyer pays it", (
         (seller.Seller, "_counter", _without_range), (contract.Contract, "within", _constant(True))), "lemma"),
@@ -141,6 +157,16 @@ BUGS = {
         (tenure.Tenure, "renewed", _trusts_its_own_book),), "dynamic", True),
     "forgets-entries": Bug("B8", "entries do not survive a crash, and are made again or missed", (
         (book.Book, "restore", _forgets(Charged)),), "dynamic", True),
+    "never-puts-out": Bug("X7", "a task that is not paid for stays", (
+        (tenure.Tenure, "_put_out", _constant(None)),), HOSTILE),
+    "takes-any-amount": Bug("X7", "a buyer pays for as little as it likes", (
+        (tenure.Tenure, "_enough", _constant(True)),), HOSTILE),
+    "takes-less-than-nothing": Bug("X7", "tasks of negative weight are taken", (
+        (seller, "_sound", _constant(True)),), HOSTILE),
+    "refunds-anything": Bug("X7", "a movement that is called failed costs nothing, whenever that is said", (
+        (tenure.Tenure, "_over_here", _refunds_anything),), HOSTILE),
+    "pays-what-it-is-told": Bug("B1", "a buyer copies whatever the seller enters", (
+        (tenure.Tenure, "_due", _next_entry),), HOSTILE),
 }  # fmt: skip
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.protocol.load.leases import LeaseState, Role
-from holdfast.sim.load.checks import Checker, Violation
-from holdfast.sim.load.scenario import HEAL_US, SECOND_US, Crash, Scenario
-from holdfast.sim.load.world import Network, World
+from holdfast.sim.load.checks import Checker
+from holdfast.sim.load.hostile import CHEATS, Fairness
+from holdfast.sim.load.scenario import HEAL_US, HOSTILE, SECOND_US, Crash, Scenario
+from holdfast.sim.load.world import Network, Violation, World
 
 #: Static load must come to rest within this much virtual time after the faults; chains of seven nodes with forty tasks
 #: to push through one by one need some eighty seconds.
@@ -16,6 +17,8 @@ REST_US = 240 * SECOND_US
 QUIET_US = 6 * SECOND_US
 #: Leases never stop being renewed; after so long without new tasks their books are compared.
 DYNAMIC_US = 25 * SECOND_US
+#: With cheats about, honest ones settle among themselves within this much more.
+CHEATED_US = 20 * SECOND_US
 
 
 @dataclass(slots=True)
@@ -37,7 +40,9 @@ def run(scenario: Scenario) -> Outcome:
     """Play a scenario and judge it."""
     world = World(list(scenario.plans), {name: list(tasks) for name, tasks in scenario.tasks.items()}, scenario.seed)
     checker = Checker(scenario, world)
-    world.watchers.append(checker)
+    fairness = Fairness(scenario, world) if scenario.cheats else None
+    world.watchers.append(checker if fairness is None else fairness)
+    world.cheats = {name: CHEATS[way] for name, way in scenario.cheats.items()}
     expected = sum(map(len, scenario.tasks.values()))
     if scenario.faulty:
         world.network = Network((1_000, 30_000), lose=0.15, repeat=0.15, transfer_us=20_000, move_fails=0.1)
@@ -61,9 +66,14 @@ def run(scenario: Scenario) -> Outcome:
         host.crash_after = None
     world.run(HEAL_US + 2 * SECOND_US)
     _settle(scenario, world, checker)
-    checker.judge(expected)
+    if fairness is None:
+        checker.judge(expected)
+    else:
+        fairness.judge()
+        checker.violations, checker.judged = fairness.violations, fairness.judged
     loads = tuple(len(host.running) for host in world.hosts.values())
-    return Outcome(scenario.seed, scenario.kind, checker.violations, world.moves, world.events, world.now_us,
+    kind = HOSTILE if scenario.cheats else scenario.kind
+    return Outcome(scenario.seed, kind, checker.violations, world.moves, world.events, world.now_us,
                    len(scenario.crashes), checker.judged, loads)  # fmt: skip
 
 
@@ -99,24 +109,27 @@ def _settle(scenario: Scenario, world: World, checker: Checker) -> None:
         for host in world.hosts.values():
             assert host.core is not None
             host.core.buyer.next_us = 2**62
-        while not _books_closed(world) and world.now_us < HEAL_US + REST_US:
+        longest_us = REST_US if not scenario.cheats else DYNAMIC_US + CHEATED_US
+        while not _books_closed(world, scenario) and world.now_us < HEAL_US + longest_us:
             world.run(world.now_us + 50_000)
         return
     while world.now_us < HEAL_US + REST_US:
         world.run(world.now_us + SECOND_US)
-        if world.now_us > world.last_move_us + QUIET_US and _books_closed(world):
+        if world.now_us > world.last_move_us + QUIET_US and _books_closed(world, scenario):
             return
     checker.violations.append(
         Violation("B4", world.now_us, f"still moving after {REST_US // SECOND_US} s: {world.moves}")
     )
 
 
-def _books_closed(world: World) -> bool:
-    """Whether nothing is on its way between two sides."""
-    for host in world.hosts.values():
+def _books_closed(world: World, scenario: Scenario) -> bool:
+    """Whether nothing is on its way between two honest sides."""
+    for name, host in world.hosts.items():
         if host.core is None:
             return False
         for lease in host.core.book.leases.values():
+            if name in scenario.cheats or lease.partner in scenario.cheats:
+                continue
             asked = lease.role is Role.BUYER and lease.asked > host.core.ledger.last(lease.lease_id)
             if lease.state is not LeaseState.RUNNING or asked:
                 return False

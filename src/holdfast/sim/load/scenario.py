@@ -5,7 +5,9 @@ Rules:
    what theorem 2 promises must come about. "fixed": static load, fixed prices that differ. "mixed": tasks of different
    size and kind, contracts with different ranges, clauses and periods, static load. "dynamic": the same, with tasks
    that come and go and leases that end.
-2. Half of the schedules have faults for the first seconds: lost, late and repeated messages, crashes between any two
+2. In every tenth graph, which is then of the kind "dynamic" with cheats in it, some participants are hostile
+   (`hostile`).
+3. Half of the schedules have faults for the first seconds: lost, late and repeated messages, crashes between any two
    effects, movements that fail. Then everything is healed, and what must hold in the end is checked.
 """
 
@@ -21,8 +23,16 @@ from holdfast.protocol.load.plan import ParticipantPlan
 from holdfast.protocol.load.usage import Task, Usage
 
 KINDS = ("lemma", "fixed", "mixed", "dynamic")
+HOSTILE = "hostile"
+#: Ways to cheat; `hostile.CHEATS` says what each of them does.
+CHEATS = (
+    "never-pays", "pays-for-nothing", "calls-it-failed", "vanishes", "admits-nothing", "pays-ahead",
+    "offers-less-than-nothing", "overcharges", "charges-ahead", "puts-out", "keeps", "recalls", "never-ends", "forges",
+)  # fmt: skip
 SECOND_US = 1_000_000
 HEAL_US = 6 * SECOND_US
+#: One graph in so many has cheats in it, unless another kind was asked for.
+HOSTILE_EVERY, _HOSTILE = 10, 3
 #: Definitions that tasks are instances of; contracts may permit only some.
 DEFINITIONS = ("count", "join", "filter")
 
@@ -60,6 +70,8 @@ class Scenario:
     changes: tuple[Change, ...]
     crashes: tuple[Crash, ...]
     diameter: int
+    cheats: dict[str, str]
+    """Participants that cheat, and how."""
 
     @property
     def static(self) -> bool:
@@ -70,7 +82,8 @@ class Scenario:
 def draw(seed: int, kind: str = "", faulty: bool | None = None) -> Scenario:
     """The scenario of a seed; kind and faults can be asked for."""
     chance = random.Random(seed)
-    kind = kind or chance.choice(KINDS)
+    hostile = kind == HOSTILE or (not kind and seed % HOSTILE_EVERY == _HOSTILE)
+    kind = ("dynamic" if hostile else kind) or chance.choice(KINDS)
     faulty = chance.random() < 0.5 if faulty is None else faulty
     names = [f"p{i}" for i in range(chance.randint(2, 7))]
     pairs = _graph(names, chance)
@@ -81,7 +94,15 @@ def draw(seed: int, kind: str = "", faulty: bool | None = None) -> Scenario:
     tasks = {name: _tasks(name, kind, unit, price, cost, chance) for name in names}
     changes = _changes(names, tasks, unit, chance) if kind == "dynamic" else ()
     crashes = _crashes(names, chance) if faulty else ()
-    return Scenario(seed, kind, faulty, plans, contracts, tasks, changes, crashes, width)
+    return Scenario(seed, kind, faulty, plans, contracts, tasks, changes, crashes, width,
+                    _cheats(names, seed) if hostile else {})  # fmt: skip
+
+
+def _cheats(names: list[str], seed: int) -> dict[str, str]:
+    """A third of the participants, at least one; from chances of their own, so that the graph is the same."""
+    chance = random.Random(f"{seed}/cheats")
+    chosen = chance.sample(names, max(1, len(names) // 3))
+    return {name: chance.choice(CHEATS) for name in chosen}
 
 
 def _graph(names: list[str], chance: random.Random) -> list[tuple[str, str]]:
