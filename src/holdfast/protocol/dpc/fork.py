@@ -4,7 +4,9 @@ Rules:
 1. Prepared at the first suspicion, and early enough to be ready in time; released when the first waiting bucket has
    waited the whole delay (§5.4.3), and longer than inputs that move seldom let it wait in quiet times (D16). A failure
    that heals before that leaves no trace, except that the fork is kept for a while: suspicions come in swarms.
-2. Later buckets follow the policy: at once, as late as allowed, or not at all. None waits longer than the delay.
+2. Later buckets follow the policy: at once, as late as allowed, or not at all. None waits longer than the delay. As
+   late as allowed is so much sooner as the fork takes to bring their results: measured, from giving it a bucket to its
+   word that the bucket is written.
 3. Buckets are given in order and never twice; one of which nothing arrived on any input is left out, and so is one
    that a missing blocking input makes void.
 4. A bucket that main is about to deliver anyway, or will once it is complete, waits for main as long as the delay
@@ -15,6 +17,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 
 from holdfast.protocol.dpc.effects import TentativeBucket
@@ -24,13 +27,29 @@ from holdfast.protocol.dpc.sunion import SUnion
 
 #: Later than any deadline.
 NEVER_US = 2**62
+#: A batch that took long is remembered for some batches: the next may take as long.
+_TAKES_KEPT = 0.8
 
 
 class Fork:
     """The life of at most one fork, and the branch it leaves."""
 
-    __slots__ = ("_blocking", "_plan", "_prepared_us", "_start_us", "done", "head", "id", "next", "overdue", "root",
-                 "state", "usual_us")  # fmt: skip
+    __slots__ = (
+        "_blocking",
+        "_given",
+        "_plan",
+        "_prepared_us",
+        "_start_us",
+        "_takes_us",
+        "done",
+        "head",
+        "id",
+        "next",
+        "overdue",
+        "root",
+        "state",
+        "usual_us",
+    )  # fmt: skip
 
     def __init__(self, plan: NodePlan, first_id: int) -> None:
         self._plan = plan
@@ -51,6 +70,10 @@ class Fork:
         self._prepared_us = 0
         #: What it takes to start one: as measured, and until then half of the delay.
         self._start_us = plan.delay_us // 2
+        #: What was given and not written yet: one past its last bucket, and when.
+        self._given: deque[tuple[int, int]] = deque()
+        #: How long a bucket takes lately, from being given to being written.
+        self._takes_us = 0
 
     def wanted_us(self, cadence_us: int | None) -> int:
         """How long the frontier may stand still until a fork is prepared. Whoever waits for a doubt may be late;
@@ -111,8 +134,10 @@ class Fork:
             return NEVER_US
         complete = bucket < sunion.frontier or not failing
         coming = complete and bucket - stable < self._plan.near
-        if policy is Policy.DELAY or coming:
+        if coming:
             return latest
+        if policy is Policy.DELAY:
+            return latest - min(self._takes_us, self._plan.delay_us)
         if sunion.settled(bucket, live):
             return since
         if not sunion.closed(bucket, live):
@@ -160,14 +185,26 @@ class Fork:
             return (), due
         return tuple(buckets), due
 
-    def take(self, buckets: tuple[TentativeBucket, ...]) -> None:
+    def completed(self, upto: int, now_us: int) -> None:
+        """The fork has written all of its branch below `upto`."""
+        self.done = max(self.done, upto)
+        took_us = 0
+        while self._given and self._given[0][0] <= upto:
+            took_us = max(took_us, now_us - self._given.popleft()[1])
+        if took_us:
+            self._takes_us = max(took_us, int(self._takes_us * _TAKES_KEPT))
+
+    def take(self, buckets: tuple[TentativeBucket, ...], now_us: int) -> None:
         """These buckets are given to the fork."""
         if self.state == ForkState.READY:
             self.move(ForkState.RUNNING)
+        if self.overdue:  # The first ones come with all that the fork has to catch up on.
+            self._given.append((buckets[-1].bucket + 1, now_us))
         self.overdue = True
         self.next = buckets[-1].bucket + 1
         self.head = self.next if self.head is None else max(self.head, self.next)
 
     def end(self) -> None:
         """The fork is stopped or has died. Its branch stays until main is level."""
+        self._given.clear()
         self.move(ForkState.NONE)

@@ -205,7 +205,7 @@ class NodeCore:
             if fork.state == ForkState.PREPARING:
                 fork.prepared(signal.root, now_us)
         else:
-            fork.done = max(fork.done, signal.upto)
+            fork.completed(signal.upto, now_us)
 
     # Decisions --------------------------------------------------------------------------------------------------
 
@@ -309,7 +309,7 @@ class NodeCore:
             return None, None
         if not buckets or fork.state == ForkState.PREPARING:
             return None, None
-        fork.take(buckets)
+        fork.take(buckets, now_us)
         return None, ExtendFork(fork.id, buckets)
 
     def _hand_over(self) -> None:

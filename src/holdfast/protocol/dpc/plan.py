@@ -44,7 +44,8 @@ class Policy(Enum):
     PROCESS = "process"
     """As soon as the inputs that still work have delivered them. Best for chains and long failures."""
     DELAY = "delay"
-    """Each one as late as the delay allows. Fewer tentative tuples in short failures of a single node."""
+    """Each one as late as the delay allows, less what a batch takes. Fewer tentative tuples in short failures of a
+    single node."""
     SUSPEND = "suspend"
     """Not at all: consistency before availability."""
 
