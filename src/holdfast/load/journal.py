@@ -9,7 +9,7 @@ Rules:
 2. A torn end is cut when the file is opened: nobody has heard of it. Damage before the end is refused: whatever cannot
    be read is a torn end only if no frame comes behind it.
 3. When the file has doubled, it is replaced by the shortest list of records from which the same state comes back, in
-   frames of bounded length. So a ledger that only grows is written twice on average, not with every entry.
+   frames of bounded length. So what does not become shorter is written twice on average, not with every record.
 4. A file of version 1, whose headers had no checksum, is read and replaced at once.
 """
 

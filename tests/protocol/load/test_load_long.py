@@ -61,6 +61,8 @@ def test_the_guest_of_a_buyer_that_vanished_is_put_out_and_goes_on_at_home_when_
 def test_a_guest_is_put_out_also_after_a_crash_of_the_seller_x7() -> None:
     scene = apart()
     scene.world.crash("ben", 60 * S)
+    scene.run(5 + 60 + 0.9)
+    assert scene.loads["ben"] == 2, "it was down itself: its buyers have a period to pay"
     scene.run(90)
     assert scene.loads["ben"] == 1
     assert not scene.core("ben").book.leases

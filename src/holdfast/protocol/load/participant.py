@@ -63,7 +63,7 @@ class ParticipantCore:
         self.buyer = Buyer(self.book)
         self.buyer.next_us = max(self.buyer.next_us, now_us)
         self.seller = Seller(self.book)
-        self.tenure = Tenure(self.book)
+        self.tenure = Tenure(self.book, now_us)
         self.judge = Judge(plan.cost, plan.margin, STEADY)
         self._partners = {c.seller if c.buyer == plan.name else c.buyer for c in plan.contracts}
         self._measured = False

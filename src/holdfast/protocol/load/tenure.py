@@ -16,6 +16,7 @@ Rules:
    pays (rule 2).
 7. What was not paid for `unpaid_periods` is put out, whatever its buyer does or does not say (X7). A buyer that hears
    of it, now or when it asks again, goes on at home. It pays no longer than that for a task that it does not get back.
+   A seller that was down itself gives everybody one period to pay.
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ ENDED_KEPT = 1000
 class Tenure:
     """Looks after every lease, on either side."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: Book, now_us: int) -> None:
         self.book = book
         self.plan = book.plan
+        self._begun_us = now_us
         self._again_us: dict[str, int] = {}
         #: The period in which a task was first wanted back, as far as this life knows.
         self._wanted: dict[str, int] = {}
@@ -271,7 +273,8 @@ class Tenure:
     def _sold(self, turn: Turn, judge: Judge, lease: Lease) -> None:
         if not self.plan.returns:
             return
-        out_us = lease.due_us(max(0, self.book.ledger.last(lease.lease_id)) + self.plan.unpaid_periods)
+        out_us = max(lease.due_us(max(0, self.book.ledger.last(lease.lease_id)) + self.plan.unpaid_periods),
+                     self._begun_us + lease.contract.period_us)  # fmt: skip
         if turn.now_us >= out_us:
             self._put_out(turn, lease)
             return

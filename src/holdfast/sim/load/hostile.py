@@ -209,9 +209,12 @@ class Fairness(Watcher):
                     self._say("X7", f"{lease_id} still runs at {host} after its lease")
                 continue
             self._count("X7")
+            period_us = lease.contract.period_us
             unpaid_us = now_us - lease.paid_until_us
-            if unpaid_us > UNPAID_PERIODS * lease.contract.period_us + LOOK_US:
-                periods = unpaid_us / lease.contract.period_us
+            # A seller that was down had no way to take money, and gives one period after that.
+            back_us = now_us - self._world.hosts[host].started_us
+            if unpaid_us > UNPAID_PERIODS * period_us + LOOK_US and back_us > period_us + LOOK_US:
+                periods = unpaid_us / period_us
                 self._say("X7", f"{host} has had {lease_id} for {periods:.1f} unpaid periods")
 
     # The end ----------------------------------------------------------------------------------------------------

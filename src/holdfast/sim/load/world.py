@@ -90,6 +90,7 @@ class Host:
     core: ParticipantCore | None = None
     journal: list[Record] = field(default_factory=list)
     life: int = 0
+    started_us: int = 0
     wake_us: int = 0
     crash_after: int | None = None
     """Go down after so many more effects."""
@@ -139,6 +140,7 @@ class World:
         if host.up:
             return
         host.life += 1
+        host.started_us = self.now_us
         host.core = ParticipantCore(host.plan, host.journal, self.now_us)
         self.tell(name, Measured(tuple(host.running.values())))
         for task_id in list(host.running):
