@@ -28,7 +28,9 @@ class _Followed:
     def __init__(self, stream: Stream) -> None:
         self.id = stream.definition.id
         self._reader = stream.reader()
-        self._segment, self._offset = "", FILE_HEADER_SIZE
+        # What stands there already is looked up from the end of the log, which most often is the last commit.
+        ends = self._reader.ends()
+        self._segment, self._offset = (ends[-1][0].name, ends[-1][1]) if ends else ("", FILE_HEADER_SIZE)
         self._seen: dict[tuple[int, int], dict[int, int]] = {}
 
     def mark(self, operator: int, partition: int, position_us: int) -> int | None:

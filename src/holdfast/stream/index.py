@@ -1,8 +1,9 @@
 """The index of a segment: which frame holds which bucket.
 
-Only a convenience (L5): it is written when a segment is sealed, checked by its checksum when read, and built again from
-the segment's headers when it is missing or wrong. A version and the segment's length stand in it, so an index of
-another time is not mistaken for this one's.
+Only a convenience (L5): it is checked by its checksum when read, and built again from the segment's headers when it is
+missing or wrong. A version and the length that it describes stand in it, so an index of another time is not mistaken
+for this one's. A writer that lets go of a segment adds what is new to it, so that opening and letting go cost the same
+however long the segment is; it is made durable when the segment is sealed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy.typing as npt
 
 from holdfast.model.errors import CorruptLog
 from holdfast.stream.disk import Disk
-from holdfast.stream.frame import FILE_HEADER_SIZE, FORMAT_VERSION, Kind, crc32c
+from holdfast.stream.frame import FILE_HEADER_SIZE, FORMAT_VERSION, Kind, crc32c, crc32c_on
 from holdfast.stream.segment import Frame, Window, walk
 
 _HEADER = struct.Struct("<8sHHIQQI")
@@ -66,8 +67,12 @@ def index_path(segment: Path) -> Path:
 
 def encode_index(entries: Entries, segment_length: int) -> bytes:
     body: bytes = entries.tobytes()
-    head = _HEADER.pack(_MAGIC, FORMAT_VERSION, ENTRY.itemsize, len(entries), segment_length, 0, crc32c(body))
-    return head + crc32c(head).to_bytes(4, "little") + body
+    return _encode_header(len(entries), segment_length, crc32c(body)) + body
+
+
+def _encode_header(count: int, segment_length: int, body_crc: int) -> bytes:
+    head = _HEADER.pack(_MAGIC, FORMAT_VERSION, ENTRY.itemsize, count, segment_length, 0, body_crc)
+    return head + crc32c(head).to_bytes(4, "little")
 
 
 def decode_index(data: bytes, segment_length: int) -> Entries | None:
@@ -93,15 +98,19 @@ def build_entries(segment: Path, length: int) -> Entries:
     """The index as the segment's own headers tell it."""
     fd = os.open(segment, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        end, fields = FILE_HEADER_SIZE, []
-        for unit in walk(Window(fd, segment, length), FILE_HEADER_SIZE):
-            fields += [fields_of(f) for f in unit.frames if f.header.kind == Kind.EVENT]
-            end = unit.end
-        if end != length:
-            raise CorruptLog(f"{segment} at byte {end}: {length} bytes were committed, the rest is not there")
-        return make_entries(fields)
+        return _built(Window(fd, segment, length))
     finally:
         os.close(fd)
+
+
+def _built(window: Window) -> Entries:
+    end, fields = FILE_HEADER_SIZE, []
+    for unit in walk(window, FILE_HEADER_SIZE):
+        fields += [fields_of(f) for f in unit.frames if f.header.kind == Kind.EVENT]
+        end = unit.end
+    if end != window.end:
+        raise CorruptLog(f"{window.path} at byte {end}: {window.end} bytes were committed, the rest is not there")
+    return make_entries(fields)
 
 
 def load_entries(segment: Path, length: int) -> Entries:
@@ -113,5 +122,64 @@ def load_entries(segment: Path, length: int) -> Entries:
     return found if found is not None else build_entries(segment, length)
 
 
+def load_prefix(window: Window) -> Entries:
+    """The entries of a segment that is open, up to the window's end: its index may have been extended since."""
+    try:
+        data = index_path(window.path).read_bytes()
+        # A branch may have been dropped and another begun: then the index of that name is not this segment's.
+        if os.stat(window.path).st_ino != os.fstat(window.fd).st_ino:
+            data = b""
+    except OSError:
+        data = b""
+    # Whoever extends an index writes the entries first: those that the header does not count are not yet part of it.
+    found = decode_index(data[: _stated_size(data)], stated_length(data))
+    if found is None or stated_length(data) < window.end:
+        return _built(window)
+    return found[found["offset"] < window.end]
+
+
+def _stated_size(data: bytes) -> int:
+    return _HEADER.size + 4 + _HEADER.unpack_from(data)[3] * ENTRY.itemsize if len(data) >= _HEADER.size else 0
+
+
+def extend_index(segment: Path, entries: bytes, since: int, length: int, disk: Disk) -> bool:
+    """Add the entries of the bytes from `since` (0: all) to `length` of the segment. Not synced, and not whole or
+    nothing: a torn one does not match its checksum. False if the file is not the index of the first `since` bytes."""
+    path = index_path(segment)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        if since:
+            return False
+        fd = disk.create(path)
+    try:
+        count, crc = 0, 0
+        if since:
+            head = os.pread(fd, _HEADER.size + 4, 0)
+            if len(head) != _HEADER.size + 4 or crc32c(head[:-4]) != int.from_bytes(head[-4:], "little"):
+                return False
+            magic, version, item, count, stated, _, crc = _HEADER.unpack_from(head)
+            if (magic, version, item, stated) != (_MAGIC, FORMAT_VERSION, ENTRY.itemsize, since):
+                return False
+        at, count = _HEADER.size + 4 + count * ENTRY.itemsize, count + len(entries) // ENTRY.itemsize
+        if entries:
+            disk.write(fd, path, at, [entries])
+        disk.truncate(fd, path, at + len(entries))
+        disk.write(fd, path, 0, [_encode_header(count, length, crc32c_on(crc, entries))])
+    finally:
+        os.close(fd)
+    return True
+
+
 def write_index(segment: Path, entries: Entries, length: int, disk: Disk) -> None:
     disk.replace_file(index_path(segment), encode_index(entries, length))
+
+
+def sync_index(segment: Path, disk: Disk) -> None:
+    """Make an index durable that was extended."""
+    path = index_path(segment)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        disk.sync(fd, path)
+    finally:
+        os.close(fd)

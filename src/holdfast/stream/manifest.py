@@ -23,6 +23,7 @@ from holdfast.clock import pause
 from holdfast.model.errors import CorruptLog, Fenced
 from holdfast.stream.disk import Disk, storage_error
 from holdfast.stream.frame import FORMAT_VERSION
+from holdfast.stream.resume import ResumePoint
 from holdfast.stream.sealed import seal, unseal
 
 _FILE = re.compile(r"manifest-(\d{10})")
@@ -44,6 +45,9 @@ class SegmentEntry(msgspec.Struct, frozen=True):
     stime_min_us: int | None = None
     stime_max_us: int | None = None
     wall_us: int = 0
+    controls: tuple[int, ...] | None = None
+    """Of checkpoints in a sealed segment: the highest position, and the oldest that the last of each operator and
+    partition relies on. Empty if there are none; None if that was not noted, as before this field was."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +58,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     released: bool = False
     """The owner let go cleanly: no write of its own can still be on the way."""
     segments: tuple[SegmentEntry, ...] = ()
+    resume: ResumePoint | None = None
+    """A place in the last segment from which a walk over it may go on."""
 
 
 def segment_name(base_seq: int, epoch: int) -> str:

@@ -26,9 +26,10 @@ from holdfast.model.tuples import TupleType
 from holdfast.stream.disk import storage_error
 from holdfast.stream.frame import FILE_HEADER_SIZE, HEADER_SIZE, Kind, crc32c, padded
 from holdfast.stream.head import read_head
-from holdfast.stream.index import EMPTY, Entries, Fields, fields_of, load_entries, make_entries
+from holdfast.stream.index import EMPTY, ENTRY, Entries, Fields, fields_of, load_entries, load_prefix, make_entries
 from holdfast.stream.manifest import Manifest, SegmentEntry, load_manifest, manifest_path
-from holdfast.stream.segment import Window, recover, walk
+from holdfast.stream.resume import ResumePoint, resumed
+from holdfast.stream.segment import LastControl, Window, recover, walk
 from holdfast.stream.tail import TailReader, writer_lives
 
 #: Segments held open at a time: a long history must not use up the process's file numbers.
@@ -48,19 +49,36 @@ class Extent(NamedTuple):
 class _Active:
     """The segment that is being written: its entries, as far as they are committed."""
 
-    def __init__(self, folder: Path, entry: SegmentEntry) -> None:
+    def __init__(self, folder: Path, entry: SegmentEntry, resume: ResumePoint | None) -> None:
         self.entry = entry
         self.path = folder / entry.name
         self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         self.end = FILE_HEADER_SIZE
         self._new: list[Fields] = []
-        self._entries: Entries = EMPTY
+        self._room: Entries | None = None
+        self._count = 0
         self.boundary_us = BEGINNING_US
         self.closed = False
         self.commit_seq = entry.base_seq
+        try:
+            self._begin(resume)
+        except BaseException:
+            os.close(self.fd)
+            raise
 
-    def first_end(self) -> int:
-        """Where the first unit ends."""
+    def _begin(self, resume: ResumePoint | None) -> None:
+        found = resumed(Window(self.fd, self.path, os.fstat(self.fd).st_size), resume)
+        if found is None:
+            self._room = EMPTY
+            # The first unit was durable before the manifest named the segment: no boundary is ever forgotten.
+            self.extend(self._first_end())
+        else:
+            self.end, self.boundary_us, self.closed = found.end, found.state.boundary_us, found.state.closed
+            self.commit_seq = found.state.commit_seq
+        #: Entries before this place are taken from the index file, once somebody asks for them.
+        self._began = self.end
+
+    def _first_end(self) -> int:
         size = os.fstat(self.fd).st_size
         return next((u.end for u in walk(Window(self.fd, self.path, size), FILE_HEADER_SIZE)), FILE_HEADER_SIZE)
 
@@ -77,10 +95,18 @@ class _Active:
 
     @property
     def entries(self) -> Entries:
+        if self._room is None:
+            self._room = load_prefix(Window(self.fd, self.path, self._began))
+            self._count = len(self._room)
         if self._new:
-            self._entries = np.concatenate([self._entries, make_entries(self._new)])
-            self._new = []
-        return self._entries
+            count = self._count + len(self._new)
+            if count > len(self._room):  # Twice as much as is needed, so that each entry is copied twice at most.
+                room = np.zeros(2 * count, ENTRY)
+                room[: self._count] = self._room[: self._count]
+                self._room = room
+            self._room[self._count : count] = make_entries(self._new)
+            self._count, self._new = count, []
+        return self._room[: self._count]
 
     def close(self) -> None:
         os.close(self.fd)
@@ -122,9 +148,13 @@ class LogReader:
         assert self._active is not None
         if not self._active.extend(end):
             return False
+        self._take_state()
+        return True
+
+    def _take_state(self) -> None:
+        assert self._active is not None
         self.boundary_us = max(self.boundary_us, self._active.boundary_us)
         self.closed |= self._active.closed
-        return True
 
     def _superseded(self) -> bool:
         assert self._manifest is not None
@@ -170,11 +200,10 @@ class LogReader:
         last = manifest.segments[-1]
         before = self._active
         if before is None or before.entry.name != last.name:
-            self._active = _Active(self.folder, last)
+            self._active = _Active(self.folder, last, manifest.resume)
             if before is not None:
                 before.close()
-            # Its first unit was durable before the manifest named it, noted or not: no boundary is ever forgotten.
-            self._advance(self._active.first_end())
+            self._take_state()
         else:
             before.entry = last
         if self._tail is not None:
@@ -192,7 +221,10 @@ class LogReader:
         The next writer decides by the same rule, so both see the same units.
         """
         assert self._active is not None
-        found = recover(self._active.fd, self._active.path, os.fstat(self._active.fd).st_size)
+        assert self._manifest is not None
+        active = self._active
+        window = Window(active.fd, active.path, os.fstat(active.fd).st_size)
+        found = recover(active.fd, active.path, window.end, since=resumed(window, self._manifest.resume))
         if self._superseded():
             return  # Its end was decided meanwhile, perhaps before what we have just read was written.
         if found.rot:
@@ -229,6 +261,12 @@ class LogReader:
             (self.folder / s.name, active.end if active is not None and s.name == active.entry.name else s.length or 0)
             for s in self.segments
         ]
+
+    def last_controls(self) -> tuple[LastControl, ...]:
+        """The newest control frames of the last segment, where its writer has noted them and nothing came since."""
+        resume = self._manifest.resume if self._manifest is not None else None
+        known = resume is not None and self._active is not None and self._active.end == resume.offset
+        return resume.controls if resume is not None and known else ()
 
     @property
     def stime_max_us(self) -> int | None:

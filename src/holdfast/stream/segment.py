@@ -7,7 +7,7 @@ write, which is cut (L3), or damage to something acknowledged, which is reported
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,6 +40,7 @@ class Unit(NamedTuple):
 
     frames: list[Frame]
     commit: Commit
+    commit_at: int
     seq: int
     end: int
 
@@ -58,6 +59,16 @@ class Window:
             self._data = os.pread(self.fd, want, offset) if want > 0 else b""
             self._start, at = offset, 0
         return self._data[at : at + length]
+
+
+def frame_at(window: Window, offset: int, kind: Kind) -> Frame:
+    """The frame that was noted to begin there."""
+    where = f"{window.path} at byte {offset}"
+    raw = window.take(offset, HEADER_SIZE)
+    header = decode_header(raw, 0, where) if len(raw) == HEADER_SIZE else None
+    if header is None or header.kind != kind:
+        raise CorruptLog(f"{where}: a frame of kind {kind.name} was noted there; it is another; run `holdfast verify`")
+    return Frame(offset, header)
 
 
 def read_body(window: Window, frame: Frame) -> bytes:
@@ -90,7 +101,7 @@ def walk(window: Window, start: int, *, bodies: bool = False) -> Iterator[Unit]:
             commit = decode_commit(read_body(window, frame), where)
             if commit.unit_bytes != frame.offset - (frames[0].offset if frames else frame.offset):
                 raise CorruptLog(f"{where}: the commit covers other bytes than those before it; run `holdfast repair`")
-            yield Unit(frames, commit, header.commit_seq, offset)
+            yield Unit(frames, commit, frame.offset, header.commit_seq, offset)
             frames = []
         else:
             if bodies:
@@ -98,23 +109,44 @@ def walk(window: Window, start: int, *, bodies: bool = False) -> Iterator[Unit]:
             frames.append(frame)
 
 
-class Extent:
-    """Rows and the range of stime of a segment, summed up while walking."""
+class LastControl(NamedTuple):
+    """The newest control frame of one operator and partition in a segment."""
 
-    def __init__(self) -> None:
-        self.rows = 0
-        self.stime_min_us: int | None = None
-        self.stime_max_us: int | None = None
+    operator: int
+    partition: int
+    position_us: int
+    since_us: int
+    """The oldest position of a checkpoint that its windows rely on."""
+    offset: int
+
+
+class Extent:
+    """Rows, the range of stime and the newest checkpoints of a segment, summed up while walking."""
+
+    def __init__(
+        self,
+        rows: int = 0,
+        stime_min_us: int | None = None,
+        stime_max_us: int | None = None,
+        controls: Iterable[LastControl] = (),
+    ) -> None:
+        self.rows, self.stime_min_us, self.stime_max_us = rows, stime_min_us, stime_max_us
+        self._controls = {(c.operator, c.partition): c for c in controls}
+
+    @property
+    def controls(self) -> tuple[LastControl, ...]:
+        return tuple(self._controls.values())
 
     def copy(self) -> Extent:
-        twin = Extent()
-        twin.rows, twin.stime_min_us, twin.stime_max_us = self.rows, self.stime_min_us, self.stime_max_us
-        return twin
+        return Extent(self.rows, self.stime_min_us, self.stime_max_us, self.controls)
 
     def add(self, rows: int, low: int, high: int) -> None:
         self.rows += rows
         self.stime_min_us = low if self.stime_min_us is None else min(low, self.stime_min_us)
         self.stime_max_us = high if self.stime_max_us is None else max(high, self.stime_max_us)
+
+    def add_control(self, last: LastControl) -> None:
+        self._controls[last.operator, last.partition] = last
 
 
 class Recovered(NamedTuple):
@@ -130,35 +162,56 @@ class Recovered(NamedTuple):
     """Why the walk stopped, if it was not at clean zeros or the end of the file."""
     rot: bool
     """Something valid and later stands behind the problem: this is damage, not the torn end of the last write."""
+    commit_at: int = 0
+    """Where the last unit's commit frame begins."""
+    pending_at: int = 0
+    """Where the newest pending frame begins; 0 if there is none."""
 
 
-def recover(fd: int, path: Path, end: int, *, seq_max: int | None = None, bodies: bool = True) -> Recovered:
-    """Every whole unit up to the first thing that is not one.
+_NOTHING = Recovered(State(), FILE_HEADER_SIZE, Extent(), (0, b""), None, False)
+
+
+def recover(
+    fd: int,
+    path: Path,
+    end: int,
+    *,
+    seq_max: int | None = None,
+    bodies: bool = True,
+    since: Recovered | None = None,
+) -> Recovered:
+    """Every whole unit up to the first thing that is not one; `since` says what is known, so that only the rest is
+    walked over.
 
     `seq_max` bounds the sequence numbers that count: what a fenced writer added behind its successor's back does not.
     """
     window = Window(fd, path, end)
-    state, good, extent = State(), FILE_HEADER_SIZE, Extent()
-    pending = (0, b"")
+    state, good, extent, pending, _, _, commit_at, pending_at = since or _NOTHING
+    extent = extent.copy()
+    problem: str | None = None
     try:
-        for unit in walk(window, FILE_HEADER_SIZE, bodies=bodies):
+        for unit in walk(window, good, bodies=bodies):
             if seq_max is not None and unit.seq > seq_max:
                 break
             for frame in unit.frames:
-                if frame.header.kind == Kind.STATE:
+                h = frame.header
+                if h.kind == Kind.STATE:
                     state = decode_state(read_body(window, frame), str(path))
-                elif frame.header.kind == Kind.PENDING:
-                    pending = (frame.header.rows, read_body(window, frame))
-                elif frame.header.kind == Kind.EVENT:
-                    extent.add(frame.header.rows, frame.header.stime_min_us, frame.header.stime_max_us)
+                elif h.kind == Kind.PENDING:
+                    pending, pending_at = (h.rows, read_body(window, frame)), frame.offset
+                elif h.kind == Kind.EVENT:
+                    extent.add(h.rows, h.stime_min_us, h.stime_max_us)
+                elif h.kind == Kind.CONTROL:
+                    extent.add_control(
+                        LastControl(h.first_tuple_id, h.partition, h.stime_max_us, h.stime_min_us, frame.offset)
+                    )
             state = state.after(unit.seq, unit.commit)
-            good = unit.end
+            good, commit_at = unit.end, unit.commit_at
     except CorruptLog as error:
-        rot = _later_unit_follows(window, good, state.commit_seq)
-        return Recovered(state, good, extent, pending, str(error), rot)
+        problem = str(error)
     # Zeros in front of later units are not the end: a lost page reads as zeros, too.
-    rot = seq_max is None and _later_unit_follows(window, good, state.commit_seq)
-    return Recovered(state, good, extent, pending, None, rot)
+    rot = (problem is not None or seq_max is None) and _later_unit_follows(window, good, state.commit_seq)
+    return Recovered(state, good, extent, pending, problem, rot, commit_at, pending_at)
 
 
 def _later_unit_follows(window: Window, offset: int, seq: int) -> bool:

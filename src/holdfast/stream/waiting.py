@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 
 from holdfast.model.time import BEGINNING_US
 from holdfast.stream.manifest import load_manifest
-from holdfast.stream.segment import recover
+from holdfast.stream.resume import resumed
+from holdfast.stream.segment import Window, recover
 from holdfast.stream.store import Stream
 from holdfast.stream.tail import TailReader
 
@@ -54,7 +55,8 @@ def waiting_results(stream: Stream) -> Waiting | None:
         end = note.offset
     fd = os.open(folder / last.name, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        found = recover(fd, folder / last.name, end, bodies=False)
+        since = resumed(Window(fd, folder / last.name, end), manifest.resume)
+        found = recover(fd, folder / last.name, end, bodies=False, since=since)
     finally:
         os.close(fd)
     return Waiting(dict(found.state.tokens), *found.pending, found.state.boundary_us)

@@ -10,6 +10,8 @@ Rules:
    a failed fsync the page cache lies), sealed at that length, and followed by a new segment. Nothing is cut that could
    have been acknowledged; what was acknowledged and is damaged is reported instead (L3, L4).
 4. After any error the segment is given up at its last durable unit and the next commit begins a new one (L9).
+5. Whoever lets go notes where the next one goes on (`resume`), and adds what is new to the segment's index. So to open
+   a branch, append a unit and let go costs the same however many units there are.
 
 Not thread-safe: `group.GroupCommit` brings callers together.
 """
@@ -25,14 +27,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from holdfast.model.errors import CorruptLog, Fenced, LateTuple, StorageError, StreamBusy, UsageError
 from holdfast.model.time import END_OF_TIME_US, instant_text
 from holdfast.stream.disk import Disk, storage_error
-from holdfast.stream.frame import FileHeader, Header, Kind, encode_file_header, encode_frame
+from holdfast.stream.frame import (
+    FILE_HEADER_SIZE,
+    FileHeader,
+    Header,
+    Kind,
+    decode_file_header,
+    encode_file_header,
+    encode_frame,
+)
 from holdfast.stream.head import read_head
-from holdfast.stream.index import ENTRY, load_entries, pack_entry, write_index
+from holdfast.stream.index import build_entries, extend_index, index_path, pack_entry, sync_index, write_index
 from holdfast.stream.manifest import (
     Manifest,
     SegmentEntry,
@@ -44,8 +52,9 @@ from holdfast.stream.manifest import (
 )
 from holdfast.stream.manifest import segment_name as name_of_segment
 from holdfast.stream.record import Commit, Control, State, encode
+from holdfast.stream.resume import ResumePoint, resumed
 from holdfast.stream.sealed import seal
-from holdfast.stream.segment import Extent, Recovered, recover
+from holdfast.stream.segment import Extent, LastControl, Recovered, Window, recover
 from holdfast.stream.tail import TailReader, TailWriter, tail_path, writer_lives
 
 #: Big enough that rolling (a few fsyncs) is rare at full disk speed, small enough that retention has a fine grain.
@@ -60,6 +69,8 @@ _RESERVE_BYTES = 1 << 20
 _RESERVE_UNIT_MAX = 128 << 10
 #: Beyond any file: there was no room to reserve, so do not try again in this segment.
 _NO_RESERVE = 1 << 62
+#: A writer that lets go before so many units (a sink does so after one) would cut off again what it has reserved.
+_RESERVE_AFTER = 8
 
 
 class Event(NamedTuple):
@@ -94,10 +105,16 @@ class LogWriter:
         self._offset = 0
         self._base_seq = 0
         self._begun_us = 0
+        self._commit_at = self._pending_at = 0
+        """Where the newest commit and pending frames begin."""
         self._extent = Extent()
+        self._index_since = 0
+        """The index file has the entries before this place of the segment; 0: none yet."""
         self._index = bytearray()
+        """The entries behind it."""
         self._indexed = 0
-        """Bytes of the index that belong to committed units."""
+        """Bytes of them that belong to committed units."""
+        self._appended = 0
         self._reserved = 0
         """The segment is zeroed up to here, so that small units only overwrite."""
         self._broken = False
@@ -218,15 +235,19 @@ class LogWriter:
             parts += frame
             offset += sum(map(len, frame))
             next_id = first_id + e.rows
+        controls: list[LastControl] = []
         for c in control:
+            controls.append(LastControl(c.operator, c.partition, c.position_us, c.since_us, offset))
             header = Header(Kind.CONTROL, 0, c.partition, c.rows, c.windows, c.operator, c.since_us, c.position_us, 0,
                             self.epoch, seq)  # fmt: skip
             frame = encode_frame(header, c.body)
             parts += frame
             offset += sum(map(len, frame))
+        pending_at = self._pending_at
         if pending is None:
             pending = self.pending_rows, self.pending
         else:
+            pending_at = offset
             frame = encode_frame(Header(Kind.PENDING, 0, rows=pending[0], epoch=self.epoch, commit_seq=seq), pending[1])
             parts += frame
             offset += sum(map(len, frame))
@@ -238,11 +259,14 @@ class LogWriter:
             self._index += b"".join(entries)
             for e in events:
                 extent.add(e.rows, e.stime_min_us, e.stime_max_us)
-        indexed = len(self._index)
+        for last in controls:
+            extent.add_control(last)
+        indexed, appended = len(self._index), self._appended + 1
         end = self._write(start, parts)
         # One statement without a call: Ctrl-C comes before it or after it, never between.
-        (self._offset, self.state, self._extent, self._indexed, self.pending_rows, self.pending, self._broken
-         ) = end, after, extent, indexed, *pending, False  # fmt: skip
+        (self._offset, self.state, self._extent, self._indexed, self.pending_rows, self.pending, self._commit_at,
+         self._pending_at, self._appended, self._broken
+         ) = end, after, extent, indexed, *pending, offset, pending_at, appended, False  # fmt: skip
         self._note(now_us)
         return after
 
@@ -258,7 +282,7 @@ class LogWriter:
 
     def _reserve(self, start: int, length: int) -> None:
         """Small units go into space that was zeroed before (see `Disk.reserve`); large ones would pay for it twice."""
-        if start + length <= self._reserved or length > _RESERVE_UNIT_MAX:
+        if start + length <= self._reserved or length > _RESERVE_UNIT_MAX or self._appended < _RESERVE_AFTER:
             return
         begin, ahead = max(self._reserved, start), min(start, _RESERVE_BYTES)
         if ahead < length:
@@ -284,17 +308,29 @@ class LogWriter:
         if not self._tenure.valid():
             raise self._tenure.fenced()
         old_path, old_fd, old_length, index = self._path, self._fd, self._offset, bytes(self._index[: self._indexed])
+        index_since = self._index_since
         sealed = self._sealed_entry(now_us)
         self._begin_segment(now_us, (*self._tenure.manifest.segments[:-1], sealed))
         with contextlib.suppress(StorageError):
             self.disk.truncate(old_fd, old_path, old_length)
-            write_index(old_path, np.frombuffer(index, ENTRY), old_length, self.disk)
+            self._extend_index(old_path, index, index_since, old_length)
+            sync_index(old_path, self.disk)
         os.close(old_fd)
 
+    def _extend_index(self, path: Path, entries: bytes, since: int, length: int) -> None:
+        """Add entries to the index file; if that is not what we left, or somebody else did, build it again (L5)."""
+        try:
+            if not extend_index(path, entries, since, length, self.disk):
+                write_index(path, build_entries(path, length), length, self.disk)
+        except CorruptLog:
+            self.disk.unlink(index_path(path))  # Whoever reads the segment hears of it.
+
     def _sealed_entry(self, now_us: int) -> SegmentEntry:
-        last = self._tenure.manifest.segments[-1]
-        return SegmentEntry(last.name, last.base_seq, last.epoch, self._offset, self._extent.rows,
-                            self._extent.stime_min_us, self._extent.stime_max_us, now_us)  # fmt: skip
+        last, extent = self._tenure.manifest.segments[-1], self._extent
+        controls = extent.controls
+        noted = (max(c.position_us for c in controls), min(c.since_us for c in controls)) if controls else ()
+        return SegmentEntry(last.name, last.base_seq, last.epoch, self._offset, extent.rows, extent.stime_min_us,
+                            extent.stime_max_us, now_us, noted)  # fmt: skip
 
     def _begin_segment(self, now_us: int, before: tuple[SegmentEntry, ...]) -> None:
         """Create a segment that knows all it needs, then let the manifest name it."""
@@ -307,10 +343,12 @@ class LogWriter:
             first = len(parts[0])
             seq = base + 1
             parts += encode_frame(Header(Kind.STATE, 0, epoch=epoch, commit_seq=seq), encode(self.state))
+            pending_at = sum(map(len, parts)) if self.pending_rows else 0
             if self.pending_rows:
                 parts += encode_frame(Header(Kind.PENDING, 0, rows=self.pending_rows, epoch=epoch, commit_seq=seq),
                                       self.pending)  # fmt: skip
-            commit = Commit(self.state.boundary_us, now_us, self.state.next_tuple_id, sum(map(len, parts)) - first,
+            commit_at = sum(map(len, parts))
+            commit = Commit(self.state.boundary_us, now_us, self.state.next_tuple_id, commit_at - first,
                             self.state.closed)  # fmt: skip
             parts += encode_frame(Header(Kind.COMMIT, 0, epoch=epoch, commit_seq=seq), encode(commit))
             length = self.disk.write(fd, path, 0, parts)
@@ -328,9 +366,10 @@ class LogWriter:
             raise
         after, extent, index, name = self.state.after(seq, commit), Extent(), bytearray(), path.name
         # One statement, as in `_append`.
-        (self._fd, self._path, self._name, self._offset, self._base_seq, self._extent, self._index, self._indexed,
-         self._broken, self._begun_us, self._reserved, self.state
-         ) = fd, path, name, length, base, extent, index, 0, False, now_us, 0, after  # fmt: skip
+        (self._fd, self._path, self._name, self._offset, self._base_seq, self._extent, self._index_since, self._index,
+         self._indexed, self._commit_at, self._pending_at, self._broken, self._begun_us, self._reserved, self.state
+         ) = (fd, path, name, length, base, extent, 0, index,
+              0, commit_at, pending_at, False, now_us, 0, after)  # fmt: skip
         self._note(now_us)
 
     # -- epochs ------------------------------------------------------------------------------------------------------
@@ -348,7 +387,7 @@ class LogWriter:
                 self._begin_segment(now_us, ())
             elif previous.released:
                 # Nobody writes, so reading first is safe, and readers never find the branch without its tail.
-                self._resume(previous.segments[-1], now_us)
+                self._resume(previous, now_us)
                 self._claim(previous, epoch)
             else:
                 self._claim(previous, epoch)
@@ -375,7 +414,8 @@ class LogWriter:
         if previous is not None and previous.released and segments:
             # Let go cleanly: its last segment is taken up again instead of leaving many small ones behind.
             segments = (*segments[:-1], _reopened(segments[-1], epoch))
-        manifest = Manifest(version=version, epoch=epoch, owner=self.owner, segments=segments)
+        manifest = Manifest(version=version, epoch=epoch, owner=self.owner, segments=segments,
+                            resume=previous.resume if previous else None)  # fmt: skip
         path = manifest_path(self.folder, version)
         won = self.disk.publish_file(path, seal(manifest))
         if won:
@@ -389,18 +429,20 @@ class LogWriter:
             raise Fenced(f"{self.folder}: another writer took epoch {epoch} first; open the stream again to go on")
         self._tenure = Tenure(self.folder, manifest, self.disk)
 
-    def _resume(self, entry: SegmentEntry, now_us: int) -> None:
+    def _resume(self, previous: Manifest, now_us: int) -> None:
         """Take up a segment that was let go cleanly: its length is known, so its bodies need no second look."""
+        entry = previous.segments[-1]
         path = self.folder / entry.name
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         assert entry.length is not None
-        found = recover(self._fd, path, entry.length, bodies=False)
+        window = Window(self._fd, path, min(entry.length, os.fstat(self._fd).st_size))
+        found = recover(self._fd, path, window.end, bodies=False, since=resumed(window, previous.resume))
         if found.end != entry.length:
             raise _damaged(path, found.end, found.problem)
         self._load(path, entry.base_seq, found)
-        self._index = bytearray(load_entries(path, found.end).tobytes())
-        self._indexed = len(self._index)
-        self._begun_us = now_us
+        self._index_since, self._index, self._indexed = found.end, bytearray(), 0
+        # Not from now on: a sink takes the segment up with every batch, and it would never be old enough to be rolled.
+        self._begun_us = decode_file_header(os.pread(self._fd, FILE_HEADER_SIZE, 0), str(path)).created_us
         self._note(now_us)
 
     def _salvage(self, previous: Manifest, now_us: int) -> None:
@@ -410,7 +452,7 @@ class LogWriter:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             size = os.fstat(fd).st_size
-            found = recover(fd, path, size)
+            found = recover(fd, path, size, since=resumed(Window(fd, path, size), previous.resume))
             tail = TailReader(self.folder, entry.epoch)
             note = tail.read()
             tail.close()
@@ -432,6 +474,7 @@ class LogWriter:
         self._path, self._name, self._base_seq, self._offset = path, path.name, base_seq, found.end
         self.state, self._extent = found.state, found.extent
         self.pending_rows, self.pending = found.pending
+        self._commit_at, self._pending_at = found.commit_at, found.pending_at
 
     def _sweep(self) -> None:
         """Remove what crashes left behind: segments no manifest names, old tails, temporary files.
@@ -457,14 +500,18 @@ class LogWriter:
             if not self._broken and self.segments[-1].name == self._name and self._tenure.valid():
                 with contextlib.suppress(StorageError):
                     self.disk.truncate(self._fd, self._path, self._offset)
-                    index = np.frombuffer(bytes(self._index[: self._indexed]), ENTRY)
-                    write_index(self._path, index, self._offset, self.disk)
+                    self._extend_index(self._path, bytes(self._index[: self._indexed]), self._index_since, self._offset)
                     m = self._tenure.manifest
                     segments = (*m.segments[:-1], self._sealed_entry(now_us))
                     self._tenure.follow(Manifest(version=m.version + 1, epoch=m.epoch, owner=m.owner, released=True,
-                                                 segments=segments))  # fmt: skip
+                                                 segments=segments, resume=self._resume_point()))  # fmt: skip
         finally:
             self._close_files()
+
+    def _resume_point(self) -> ResumePoint:
+        x = self._extent
+        return ResumePoint(self._offset, self._commit_at, self._pending_at, self.state, x.rows, x.stime_min_us,
+                           x.stime_max_us, x.controls)  # fmt: skip
 
     def __del__(self) -> None:
         # A writer that was forgotten has not let go: the branch is salvaged, but its file numbers are not lost.
