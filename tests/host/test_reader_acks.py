@@ -142,7 +142,7 @@ def test_a_restarted_host_forgets_no_note_and_waits_for_everybody_again(tmp_path
 
 
 def test_other_policies_wait_for_the_replicas_but_are_not_hastened_by_them(tmp_path: Path) -> None:
-    source = origin(tmp_path, retention=Retention(size_bytes=1))
+    source = origin(tmp_path)
     before = source.tuples()
 
     async def play() -> None:
@@ -150,7 +150,7 @@ def test_other_policies_wait_for_the_replicas_but_are_not_hastened_by_them(tmp_p
             for reader in READERS:
                 ack(host, reader, 60)
             assert source.tuples() == before
-            source.stream.retain()
+            source.stream.retain(Retention(size_bytes=1))
             assert before[0] not in source.tuples()
             assert [t for t in before if t[0] >= 60] == [t for t in source.tuples() if t[0] >= 60]
 

@@ -6,11 +6,17 @@ import logging
 import threading
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from holdfast.model.errors import StreamFull, UsageError
+from holdfast.cli.overview import overview
+from holdfast.model.errors import StorageError, StreamFull, UsageError
+from holdfast.stream import control as control_log
+from holdfast.stream import retention
 from holdfast.stream.definition import Bound, Retention
 from holdfast.stream.head import read_head
+from holdfast.stream.pack import pack
+from holdfast.stream.record import Control
 from holdfast.stream.store import Stream, StreamStore
 from tests.faults.units import QuietDisk
 
@@ -62,9 +68,9 @@ def test_without_a_policy_nothing_is_ever_removed(tmp_path: Path) -> None:
 
 
 def test_by_size_the_oldest_go_until_the_rest_fits(tmp_path: Path) -> None:
-    stream = stream_of(tmp_path, Retention(size_bytes=20_000))
+    stream = stream_of(tmp_path)
     fill(stream, range(60))
-    removal = stream.retain()
+    removal = stream.retain(Retention(size_bytes=20_000))
     files = sum(p.stat().st_size for p in stream.folder.glob("main/*.seg"))
     assert files <= 20_000
     assert left(stream) == list(range(removal.rows, 60))
@@ -104,11 +110,11 @@ def test_by_acknowledgement_what_every_subscriber_has_done_with_goes(tmp_path: P
 @pytest.mark.parametrize("policy", [Retention(age_us=1), Retention(size_bytes=1), Retention(acknowledged=True)])
 def test_no_policy_removes_what_a_subscriber_has_not_acknowledged(policy: Retention, tmp_path: Path) -> None:
     """L8."""
-    stream = stream_of(tmp_path, policy)
+    stream = stream_of(tmp_path)
     fill(stream, range(40))
     ack(stream, "slow", 13)
     stream._clock.now += 10**12  # type: ignore[attr-defined]
-    stream.retain()
+    stream.retain(policy)
     assert left(stream)[0] <= 13
 
 
@@ -203,3 +209,122 @@ def test_drop_oldest_keeps_the_newest_and_says_what_it_dropped(
     assert len(rest) > 10
     assert any("are dropped" in r.message for r in caplog.records)
     assert read_head(stream.folder / "main").removed_rows == 100 - len(rest)
+
+
+# -- by itself ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_that_is_written_keeps_to_its_size_by_itself(tmp_path: Path) -> None:
+    stream = stream_of(tmp_path, Retention(size_bytes=20_000), segment_bytes=128 << 20)
+    fill(stream, range(200))
+    files = sum(p.stat().st_size for p in stream.folder.glob("main/*.seg"))
+    assert files <= 30_000, "segments are small enough that the oldest can go"
+    rest = left(stream)
+    assert rest == list(range(rest[0], 200))
+    assert read_head(stream.folder / "main").removed_rows == rest[0]
+
+
+def test_what_has_grown_old_goes_while_only_boundaries_are_written(tmp_path: Path) -> None:
+    stream = stream_of(tmp_path, Retention(age_us=100 * SECOND))
+    clock = stream._clock
+    with stream.producer(boundary_every="1h", stime="stime") as producer:
+        for n in range(20):
+            producer.send({"n": n, "text": "x" * 900, "stime": n * SECOND})
+        for n in range(40):
+            clock.now += 10 * SECOND  # type: ignore[attr-defined]
+            producer.advance((100 + n) * SECOND)
+        producer.close(end=False)
+    assert left(stream) == []
+
+
+def one_unit(stream: Stream, n: int) -> None:
+    """As the Spark sink writes: open, append, let go."""
+    writer = stream.writer(takeover=True)
+    columns = [pa.array([n * SECOND], pa.timestamp("us", "UTC")), pa.array([n]), pa.array(["x" * 900])]
+    batch = pa.RecordBatch.from_arrays(columns, schema=stream.definition.stored)
+    now = stream._clock()
+    writer.commit(pack(batch, stream.definition), now_us=now, boundary_us=(n + 1) * SECOND)
+    writer.release(now)
+
+
+@pytest.mark.parametrize("policy", [Retention(age_us=100 * SECOND), Retention(size_bytes=20_000)])
+def test_a_writer_that_opens_and_lets_go_retains_as_well(policy: Retention, tmp_path: Path) -> None:
+    stream = stream_of(tmp_path, policy)
+    for n in range(120):
+        stream._clock.now += 5 * SECOND  # type: ignore[attr-defined]
+        one_unit(stream, n)
+    rest = left(stream)
+    assert 60 < rest[0] < 119
+    assert rest == list(range(rest[0], 120))
+
+
+def test_by_itself_nothing_goes_that_a_subscriber_has_not_acknowledged_and_the_stream_says_so(tmp_path: Path) -> None:
+    """L8."""
+    stream = stream_of(tmp_path, Retention(size_bytes=8_000))
+    fill(stream, range(5))
+    ack(stream, "slow", 5)
+    fill(stream, range(5, 60))
+    assert left(stream)[0] <= 5
+    store = StreamStore(tmp_path, clock=stream._clock)
+    said = overview(store, "s", stream._clock())
+    assert "slow" in said["retention_waits_for"]
+    ack(stream, "slow", 60)
+    stream._clock.now += 61 * SECOND  # type: ignore[attr-defined]
+    fill(stream, range(60, 61))
+    assert left(stream)[0] > 40
+    said = overview(store, "s", stream._clock())
+    assert said["removed_tuples"] == left(stream)[0]
+    assert said["retention_waits_for"] is None
+
+
+def test_retention_is_looked_at_on_a_roll_and_now_and_then_not_with_every_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = 0
+
+    def counting(*args: object, **options: object) -> retention.Removal:
+        nonlocal runs
+        runs += 1
+        return plain(*args, **options)  # type: ignore[arg-type]
+
+    plain = retention.retain
+    monkeypatch.setattr(retention, "retain", counting)
+    stream = stream_of(tmp_path, Retention(age_us=3600 * SECOND))
+    for n in range(60):
+        one_unit(stream, n)
+    rolls = len(list(stream.folder.glob("main/*.seg")))
+    assert 1 <= runs <= rolls + 1
+
+
+def test_a_retention_that_fails_does_not_fail_the_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(*_: object, **__: object) -> retention.Removal:
+        raise StorageError("the disk is read-only")
+
+    monkeypatch.setattr(retention, "retain", failing)
+    stream = stream_of(tmp_path, Retention(size_bytes=4096))
+    fill(stream, range(30))
+    assert left(stream) == list(range(30))
+    assert "the disk is read-only" in caplog.text
+
+
+@pytest.mark.parametrize("since", [1, 30, 59])
+def test_what_open_windows_rely_on_is_known_without_reading_segments(
+    since: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L8."""
+    stream = stream_of(tmp_path, Retention(size_bytes=8_000))
+    for n in range(1, 60):
+        writer = stream.writer(takeover=True)
+        relied = min(n, since) * SECOND
+        control = [Control(7, p, 1, 1, relied, n * SECOND, b"x" * 900) for p in range(2)]
+        writer.commit([], now_us=n, boundary_us=n * SECOND, control=control)
+        writer.release(n)
+    monkeypatch.setattr(control_log, "walk", None)
+    stream.retain()
+    monkeypatch.undo()
+    reader = stream.reader()
+    kept = [f.position_us // SECOND for f, _ in control_log.ControlLog(reader).backwards(7, 0)]
+    assert set(range(since, 60)) <= set(kept)
+    assert since == 1 or min(kept) > 1

@@ -64,6 +64,8 @@ def show(session: Session, asked: list[HostClient], answers: list[HostStatus | P
         for replica in answer.replicas:
             if replica.why is not None:
                 print(_plain(f"{replica.replica} ({replica.state}): {replica.why}"))
+            if replica.output is not None and ";" in (replica.output.retention or ""):  # It did something, or waits.
+                print(_plain(f"{replica.output.stream} of {replica.replica} keeps: {replica.output.retention}"))
 
 
 def _rows(client: HostClient, answer: HostStatus | PeerError, now: int) -> list[list[Text]]:

@@ -33,6 +33,7 @@ class OutputStatus(msgspec.Struct, frozen=True):
     state: str
     boundary_us: int | None = None
     fresh: bool = False
+    retention: str | None = None
 
 
 class ForkStatus(msgspec.Struct, frozen=True):

@@ -6,7 +6,9 @@ from typing import Any
 
 from holdfast.model.errors import HoldfastError
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, bucket_of, duration_text, instant_text
+from holdfast.stream.head import read_head
 from holdfast.stream.manifest import load_manifest
+from holdfast.stream.retention import retention_text, waits_for
 from holdfast.stream.store import Stream, StreamStore
 from holdfast.stream.tail import writer_lives
 
@@ -43,11 +45,15 @@ def _facts(stream: Stream, now_us: int) -> dict[str, Any]:
         reader.close()
     manifest = load_manifest(stream.folder / "main")
     alive = manifest is not None and writer_lives(stream.folder / "main", manifest.epoch)
-    branch = stream.branch()
+    branch, head = stream.branch(), read_head(stream.folder / "main")
     facts |= {
         "writer": manifest.owner if manifest is not None and alive else None,
         "branch": None if branch is None else instant_text(branch.root_us),
         "retention": d.retention.text,
+        "removed_tuples": head.removed_rows,
+        "removed_until": None if head.removed_until_us == BEGINNING_US else instant_text(head.removed_until_us),
+        "retention_waits_for": waits_for(stream.folder / "main"),
+        "retained": retention_text(stream.folder / "main", d),
         "bound": None if d.bound is None else d.bound.bytes,
     }
     return facts

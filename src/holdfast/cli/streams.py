@@ -55,7 +55,7 @@ def _row(f: dict[str, Any]) -> list[str]:
     return [
         f["name"], f["columns"], str(f["tuples"]), size_text(f["bytes"]), _short(f["first_stime"]),
         _short(f["last_stime"]), "ended" if f["closed"] else "-" if age is None else f"{age_text(age)} ago",
-        f["writer"] or "-", (f["branch"] and _short(f["branch"])) or "-", f["retention"],
+        f["writer"] or "-", (f["branch"] and _short(f["branch"])) or "-", f["retained"],
     ]  # fmt: skip
 
 

@@ -17,6 +17,8 @@ from holdfast.stream.writer import SEGMENT_BYTES
 #: One Spark micro-batch takes 100 to 400 ms; finer buckets cost files and promise nothing that Spark could keep.
 BUCKET_DEFAULT = "200ms"
 PARTITIONS_MAX = 1024
+#: Below that, headers and files weigh more than tuples.
+SEGMENT_BYTES_MIN = 4096
 
 
 class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,10 +105,10 @@ def define(
         raise UsageError(f"partitions must be 1 to {PARTITIONS_MAX}; got {partitions}")
     if partition_by is not None and partition_by not in arrow.names:
         raise UsageError(f"partition_by must name a column of ({schema_text(arrow)}); got {partition_by!r}")
-    if segment_bytes < 4096:
-        raise UsageError(f"a segment must have 4096 bytes or more; got {segment_bytes}")
+    if segment_bytes < SEGMENT_BYTES_MIN:
+        raise UsageError(f"a segment must have {SEGMENT_BYTES_MIN} bytes or more; got {segment_bytes}")
     if bound is not None and bound.bytes < 2 * segment_bytes:
-        segment_bytes = max(4096, bound.bytes // 8)
+        segment_bytes = max(SEGMENT_BYTES_MIN, bound.bytes // 8)
     return Definition(
         id=id, name=name, columns=schema_text(arrow), arrow=base64.b64encode(arrow.serialize().to_pybytes()).decode(),
         bucket_us=bucket_us, partitions=partitions, partition_by=partition_by, retention=retention or Retention(),

@@ -15,11 +15,11 @@ from holdfast.model.schema import SchemaLike
 from holdfast.model.time import BEGINNING_US
 from holdfast.stream.acks import Acknowledged, forget, read_acks
 from holdfast.stream.branch import BranchRoot, branch_writer, create_branch, drop_branch, find_branch, renew_branch
-from holdfast.stream.definition import Definition, Retention, define
+from holdfast.stream.definition import SEGMENT_BYTES_MIN, Definition, Retention, define
 from holdfast.stream.disk import Disk, storage_error
 from holdfast.stream.producer import Producer
 from holdfast.stream.reader import LogReader
-from holdfast.stream.retention import Removal, retain
+from holdfast.stream.retention import AutomaticRetention, Removal, retain
 from holdfast.stream.sealed import seal, unseal
 from holdfast.stream.subscriber import Subscriber
 from holdfast.stream.writer import LogWriter
@@ -37,12 +37,15 @@ class Stream:
 
     def writer(self, *, takeover: bool = False, owner: str | None = None) -> LogWriter:
         """The raw writer of the main branch; most callers want `producer`."""
-        age = self.definition.retention.age_us
+        retention, segment_bytes = self.definition.retention, self.definition.segment_bytes
+        # A stream kept for a day, or to a size, gives up a quarter of that at a time.
+        age_us = None if retention.age_us is None else max(retention.age_us // 4, 1)
+        if retention.size_bytes is not None:
+            segment_bytes = min(segment_bytes, max(retention.size_bytes // 4, SEGMENT_BYTES_MIN))
         return LogWriter.open(
             self.folder / "main", self.definition.id_bytes, now_us=self._clock(), owner=owner, takeover=takeover,
-            disk=self._disk, segment_bytes=self.definition.segment_bytes,
-            # A stream kept for a day gives up its oldest quarter day at a time.
-            segment_age_us=None if age is None else max(age // 4, 1),
+            disk=self._disk, segment_bytes=segment_bytes, segment_age_us=age_us,
+            retention=None if retention == Retention() else AutomaticRetention(self.definition),
         )  # fmt: skip
 
     def producer(self, *, takeover: bool = False, **options: Any) -> Producer:

@@ -25,7 +25,7 @@ import re
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from holdfast.model.errors import CorruptLog, Fenced, LateTuple, StorageError, StreamBusy, UsageError
 from holdfast.model.time import END_OF_TIME_US, instant_text
@@ -86,6 +86,12 @@ class Event(NamedTuple):
     """Set by whoever copies a stream: its tuples keep the ids that they have at their origin."""
 
 
+class Committed(Protocol):
+    """Whoever wants to hear of commits, when they are durable; must not fail."""
+
+    def committed(self, writer: LogWriter, now_us: int, *, rolled: bool) -> None: ...
+
+
 class LogWriter:
     """Appends units to one branch. Open with `LogWriter.open`."""
 
@@ -115,6 +121,7 @@ class LogWriter:
         self._indexed = 0
         """Bytes of them that belong to committed units."""
         self._appended = 0
+        self._retention: Committed | None = None
         self._reserved = 0
         """The segment is zeroed up to here, so that small units only overwrite."""
         self._broken = False
@@ -131,13 +138,16 @@ class LogWriter:
         disk: Disk | None = None,
         segment_bytes: int = SEGMENT_BYTES,
         segment_age_us: int | None = None,
+        retention: Committed | None = None,
     ) -> LogWriter:
         """Take the next epoch of the branch in `folder`.
 
-        A living writer is respected (`StreamBusy`) unless `takeover` says that it must be fenced.
+        A living writer is respected (`StreamBusy`) unless `takeover` says that it must be fenced. `retention` hears of
+        every commit.
         """
         owner = owner or f"{socket.gethostname()}:{os.getpid()}"
         writer = cls(folder, stream_id, owner, disk or Disk(), segment_bytes, segment_age_us)
+        writer._retention = retention
         writer.disk.make_dir(folder)
         try:
             writer._take_over(now_us, takeover)
@@ -192,12 +202,16 @@ class LogWriter:
                     f"{instant_text(state.boundary_us)} was promised; declare more slack or send it elsewhere"
                 )
         old = self.segment_age_us is not None and now_us - self._begun_us >= self.segment_age_us and self._extent.rows
+        rolled = self._broken or bool(old) or self._offset >= self.segment_bytes
         try:
-            if self._broken or old or self._offset >= self.segment_bytes:
+            if rolled:
                 self._roll(now_us)
-            return self._append(events, boundary, now_us, dict(tokens or {}), closed, pending, control)
+            state = self._append(events, boundary, now_us, dict(tokens or {}), closed, pending, control)
         except OSError as error:
             raise storage_error("write to", self.folder, error) from error
+        if self._retention is not None:
+            self._retention.committed(self, now_us, rolled=rolled)
+        return state
 
     def _check_open(self) -> None:
         if self._fd < 0:
@@ -324,6 +338,10 @@ class LogWriter:
                 write_index(path, build_entries(path, length), length, self.disk)
         except CorruptLog:
             self.disk.unlink(index_path(path))  # Whoever reads the segment hears of it.
+
+    def unsealed(self, now_us: int) -> SegmentEntry:
+        """The segment being written, as it would be listed if it were sealed now."""
+        return self._sealed_entry(now_us)
 
     def _sealed_entry(self, now_us: int) -> SegmentEntry:
         last, extent = self._tenure.manifest.segments[-1], self._extent
