@@ -1,6 +1,12 @@
-"""The format "holdfast", as Spark finds it."""
+"""The format "holdfast", as Spark finds it.
+
+Every worker of Spark's comes here first. So what reads, what writes and what holds an operator's state is imported only
+where it is needed: most workers need one of the three.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource
@@ -8,12 +14,13 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from holdfast.model.errors import UsageError
-from holdfast.spark.direct import StageReader, decode_stage
-from holdfast.spark.forked import ForkReader, ForkStageReader
 from holdfast.spark.options import READ_OPTIONS, Options
-from holdfast.spark.sink import BatchSink, StreamSink
-from holdfast.spark.source import BucketReader, RangeReader
 from holdfast.stream.merge import merged_schema, sources_of
+
+if TYPE_CHECKING:
+    from holdfast.spark.forked import ForkReader
+    from holdfast.spark.sink import BatchSink, StreamSink
+    from holdfast.spark.source import BucketReader, RangeReader
 
 
 class HoldfastSource(DataSource):
@@ -27,28 +34,44 @@ class HoldfastSource(DataSource):
         options = Options(self.options, READ_OPTIONS)
         direct = options.get("stage")
         if direct is not None:
+            from holdfast.spark.direct import decode_stage
+
             return from_arrow_schema(decode_stage(direct).plan.schema)
         sources = sources_of(options.streams)
         return from_arrow_schema(merged_schema(sources, stream_column=options.flag("streamcolumn", len(sources) > 1)))
 
     def reader(self, schema: StructType) -> RangeReader:
+        from holdfast.spark.source import RangeReader
+
         return RangeReader(dict(self.options))
 
     def streamReader(self, schema: StructType) -> BucketReader | ForkReader:
         options = Options(self.options, READ_OPTIONS)
         staged, forked = options.get("stage") is not None, options.get("plan") is not None
         if forked:
+            from holdfast.spark.forked import ForkReader, ForkStageReader
+
             return ForkStageReader(dict(self.options)) if staged else ForkReader(dict(self.options))
-        return StageReader(dict(self.options)) if staged else BucketReader(dict(self.options))
+        if staged:
+            from holdfast.spark.direct import StageReader
+
+            return StageReader(dict(self.options))
+        from holdfast.spark.source import BucketReader
+
+        return BucketReader(dict(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
         if overwrite:
             raise UsageError("a stream is never overwritten; write with .mode('append'), or delete and create it")
+        from holdfast.spark.sink import BatchSink
+
         return BatchSink(dict(self.options), _arrow(schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
         if overwrite:
             raise UsageError("a stream takes results once, in append mode; leave out .outputMode('complete')")
+        from holdfast.spark.sink import StreamSink
+
         return StreamSink(dict(self.options), _arrow(schema))
 
 

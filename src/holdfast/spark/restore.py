@@ -12,19 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from holdfast.model.errors import BadName, StorageError, UnknownStream, UsageError
 from holdfast.model.time import BEGINNING_US, instant_text
 from holdfast.spark.fork import last_commit
-from holdfast.spark.versions import Scratch
 from holdfast.spark.wal import read_wal
 from holdfast.stream.control import Body, ControlLog, Footprint, operator_number
 from holdfast.stream.disk import Disk
 from holdfast.stream.frame import FORMAT_VERSION
 from holdfast.stream.sealed import seal, unseal
 from holdfast.stream.store import StreamStore
+
+if TYPE_CHECKING:
+    from holdfast.spark.versions import Scratch
 
 #: Ends the names of operators that tell (null, x) from (x, null) behind a shuffle.
 NULLS_APART = "-nulls"
@@ -76,6 +79,8 @@ class Spec(msgspec.Struct, frozen=True):
     @property
     def versions(self) -> Scratch:
         """Where the state lies."""
+        from holdfast.spark.versions import Scratch  # Not where only tuples are read: it brings polars with it.
+
         return Scratch(self.scratch, self.operator, self.lineage, self.parents, self.arrived)
 
 
