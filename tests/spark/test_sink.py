@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 import holdfast
 from holdfast.spark import read_stream
-from holdfast.spark.sink import Rows, StreamSink, Target
+from holdfast.spark.sink import RUNS_KEPT, Rows, StreamSink, Target
 from holdfast.stream.disk import Disk
 from tests.spark.conftest import at, fill, layout, tuples
 
@@ -232,6 +232,24 @@ def test_a_query_may_have_a_name(spark: SparkSession, inputs: holdfast.StreamSto
     writer = writer.options(root=str(inputs.root), checkpointLocation=str(tmp_path / "ckpt"))
     writer.trigger(availableNow=True).start("out").awaitTermination()
     assert inputs.open("out").reader().closed
+
+
+def test_a_query_that_was_started_a_hundred_times_leaves_the_names_of_its_last_runs_only(
+    store: holdfast.StreamStore,
+) -> None:
+    out = store.create("out", "key string", bucket="1s")
+    schema = pa.schema([("stime", pa.timestamp("us", "UTC")), ("key", pa.string())])
+    for n in range(100):
+        target = Target({"root": str(store.root), "path": "out"}, schema)
+        target.append([], round(at(n + 1).timestamp() * 1e6), "q", f"run{n}", n)
+    writer = out.writer()
+    tokens = writer.state.tokens
+    writer.release(1)
+    runs = {id: n for id, n in tokens.items() if id.startswith("run-")}
+    assert sorted(runs.values()) == list(range(100 - RUNS_KEPT, 101))
+    assert tokens["spark-q"] == 99
+    with pytest.raises(holdfast.Fenced, match="a later run"):
+        target.append([], round(at(200).timestamp() * 1e6), "q", "run98", 100)
 
 
 def test_an_earlier_run_that_wakes_up_is_refused_and_the_later_one_goes_on(store: holdfast.StreamStore) -> None:

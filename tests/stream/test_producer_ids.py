@@ -9,7 +9,7 @@ import pytest
 import holdfast
 from holdfast.model.errors import BadName, SchemaError
 from holdfast.stream.producer import _Request
-from holdfast.stream.record import PRODUCERS_MAX, Commit, State
+from holdfast.stream.record import FORGET, PRODUCERS_MAX, Commit, State
 
 
 def test_each_source_counts_for_itself_and_is_remembered_after_reopening(tmp_path: Path) -> None:
@@ -34,6 +34,12 @@ def test_the_source_silent_longest_is_forgotten_first() -> None:
     assert len(state.tokens) == PRODUCERS_MAX
     assert "p1" not in state.tokens
     assert state.tokens["p0"] == 7
+
+
+def test_an_id_that_nobody_will_use_again_can_be_taken_out() -> None:
+    state = State().after(1, Commit(0, 0, 1, 0, tokens={"p": 1, "q": 2}))
+    assert state.after(2, Commit(0, 0, 1, 0, tokens={"q": FORGET})).tokens == {"p": 1}
+    assert state.after(2, Commit(0, 0, 1, 0, tokens={"q": FORGET, "p": 2})).tokens == {"p": 2}
 
 
 def test_a_repetition_of_a_refused_request_in_the_same_group_is_refused_too(tmp_path: Path) -> None:

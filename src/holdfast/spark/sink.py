@@ -39,11 +39,15 @@ from holdfast.stream.disk import Disk
 from holdfast.stream.filing import file_results
 from holdfast.stream.frame import crc32c
 from holdfast.stream.merge import FOREVER_US
+from holdfast.stream.record import FORGET
 from holdfast.stream.store import Stream
 from holdfast.stream.writer import LogWriter
 
 #: Larger results go by file: commit messages pass through the driver's JVM heap.
 INLINE_BYTES = 4 << 20
+#: Runs of a query whose names the log remembers (rule 5). A driver that slept through more of them has long lost its
+#: place: the stream has later batches of the query, and refuses its own.
+RUNS_KEPT = 16
 
 
 @dataclass
@@ -224,7 +228,8 @@ class Target:
         )  # fmt: skip
         if writer.state.closed and not filed.events:
             return
-        tokens = {f"spark-{query_id}": batch_id, mine: runs.get(mine, last + 1)}
+        old = {id: FORGET for id, n in runs.items() if n <= last - RUNS_KEPT}
+        tokens = {f"spark-{query_id}": batch_id, mine: runs.get(mine, last + 1)} | old
         checkpoints = [control.decode(raw, self.staging) for m in messages for raw in m.control]
         checkpoints.sort(key=lambda c: (c.operator, c.partition))
         writer.commit(filed.events, now_us=now_us(), boundary_us=filed.boundary_us, tokens=tokens, closed=closed,

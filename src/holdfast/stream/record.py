@@ -12,6 +12,8 @@ from holdfast.model.time import BEGINNING_US
 #: Producer ids whose last sequence number is remembered. Each costs about 40 bytes at the beginning of every segment.
 #: The one that was silent longest is forgotten first: a retry of its that comes later still would be written again.
 PRODUCERS_MAX = 1024
+#: In place of a sequence number: nobody will come under this id any more.
+FORGET = -1
 
 
 class Commit(msgspec.Struct, array_like=True, frozen=True):
@@ -27,7 +29,8 @@ class Commit(msgspec.Struct, array_like=True, frozen=True):
     closed: bool = False
     """The stream ended here."""
     tokens: dict[str, int] = {}
-    """Last sequence number per producer in this unit: what makes a retry harmless."""
+    """Last sequence number per producer in this unit: what makes a retry harmless. A negative one (`FORGET`) takes a
+    producer out."""
 
 
 class State(msgspec.Struct, array_like=True, frozen=True):
@@ -62,9 +65,9 @@ class Control(NamedTuple):
 
 def _remember(known: dict[str, int], new: dict[str, int]) -> dict[str, int]:
     """Both, the newest last, at most `PRODUCERS_MAX`. Depends on the log alone, so recovery forgets the same ids."""
-    if known.keys() == new.keys():
+    if known.keys() == new.keys() and min(new.values()) >= 0:
         return new
-    both = {id: seq for id, seq in known.items() if id not in new} | new
+    both = {id: seq for id, seq in known.items() if id not in new} | {id: n for id, n in new.items() if n >= 0}
     for id in list(both)[: max(0, len(both) - PRODUCERS_MAX)]:
         del both[id]
     return both
