@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-BENCHES := log_append spark_read microbatch stores window_join output_deviation cec_throughput cec_recovery \
+BENCHES := log_append spark_read microbatch batch_growth stores window_join output_deviation cec_throughput cec_recovery \
            bpm_convergence bpm_contracts bpm_prototype dpc_overhead \
            dpc_tradeoff
 
