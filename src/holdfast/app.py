@@ -18,7 +18,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -26,7 +26,7 @@ from typing import Any, Literal, TypeVar, get_args
 from holdfast.diagram import Boundaries, Diagram, NodeSpec, Retain, check_node_name, diagram_of
 from holdfast.model.errors import UsageError
 from holdfast.model.schema import SchemaLike, parse_schema
-from holdfast.model.time import duration_us
+from holdfast.model.time import duration_us, instant_us
 from holdfast.protocol.dpc.plan import Full, Policy, Stabilise
 
 __all__ = ["App", "Diagram", "NodeSpec"]
@@ -64,6 +64,7 @@ class App:
         retain: Retain = "all",
         bucket: Duration | None = None,
         stime: str | None = None,
+        begin: str | datetime | None = None,
         boundaries: Boundaries = "auto",
         output_mode: Literal["append"] = "append",
         keepalive: Duration = "100ms",
@@ -99,6 +100,7 @@ class App:
                     retain=_word("retain", retain, get_args(Retain)),
                     bucket_us=_optional_us(bucket),
                     stime=stime,
+                    begin_us=None if begin is None else instant_us(begin),
                     boundaries=_word("boundaries", boundaries, get_args(Boundaries)),
                     output_mode=_word("output_mode", output_mode, ("append",)),
                     keepalive_us=duration_us(keepalive),

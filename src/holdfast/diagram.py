@@ -59,6 +59,8 @@ class NodeSpec:
     """Bucket size of the output; None: that of the inputs."""
     stime: str | None = None
     """Column of the result that gives stime; None: `stime`, else the end of `window`."""
+    begin_us: int | None = None
+    """Where the node begins to read, the same for all replicas; None: where its inputs began."""
     boundaries: Boundaries = "auto"
     output_mode: Literal["append"] = "append"
     keepalive_us: int = KEEPALIVE_US
@@ -100,6 +102,12 @@ class NodeSpec:
             raise UsageError(
                 f"node {self.name!r} may drop output only if its query is convergent-capable; got full='keep_last' "
                 "without convergent=; say how much input the query's state depends on, or use full='block'"
+            )
+        if self.full is Full.KEEP_LAST and (self.retain == "all" or self.capacity_us is None):
+            raise UsageError(
+                f"node {self.name!r} keeps the last of its output only if it may let the rest go; got full='keep_last' "
+                f"with retain={self.retain!r} and {'no' if self.capacity_us is None else 'a'} capacity; give capacity= "
+                "and retain='acknowledged', or use full='block'"
             )
 
 

@@ -57,10 +57,12 @@ def test_every_option_arrives_in_microseconds_and_enumerations() -> None:
     app.node(
         inputs=("a", "b"), name="n", output="o", max_delay=timedelta(seconds=5), blocking=["b"],
         during_failure="delay", during_stabilisation="suspend", stabilise="stagger", convergent="10s", capacity="1m",
-        full="keep_last", bucket="500ms", stime="at", boundaries="exact", keepalive="50ms", output_schema="x bigint",
+        full="keep_last", retain="acknowledged", begin="1970-01-01T00:01", bucket="500ms", stime="at",
+        boundaries="exact", keepalive="50ms", output_schema="x bigint",
     )(lambda a, b: a)  # fmt: skip
     spec = app.diagram().node("n")
     assert (spec.max_delay_us, spec.convergent_us, spec.capacity_us) == (5_000_000, 10_000_000, 60_000_000)
+    assert spec.begin_us == 60_000_000
     assert (spec.bucket_us, spec.keepalive_us, spec.blocking, spec.separate) == (500_000, 50_000, ("b",), True)
     assert (spec.during_failure, spec.during_stabilisation) == (Policy.DELAY, Policy.SUSPEND)
     assert (spec.stabilise, spec.full) == (Stabilise.STAGGER, Full.KEEP_LAST)
@@ -110,6 +112,9 @@ REFUSED: list[tuple[dict[str, Any], Callable[..., Any], str]] = [
     ({"inputs": ["s"], "bucket": "10us"}, merged, "1ms or more"),
     ({"inputs": ["s"], "capacity": "0s"}, merged, "longer than nothing"),
     ({"inputs": ["s"], "full": "keep_last"}, merged, "without convergent="),
+    ({"inputs": ["s"], "full": "keep_last", "convergent": "9s", "capacity": "1m"}, merged,
+     "with retain='all' and a capacity; give capacity= and retain='acknowledged'"),
+    ({"inputs": ["s"], "full": "keep_last", "convergent": "9s", "retain": "acknowledged"}, merged, "no capacity"),
     ({"inputs": ["s"], "full": "drop"}, merged, "must be one of 'block', 'keep_last'; got 'drop'"),
     ({"inputs": ["s"], "during_failure": "panic"}, merged, "during_failure must be one of 'process', 'delay'"),
     ({"inputs": ["s"], "stabilise": "roll"}, merged, "stabilise must be one of 'fork', 'stagger'"),

@@ -26,7 +26,7 @@ def diagram(replicas: int = 2, second: int = 2) -> Diagram:
 
     @app.node(inputs=["monitor1", "monitor2"], replicas=replicas, blocking=["monitor2"], max_delay="2s",
               during_failure="delay", during_stabilisation="suspend", stabilise="stagger", convergent="10s",
-              capacity="1m", full="keep_last", keepalive="50ms")  # fmt: skip
+              capacity="1m", full="keep_last", retain="acknowledged", keepalive="50ms")  # fmt: skip
     def active(rows: Any) -> Any:
         return rows
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import holdfast
@@ -23,14 +24,18 @@ from holdfast.host.link import Cuts
 from holdfast.model.errors import CorruptLog, StorageError
 from holdfast.model.time import BEGINNING_US
 from holdfast.protocol.dpc.effects import ExtendFork, Part, Send, TentativeBucket
-from holdfast.protocol.dpc.messages import Ack
+from holdfast.protocol.dpc.messages import Ack, KeepaliveReply, KeepaliveRequest, StreamReport
 from holdfast.protocol.dpc.plan import InputPlan, NodePlan, OutputPlan
 from holdfast.protocol.dpc.signals import ForkFailed, ForkPrepared, InputGap, Lane
+from holdfast.protocol.dpc.states import StreamState
 from holdfast.spark.beginning import Beginning, begin_anew, load_beginning
 from holdfast.spark.forked import ready_mark
 from holdfast.spark.node import NodeQueries, Progress, RunningFork, progress_after
+from holdfast.stream.acks import acknowledge
+from holdfast.stream.decision import Decision
 from holdfast.stream.disk import Disk
 from holdfast.stream.holes import read_holes
+from holdfast.stream.pack import pack
 from holdfast.stream.waiting import Waiting
 
 SECOND = 1_000_000
@@ -394,3 +399,123 @@ def test_what_a_killed_fork_has_staged_goes_with_it_and_nothing_else_does(tmp_pa
     queries.clear_forks()
     assert [p.name for p in staging.iterdir()] == ["abc-12.7.0123.arrow"]
     assert not (tmp_path / "home" / "forks").exists()
+
+
+# -- where a replica begins, and how far it may go ---------------------------------------------------------------------
+
+
+def truncated(tmp_path: Path) -> holdfast.Stream:
+    """An input with tuples at 0 to 9 s, of which those before 6 s are gone."""
+    stream = holdfast.open(tmp_path / "streams").create("s", "n bigint", bucket="1s", segment_bytes=4096)
+    writer = stream.writer()
+    for second in range(10):
+        columns = [pa.array([second * SECOND], pa.timestamp("us", "UTC")), pa.array([second])]
+        events = pack(pa.RecordBatch.from_arrays(columns, schema=stream.definition.stored), stream.definition)
+        writer.commit(events, now_us=1, boundary_us=(second + 1) * SECOND)
+        if second == 5:
+            writer.roll(1)
+    writer.release(1)
+    assert stream.retain(holdfast.Retention(size_bytes=1)).rows == 6
+    return stream
+
+
+def fresh(
+    tmp_path: Path, source: holdfast.Stream, window_us: int | None, until_us: int = BEGINNING_US, **output: Any
+) -> tuple[Controller, Queries]:
+    """A replica that has read nothing yet, or its input up to `until_us`."""
+    results = holdfast.open(tmp_path / "results").create("out", "n bigint", bucket="1s", exist_ok=True)
+    home = tmp_path / "home"
+    queries: Any = Queries(home)
+    queries.commit(0, until_us)
+    plan = NodePlan("node@here", (InputPlan("s", ("s@here",)),), OutputPlan("out", ("s",), **output),
+                    bucket_us=SECOND, window_us=window_us)  # fmt: skip
+    intakes = {"s": DirectIntake(source, "s@here", SECOND, Cuts())}
+
+    def say(_: str, send: Send) -> None:
+        if isinstance(send.message, KeepaliveRequest):
+            controller.deliver(send.to, KeepaliveReply((StreamReport("s", StreamState.STABLE, 100 * SECOND, False),)))
+
+    controller = Controller(plan, queries, intakes, results, home, say)
+    return controller, queries
+
+
+def test_a_fresh_replica_on_truncated_input_stops_and_says_what_to_do(tmp_path: Path) -> None:
+    """D18."""
+    controller, _ = fresh(tmp_path, truncated(tmp_path), None)
+    until(controller, lambda: controller.trouble)
+    assert controller.core is None
+    said = controller.status()
+    assert said["state"] == "FAILED"
+    assert "input s" in said["why"]
+    assert "begin='1970-01-01T00:00:05.000001Z'" in said["why"]
+    controller.stop_queries()
+    controller.close()
+
+
+def test_a_fresh_convergent_replica_on_truncated_input_begins_behind_the_gap_and_says_so(tmp_path: Path) -> None:
+    """D18."""
+    controller, queries = fresh(tmp_path, truncated(tmp_path), 2 * SECOND)
+    until(controller, lambda: "anew" in queries.log and queries.log[-1] == "start")
+    (hole,) = read_holes(controller.output.folder)
+    assert (hole.first_us, hole.upto_us) == (BEGINNING_US, 8 * SECOND)
+    controller.stop_queries()
+    controller.close()
+
+
+def test_a_replica_that_was_told_where_to_begin_or_has_begun_goes_on_there(tmp_path: Path) -> None:
+    controller, _ = fresh(tmp_path, truncated(tmp_path), None, until_us=7 * SECOND)
+    until(controller, lambda: controller.core)
+    assert controller.core is not None
+    assert (controller.core.stable, controller.trouble) == (7, None)
+    controller.stop_queries()
+    controller.close()
+
+
+def whole(tmp_path: Path) -> holdfast.Stream:
+    stream = holdfast.open(tmp_path / "streams").create("s", "n bigint", bucket="1s")
+    writer = stream.writer()
+    writer.commit([], now_us=1, boundary_us=100 * SECOND)
+    writer.release(1)
+    return stream
+
+
+def results_from_the_beginning(tmp_path: Path, until_s: int) -> None:
+    """What an earlier life has written, all of which is kept."""
+    out = holdfast.open(tmp_path / "results").create("out", "n bigint", bucket="1s")
+    writer = out.writer()
+    columns = [pa.array([0, (until_s - 1) * SECOND], pa.timestamp("us", "UTC")), pa.array([1, 2])]
+    events = pack(pa.RecordBatch.from_arrays(columns, schema=out.definition.stored), out.definition)
+    writer.commit(events, now_us=1, boundary_us=until_s * SECOND)
+    writer.release(1)
+
+
+def test_a_restart_goes_by_what_readers_have_acknowledged_and_not_by_what_the_log_still_holds(tmp_path: Path) -> None:
+    results_from_the_beginning(tmp_path, 60)
+    acknowledge(tmp_path / "results" / "out", "replicas", 55 * SECOND, 1, Disk())
+    options = {"readers": ("reader@down",), "capacity_us": 20 * SECOND}
+    controller, _ = fresh(tmp_path, whole(tmp_path), None, until_us=60 * SECOND, **options)
+    reads = Decision(controller._queries.decision)
+    until(controller, lambda: reads.until_us == 75 * SECOND)
+    reads.close()
+    controller.stop_queries()
+    controller.close()
+
+
+def test_a_replica_that_nobody_reads_is_not_held_up_by_its_capacity(tmp_path: Path) -> None:
+    results_from_the_beginning(tmp_path, 60)
+    controller, _ = fresh(tmp_path, whole(tmp_path), None, until_us=60 * SECOND, capacity_us=20 * SECOND)
+    reads = Decision(controller._queries.decision)
+    until(controller, lambda: reads.until_us == 100 * SECOND)
+    reads.close()
+    controller.stop_queries()
+    controller.close()
+
+
+def test_a_replica_that_waits_for_its_readers_says_so(tmp_path: Path) -> None:
+    results_from_the_beginning(tmp_path, 60)
+    options = {"readers": ("reader@down",), "capacity_us": 20 * SECOND}
+    controller, _ = fresh(tmp_path, whole(tmp_path), None, until_us=60 * SECOND, **options)
+    until(controller, lambda: controller.core is not None and controller.status().get("waits_for") == "readers")
+    assert "out holds 20s that reader@down has not acknowledged" in controller.status()["why"]
+    controller.stop_queries()
+    controller.close()

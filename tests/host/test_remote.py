@@ -10,9 +10,12 @@ from holdfast.host.link import Link, LocalLink
 from holdfast.host.remote import MirroredIntake
 from holdfast.host.serving import Serving
 from holdfast.host.wire import Portion, Position
+from holdfast.model.errors import PeerError
+from holdfast.model.time import BEGINNING_US
 from holdfast.protocol.dpc.messages import Message
 from holdfast.protocol.dpc.signals import Disconnected, InputAdvanced, Lane
 from holdfast.stream.definition import Definition
+from holdfast.stream.head import read_head
 from tests.host.conftest import SECOND, Origin, never, until
 
 
@@ -85,3 +88,39 @@ def test_a_stream_named_like_a_folder_of_ours_is_mirrored_beside_the_copies(tmp_
             intake.close()
 
     asyncio.run(play())
+
+
+def test_what_is_gone_at_every_producer_is_known_before_a_replica_begins_and_a_whole_one_is_preferred(
+    tmp_path: Path,
+) -> None:
+    """D18."""
+    whole, short = Origin(tmp_path / "whole"), Origin(tmp_path / "short", segment_bytes=4096)
+    for origin in (whole, short):
+        origin.fill(3, 40)
+    assert short.stream.retain(holdfast.Retention(size_bytes=1)).segments
+    removed_us = read_head(short.stream.folder / "main").removed_until_us
+    links: dict[str, Link] = {"n@b": LocalLink(Serving(short.store), never), "n@a": Silent()}
+
+    async def play() -> None:
+        def link_to(producer: str) -> Link:
+            return links[producer]
+
+        waits = MirroredIntake(tmp_path / "1", whole.definition, ("n@b", "n@a"), SECOND, link_to)
+        alone = MirroredIntake(tmp_path / "2", whole.definition, ("n@b",), SECOND, link_to)
+        await until(lambda: alone.first_us() is not None)
+        assert removed_us <= alone.lost_until_us() <= removed_us + SECOND
+        assert waits.first_us() is None, "n@a may have it whole"
+        links["n@a"] = LocalLink(Serving(whole.store), never)
+        await until(lambda: waits.first_us() is not None)
+        assert (waits.lost_until_us(), waits.first_us()) == (BEGINNING_US, 3 * SECOND)
+        waits.close()
+        alone.close()
+
+    asyncio.run(play())
+
+
+class Silent(Faulty):
+    """Does not answer."""
+
+    async def pull(self, stream: str, lane: Lane, position: Position, wait_s: float, bytes_max: int = 0) -> Portion:
+        raise PeerError("it does not answer")

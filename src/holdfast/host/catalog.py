@@ -110,6 +110,7 @@ class Catalog:
             during_stabilisation=spec.during_stabilisation,
             stabilise=spec.stabilise,
             window_us=spec.convergent_us,
+            begin_us=spec.begin_us,
         )
 
     def _preferred(self, stream: str, reader: str) -> tuple[str, ...]:

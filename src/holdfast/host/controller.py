@@ -33,12 +33,13 @@ from holdfast.host.standing import (
     QUERY_STARTS,
     Wait,
     failed,
+    full,
     recovery,
     silent_inputs,
     status_of,
     waiting,
 )
-from holdfast.model.errors import CorruptLog, HoldfastError, StorageError
+from holdfast.model.errors import CorruptLog, HoldfastError, StorageError, UsageError
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, SECOND_US, instant_text
 from holdfast.protocol.dpc.effects import Effects, ExtendFork, Send, SkipStable, Truncate
 from holdfast.protocol.dpc.messages import Ack, KeepaliveRequest, Message, StreamReport
@@ -47,11 +48,13 @@ from holdfast.protocol.dpc.plan import NodePlan, Resume
 from holdfast.protocol.dpc.signals import ForkPrepared, InputGap, Received, Signal, StableCompleted, Tick
 from holdfast.protocol.dpc.states import NodeState
 from holdfast.spark.node import NodeQueries, progress_of, stop
+from holdfast.stream.acks import REPLICAS
 from holdfast.stream.decision import Decision
 from holdfast.stream.disk import Disk
 from holdfast.stream.holes import note_hole
 from holdfast.stream.merge import FOREVER_US
 from holdfast.stream.reader import LogReader
+from holdfast.stream.retention import retention_text
 from holdfast.stream.store import Stream
 from holdfast.stream.tentative import PlannedPiece
 from holdfast.stream.waiting import Waiting
@@ -170,24 +173,50 @@ class Controller:
             return False
         if progress.until_us <= BEGINNING_US and self._queries.planned(progress.batch_id + 1):
             return False  # An earlier life has begun to read: where it stands is known when that batch is done again.
-        first = progress.until_us // self._size if progress.until_us > BEGINNING_US else self._first_bucket()
+        fresh = progress.until_us <= BEGINNING_US
+        first = self._first_bucket() if fresh else progress.until_us // self._size
         if first is None:
             return False
         self._first, self._batch = first, progress.batch_id
         self._main.refresh()
         self._forking.clear()
-        kept_us = self._main.stime_min_us
-        resume = Resume(
-            first, max(self._main.boundary_us, 0), first * self._size if kept_us is None else kept_us, self._last_fork()
-        )
+        resume = Resume(first, max(self._main.boundary_us, 0), self._kept_us(first), self._last_fork())
         self.core = NodeCore(self.plan, resume, now)
+        if fresh and (lost := self._lost()) is not None:
+            self.tell(InputGap(*lost))
         return True
 
     def _first_bucket(self) -> int | None:
-        """Where the inputs begin; None while no stream has said so."""
+        """Where the inputs begin; None while no stream has said so. A query that is not convergent begins where its
+        inputs began, like its twins, or not at all (D18); a convergent one behind what is gone, which is told to the
+        core as any other gap."""
         firsts = [intake.first_us() for intake in self._intakes.values()]
         known = [first for first in firsts if first is not None]
-        return min(known) // self._size if known else None
+        if not known:
+            return None
+        first, lost = min(known) // self._size, self._lost()
+        if lost is None:
+            return first
+        if self.plan.window_us is None:
+            raise UsageError(
+                f"{self.plan.replica} must begin where its input {lost[0]} began, as its twins did, since its query is "
+                f"not convergent-capable; but what lies before {instant_text(lost[1])} was removed there; take the "
+                f"replica's folder over from a twin, or, if none has ever run, say where the node begins: "
+                f"begin={instant_text(lost[1])!r} or later, the same for all replicas"
+            )
+        return min(first, -(-lost[1] // self._size) - 1)
+
+    def _lost(self) -> tuple[str, int] | None:
+        """The input of which most is gone, and up to where; None if all reach back to where they began."""
+        stream, lost_us = max(((s, i.lost_until_us()) for s, i in self._intakes.items()), key=lambda lost: lost[1])
+        return (stream, lost_us) if lost_us > BEGINNING_US else None
+
+    def _kept_us(self, first: int) -> int:
+        """What readers have acknowledged, as noted durably; the log may hold much more (`retain="all"`)."""
+        kept_us = self._main.stime_min_us
+        acked = self.output.acks().get(REPLICAS)
+        acked_us = BEGINNING_US if acked is None else acked.until_us
+        return max(first * self._size if kept_us is None else kept_us, acked_us)
 
     def _last_fork(self) -> int:
         try:
@@ -499,7 +528,9 @@ class Controller:
         wait = self._wait()
         if self.core is None:
             return waiting(self.plan.replica, node, wait or FIRST_BATCH)
-        return status_of(self.core, self._forking.state, wait)
+        said = status_of(self.core, self._forking.state, wait)
+        said["output"]["retention"] = retention_text(self.output.folder / "main", self.output.definition)
+        return said
 
     def _wait(self) -> Wait | None:
         """What keeps this replica from serving, if anything does."""
@@ -510,7 +541,7 @@ class Controller:
         if (long := self._long_batch(monotonic_us())) is not None:
             return Wait("spark", long)
         if self.core is not None:
-            return recovery(self.core)
+            return full(self.core) or recovery(self.core)  # One that is full cannot catch up.
         if all(intake.first_us() is None for intake in self._intakes.values()):
             return silent_inputs([spec.stream for spec in self.plan.inputs])
         return FIRST_BATCH

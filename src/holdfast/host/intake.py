@@ -38,6 +38,11 @@ class Intake(ABC):
         """Where the stream begins; None while that is not known."""
 
     @abstractmethod
+    def lost_until_us(self) -> int:
+        """What lies before it is gone from where the stream comes from, for whoever begins now; known with
+        `first_us`."""
+
+    @abstractmethod
     def subscribe(self, replica: str, lane: Lane, from_us: int) -> None:
         """Begin to read this lane."""
 
@@ -82,6 +87,9 @@ class DirectIntake(Intake):
 
     def first_us(self) -> int | None:
         return self._feed.first_us()
+
+    def lost_until_us(self) -> int:
+        return self.removed_until_us()
 
     def subscribe(self, replica: str, lane: Lane, from_us: int) -> None:
         if lane == Lane.MAIN:

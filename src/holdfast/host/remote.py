@@ -62,6 +62,7 @@ class MirroredIntake(Intake):
         self._news: deque[InputSignal] = deque()
         self._totals: dict[tuple[str, Lane], dict[int, tuple[int, float]]] = {}
         self._first_us: int | None = None
+        self._lost_us = BEGINNING_US
         self._finding = asyncio.ensure_future(self._find_first(producers)) if producers else None
 
     @property
@@ -71,24 +72,36 @@ class MirroredIntake(Intake):
     def first_us(self) -> int | None:
         return self._first_us
 
+    def lost_until_us(self) -> int:
+        return self._lost_us
+
     async def _find_first(self, producers: tuple[str, ...]) -> None:
-        """Ask the producers, until one knows, where the stream begins."""
+        """Ask the producers where the stream begins, until one knows that has it whole, or all have said that they have
+        not: then the one that has most of it counts."""
         while self._first_us is None:
-            for producer in producers:
-                try:
-                    portion = await self._link_to(producer).pull(self._definition.name, Lane.MAIN, BEGINNING_US, 0, 1)
-                except PeerError:
-                    continue
-                except Exception:
-                    log.exception("%s from %s: where it begins could not be asked", self._definition.name, producer)
-                    continue
-                firsts = [event.stime_min_us for event in portion.events]
-                if portion.boundary_us > BEGINNING_US:
-                    firsts.append(portion.boundary_us)  # Events are sent as they came: an older one may follow.
-                if firsts:
-                    self._first_us = min(firsts)
-                    return
+            answers = [answer for producer in producers if (answer := await self._ask_first(producer)) is not None]
+            whole = any(lost_us == BEGINNING_US for lost_us, _ in answers)
+            if answers and (whole or len(answers) == len(producers)):
+                self._lost_us, self._first_us = min(answers)
+                return
             await asyncio.sleep(_FIND_S)
+
+    async def _ask_first(self, producer: str) -> tuple[int, int] | None:
+        """Up to where the producer's stream is gone, and where what is left begins; None if it does not say."""
+        name, size = self._definition.name, self._definition.bucket_us
+        # Whoever asks from the beginning on gets what is left; a bucket later, they are told of what is gone.
+        position = (BEGINNING_US // size + 2) * size
+        try:
+            portion = await self._link_to(producer).pull(name, Lane.MAIN, position, 0, 1)
+        except PeerError:
+            return None
+        except Exception:
+            log.exception("%s from %s: where it begins could not be asked", name, producer)
+            return None
+        firsts = [event.stime_min_us for event in portion.events]
+        if portion.boundary_us > BEGINNING_US:
+            firsts.append(portion.boundary_us)  # Events are sent as they came: an older one may follow.
+        return (BEGINNING_US if portion.gap_us is None else portion.gap_us, min(firsts)) if firsts else None
 
     def subscribe(self, replica: str, lane: Lane, from_us: int) -> None:
         key = (replica, lane)

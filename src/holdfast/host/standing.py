@@ -2,7 +2,8 @@
 
 Rules:
 1. A replica that gives nothing says why, in one sentence, and what has to happen first: Spark's own work (`spark`), an
-   input that is not there (`inputs`), or reading what was missed (`replay`).
+   input that is not there (`inputs`), reading what was missed (`replay`), or readers that have to catch up
+   (`readers`).
 2. A replica that starts while an input is missing waits for it and gives nothing tentative meanwhile: a node answers
    nobody before it has been STABLE once (003 §4.8, D12).
 """
@@ -20,7 +21,7 @@ from holdfast.protocol.dpc.states import NodeState
 class Wait(NamedTuple):
     """What a replica waits for, and the sentence about it."""
 
-    kind: Literal["spark", "inputs", "replay"]
+    kind: Literal["spark", "inputs", "replay", "readers"]
     why: str
 
 
@@ -36,6 +37,19 @@ def silent_inputs(streams: Sequence[str]) -> Wait:
 
 def missing_stream(stream: str, error: Exception) -> Wait:
     return Wait("inputs", f"stream {stream} is not there yet: {error}")
+
+
+def full(core: NodeCore) -> Wait | None:
+    """Why a replica with a bounded output reads nothing, though there is input; None if it does."""
+    if not core.blocked:
+        return None
+    output, late = core.plan.output, core.buffer.slowest()
+    capacity = duration_text(output.capacity_us or 0)
+    return Wait(
+        "readers",
+        f"{output.stream} holds {capacity} that {late} has not acknowledged, as much as its capacity; it goes on when "
+        f"that reader does: start it, take it out of the deployment, or allow more capacity",
+    )
 
 
 def recovery(core: NodeCore) -> Wait | None:

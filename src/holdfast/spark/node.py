@@ -31,7 +31,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from holdfast.clock import monotonic_us, pause
 from holdfast.diagram import NodeSpec
 from holdfast.model.errors import StorageError, UsageError
-from holdfast.model.time import SECOND_US, instant_text
+from holdfast.model.time import BEGINNING_US, SECOND_US, instant_text
 from holdfast.model.tuples import STREAM_COLUMN
 from holdfast.spark import control
 from holdfast.spark.beginning import begin_anew, load_beginning
@@ -112,10 +112,19 @@ class NodeQueries:
 
     def start_stable(self) -> StreamingQuery:
         start, right_from = self._beginning.start_us, self._beginning.right_from_us
+        if start is None and self._node.begin_us is not None:
+            start = self._node.begin_us
+            self._forget_start()
         source = {} if start is None else {"start": instant_text(start)}
         sink = {} if right_from is None else {"from": instant_text(right_from)}
         frame = self._results(decision=str(self.decision), **source)
         return self._start(frame, self._node.name, stable_pool(self._node.name), self.checkpoint, sink)
+
+    def _forget_start(self) -> None:
+        """A start that has read nothing yet, from before somebody said where the node begins, does not count."""
+        batch, until_us = progress_of(self.checkpoint)
+        if until_us is not None and until_us <= BEGINNING_US and not self.planned(batch + 1):
+            shutil.rmtree(self.checkpoint)
 
     @property
     def keeps_state(self) -> bool:

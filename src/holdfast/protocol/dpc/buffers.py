@@ -31,10 +31,14 @@ class Buffer:
         if reader in self._acked and upto_us > self._acked[reader]:
             self._acked[reader] = upto_us
 
+    def slowest(self) -> str | None:
+        """The reader that has acknowledged least since the start; None if nobody reads."""
+        return min(self._acked, key=lambda reader: self._acked[reader], default=None)
+
     def limit_us(self) -> int | None:
         """How far output may go before it must block; None if it need not."""
-        if self._plan.capacity_us is None or self._plan.full is not Full.BLOCK:
-            return None
+        if self._plan.capacity_us is None or self._plan.full is not Full.BLOCK or not self._plan.readers:
+            return None  # Without readers there is nobody to wait for.
         return self.kept_us + self._plan.capacity_us
 
     def truncate(self, head_us: int) -> Truncate | None:

@@ -133,6 +133,13 @@ class NodeCore:
         checkpoint."""
         return self.stable if self.fork.state == ForkState.NONE else min(self.stable, self.fork.done)
 
+    @property
+    def blocked(self) -> bool:
+        """Whether complete input waits because readers have not acknowledged the results of earlier input (§4.9.4)."""
+        limit_us = self.buffer.limit_us()
+        full = limit_us is not None and limit_us // self.plan.bucket_us <= self._ordered
+        return full and self.inputs.sunion.frontier > self._ordered
+
     def report(self) -> StreamReport:
         """What the replica says of its output."""
         fresh = self.fork.state == ForkState.RUNNING

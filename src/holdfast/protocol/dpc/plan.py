@@ -137,6 +137,8 @@ class NodePlan:
     stabilise: Stabilise = Stabilise.FORK
     window_us: int | None = None
     """How much input the query's state depends on if it is convergent-capable (§4.1.3); None: perhaps all of it."""
+    begin_us: int | None = None
+    """Where the node begins, the same for all replicas; None: where its inputs began."""
 
     @property
     def level(self) -> int:
@@ -178,7 +180,7 @@ class Resume:
     boundary_us: int
     """Boundary of the output's main branch."""
     kept_us: int
-    """Output from here on is still in the log."""
+    """All readers have acknowledged the output before this, durably; or it begins here."""
     fork: int = 0
     """Higher than any fork id used before, so that late words about an old fork are recognised."""
 
