@@ -14,11 +14,11 @@ import pyarrow as pa
 import pytest
 
 import holdfast
-from holdfast.inputs.arrow_body import read_arrow
 from holdfast.inputs.http import BODY_BYTES_MAX, HttpInput
 from holdfast.inputs.network import Access
 from holdfast.model.errors import SchemaError, UsageError
 from holdfast.stream.producer import Producer
+from holdfast.stream.untrusted import read_arrow
 from tests.inputs.conftest import Target, running
 
 ARROW = {"Content-Type": "application/vnd.apache.arrow.stream"}

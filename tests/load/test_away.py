@@ -92,6 +92,29 @@ def test_what_is_of_another_shape_or_has_a_gap_is_refused(tmp_path: Path) -> Non
     serving.close()
 
 
+def test_a_partner_that_never_closes_a_bucket_does_not_fill_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X4"""
+    monkeypatch.setattr("holdfast.load.away.WAITING_BYTES_MAX", 10_000)
+    origin = Origin(tmp_path / "there")
+    stream = copy_of(origin, tmp_path / "here", 3)
+    log, serving = Tributary(stream, "test"), Serving(origin.store)
+    position: int | str = log.begin()
+    for n in range(20):
+        origin.add((5 + n / 1000, n))
+        portion = serving.pull("s", Lane.MAIN, position)
+        log.take(portion)
+        position = portion.cursor
+    for n in range(100):
+        origin.add((5.1 + n / 1000, n))
+    with pytest.raises(PeerError, match="open buckets may have 10000 bytes at most"):
+        log.take(serving.pull("s", Lane.MAIN, position))
+    assert log.begin() == 3 * S
+    log.close()
+    serving.close()
+
+
 def test_who_writes_is_one_file(tmp_path: Path) -> None:
     assert read_note(tmp_path) is None
     write_note(tmp_path, AwayNote("anna:1#0", "ben"))

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 import holdfast
@@ -16,7 +17,17 @@ from holdfast.model.errors import PeerError
 from holdfast.stream.frame import crc32c
 from holdfast.stream.waiting import Waiting
 
-WAITING = Waiting({}, 3, b"three rows", 5_000_000)
+
+def _three_rows() -> bytes:
+    schema = pa.schema([pa.field("stime", pa.timestamp("us", tz="UTC"), nullable=False), ("n", pa.int64())])
+    rows = pa.table([pa.array([5_000_000 + i for i in range(3)], schema[0].type), pa.array([1, 2, 3])], schema=schema)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_table(rows)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+WAITING = Waiting({}, 3, _three_rows(), 5_000_000)
 
 
 @pytest.fixture

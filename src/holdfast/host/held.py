@@ -7,6 +7,7 @@ Rules:
    must begin it with the very same events. Two may be followed at once; each has to prove itself, and only itself.
 3. Tuples keep the ids of their origin. Where ids are passed over, because older buckets were not asked for or are gone,
    that is noted, so that `verify` can tell it from damage.
+4. What is stored was compared with its header first (X5): a producer may be another owner's, or be damaged.
 
 `take` may run in any thread, one at a time; everything else belongs to the event loop's thread.
 """
@@ -33,6 +34,7 @@ from holdfast.stream.index import Fields
 from holdfast.stream.losses import Loss, add_losses
 from holdfast.stream.reader import LogReader
 from holdfast.stream.retention import alone, retain
+from holdfast.stream.untrusted import check_events
 from holdfast.stream.writer import Event, LogWriter
 
 #: Small enough that what was read can be let go of soon; rolling costs a few syncs, once per so many bytes.
@@ -115,15 +117,14 @@ class Held:
                 f"stream {d.name}: the producer's stream {portion.stream} must have the same columns, buckets and "
                 f"partitions; it has others; deploy both hosts alike"
             )
-        for e in portion.events:
-            low = e.bucket * d.bucket_us
-            if not low <= e.stime_min_us <= e.stime_max_us < low + d.bucket_us or e.partition >= d.partitions:
-                raise PeerError(f"stream {d.name}: an event does not lie within its bucket {e.bucket}; it was refused")
+        check_events((event for event in portion.events if not self._complete(event.bucket)), d)
+
+    def _complete(self, bucket: int) -> bool:
+        return (bucket + 1) * self.definition.bucket_us <= self.boundary_us
 
     def _held(self, event: Event, unproven: set[int]) -> bool:
         """Rule 1 and rule 2."""
-        size = self.definition.bucket_us
-        if (event.bucket + 1) * size <= self.boundary_us:
+        if self._complete(event.bucket):
             return True
         here = self._open.get(event.bucket)
         if not here:

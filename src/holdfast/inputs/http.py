@@ -21,11 +21,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from holdfast.inputs.arrow_body import read_arrow
 from holdfast.inputs.decode import Decoder
 from holdfast.inputs.network import Access, is_loopback
 from holdfast.model.errors import HoldfastError, SchemaError, StorageError, StreamFull, UsageError
 from holdfast.stream.producer import Ack, Producer
+from holdfast.stream.untrusted import read_arrow
 
 #: A body is held in memory whole while it is decoded; larger units belong in several requests.
 BODY_BYTES_MAX = 16 << 20

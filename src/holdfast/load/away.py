@@ -8,6 +8,8 @@ Rules:
 3. It answers for the replica as a source does: STABLE up to the boundary. Whether that moves is for readers to judge.
    Whoever asks whether it may stabilise gets no answer: nothing tentative ever comes from here, so nobody could rely on
    it for news (D11); and a refusal would have to be repeated for ever. Without an answer the peer keeps its fork.
+4. What comes is another owner's: each event is compared with its header before it is taken (X5), and what waits for its
+   bucket to close is bounded (X4).
 """
 
 from __future__ import annotations
@@ -39,12 +41,15 @@ from holdfast.stream.disk import Disk
 from holdfast.stream.frame import FORMAT_VERSION
 from holdfast.stream.sealed import seal, unseal
 from holdfast.stream.store import Stream
+from holdfast.stream.untrusted import check_events
 from holdfast.stream.writer import Event, LogWriter
 
 log = logging.getLogger(__name__)
 
 #: A partner that does not answer is asked again this often.
 _RETRY_S = 0.5
+#: What may wait in memory for its bucket to close: one bucket of a guest's output, which is sent in several portions.
+WAITING_BYTES_MAX = 256 << 20
 
 
 class AwayNote(msgspec.Struct, frozen=True):
@@ -80,6 +85,7 @@ class Tributary:
         self.stream, self._shape = stream, shape_of(stream.definition)
         self._writer: LogWriter = stream.writer(takeover=True, owner=owner)
         self._waiting: list[Event] = []
+        self._waiting_bytes = 0
         self._lock = threading.Lock()  # Whoever closes it waits for what is being stored.
 
     @property
@@ -92,7 +98,7 @@ class Tributary:
 
     def begin(self) -> int:
         """Where to pull from; what was taken in and not stored is pulled again."""
-        self._waiting = []
+        self._waiting, self._waiting_bytes = [], 0
         return self.boundary_us
 
     def take(self, portion: Portion) -> bool:
@@ -107,14 +113,21 @@ class Tributary:
         if portion.gap_us is not None:
             raise PeerError(f"stream {name}: the partner no longer has all of the output; it cannot be followed")
         before = self._writer.state
-        for event in portion.events:
-            if event.bucket * size >= before.boundary_us:
-                self._waiting.append(event)
+        new = [event for event in portion.events if event.bucket * size >= before.boundary_us]
+        check_events(new, self.stream.definition)
+        self._waiting += new
+        self._waiting_bytes += sum(len(event.body) for event in new)
+        if self._waiting_bytes > WAITING_BYTES_MAX:
+            raise PeerError(
+                f"stream {name}: the partner's open buckets may have {WAITING_BYTES_MAX} bytes at most; more came "
+                f"before one of them was closed; let the node write smaller buckets"
+            )
         ends = portion.closed and not before.closed
         if portion.boundary_us <= before.boundary_us and not ends:
             return False
         ready = [e for e in self._waiting if ends or (e.bucket + 1) * size <= portion.boundary_us]
         self._waiting = [] if ends else [e for e in self._waiting if (e.bucket + 1) * size > portion.boundary_us]
+        self._waiting_bytes = sum(len(e.body) for e in self._waiting)
         # Numbered here: buckets and their events come in the one order that every replica files them in (D9).
         events = [event._replace(first_tuple_id=None) for event in ready]
         self._writer.commit(events, now_us=now_us(), boundary_us=portion.boundary_us, closed=ends, pending=(0, b""))

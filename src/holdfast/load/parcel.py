@@ -31,6 +31,7 @@ from holdfast.spark.arrivals import arrivals
 from holdfast.stream.definition import Definition
 from holdfast.stream.disk import Disk
 from holdfast.stream.frame import crc32c
+from holdfast.stream.untrusted import check_waiting
 from holdfast.stream.waiting import Waiting
 
 #: 2: the checkpoint holds states of operators beside Spark's; a host that does not know of them would go on without.
@@ -145,6 +146,8 @@ class Unpacking:
             del self._buffer[: self.head.pending_length]
             if crc32c(self._pending) != self.head.pending_crc:
                 raise PeerError("the waiting results of a parcel do not match their checksum; send it again")
+            assert self.output is not None
+            check_waiting(self.head.pending_rows, self._pending, self.head.boundary_us, self.output)
         while self._left and (self._buffer or not self._left[0].length):
             self._store()
         if self._buffer and not self._left:

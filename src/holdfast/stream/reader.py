@@ -5,7 +5,8 @@ Rules:
    too. A reader never goes back: an older note than the last is ignored.
 2. Main is read by whole buckets: a bucket is readable once the boundary has passed its end.
 3. Order is (bucket, tuple_id). It does not depend on who reads, when, or in which portions (L6).
-4. No byte is decoded before its checksum was compared (L4).
+4. No byte is decoded before its checksum was compared (L4), and no batch is used before it was validated in full (X5):
+   a checksum says that bytes are as they were written, not who wrote them.
 """
 
 from __future__ import annotations
@@ -413,9 +414,13 @@ def decode_body(raw: bytes, fields: Fields, stored: pa.Schema, where: str) -> pa
     """An event's tuples from its padded body, checksum first (rule 4)."""
     check_body(raw, fields, where)
     try:
-        return pa.ipc.read_record_batch(pa.py_buffer(raw), stored)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise CorruptLog(f"{where}: the event does not fit the stream's schema ({error})") from error
+        batch = pa.ipc.read_record_batch(pa.py_buffer(raw), stored)
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptLog(f"{where}: the event cannot be decoded as the stream's columns ({error})") from error
+    if batch.num_rows != fields.rows:
+        raise CorruptLog(f"{where}: the event must hold {fields.rows} tuples; it holds {batch.num_rows}")
+    return batch
 
 
 def cut(fields: Fields, batch: pa.RecordBatch, start_us: int, end_us: int) -> Iterator[tuple[Fields, pa.RecordBatch]]:
