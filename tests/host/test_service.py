@@ -7,6 +7,7 @@ import contextlib
 import shutil
 import ssl
 import subprocess
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,17 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.host.impatient import ImpatientProtocol
 from holdfast.host.link import Cuts, HttpLink
 from holdfast.host.service import Service
 from holdfast.host.serving import Serving
 from holdfast.host.wire import MESSAGE_BYTES_MAX, PORTION_BYTES, PORTION_TYPE, decode_portion, encode_message
+from holdfast.inputs.http_server import ImpatientProtocol
 from holdfast.inputs.network import Access
 from holdfast.model.errors import PeerError, UsageError
 from holdfast.protocol.dpc.messages import Ack, KeepaliveRequest
 from holdfast.protocol.dpc.signals import Lane
+from holdfast.stream.reader import LogReader
+from holdfast.stream.writer import Event
 from tests.host.conftest import SECOND, TOKEN, VIEW_TOKEN, Origin, hosted, linked, never, until
 
 OPERATOR = {"Authorization": f"Bearer {TOKEN}"}
@@ -299,6 +302,115 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
                "-out", str(made)]  # fmt: skip
     subprocess.run(command, check=True, capture_output=True)
     return made, key
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_silent_connections_and_handshakes_keep_no_operator_out(
+    origin: Origin, certificate: tuple[Path, Path], tls: bool
+) -> None:
+    """X6: 256 of them made an operator's status 503, and handshakes were not counted at all."""
+    access = Access(token=TOKEN, certificate=certificate[0], key=certificate[1]) if tls else Access(token=TOKEN)
+    trusted = ssl.create_default_context(cafile=str(certificate[0])) if tls else False
+
+    async def play() -> None:
+        async with hosted(origin.store, access, status=lambda: {"fine": True}) as service:
+            silent = [await asyncio.open_connection(service.host, service.port) for _ in range(300)]
+            async with httpx.AsyncClient(base_url=service.address, timeout=20, verify=trusted) as client:
+                answer = await client.get("/v1/status", headers=OPERATOR)
+                assert (answer.status_code, answer.json()) == (200, {"fine": True})
+            async with asyncio.timeout(30):
+                with contextlib.suppress(ConnectionError):
+                    assert await silent[0][0].read() == b"", "the first that came goes first"
+            for _, writer in silent:
+                writer.close()
+
+    asyncio.run(play())
+
+
+def test_a_viewer_who_takes_all_it_may_leaves_room_for_operators(
+    origin: Origin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X6"""
+    monkeypatch.setattr("holdfast.inputs.places.TOKEN_MAX", 5)
+
+    async def play() -> None:
+        async with hosted(origin.store, view_token=VIEW_TOKEN) as service, contextlib.AsyncExitStack() as stack:
+            said = []
+            for _ in range(6):
+                client = await stack.enter_async_context(httpx.AsyncClient(base_url=service.address, timeout=20))
+                said.append((await client.get("/v1/status", headers=VIEWER)).status_code)
+            assert said == [200] * 5 + [429]
+            async with httpx.AsyncClient(base_url=service.address, timeout=20) as client:
+                assert (await client.get("/v1/status", headers=OPERATOR)).status_code == 200
+
+    asyncio.run(play())
+
+
+def test_a_body_that_drips_has_a_deadline_as_a_whole_whether_it_is_wanted_or_not(
+    origin: Origin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X4: after its refusal, a request could go on for ever with a byte now and then."""
+    monkeypatch.setattr(ImpatientProtocol, "body_s_max", 0.3)
+
+    async def play() -> None:
+        async with hosted(origin.store) as service:
+            for token in (TOKEN, "wrong"):
+                reader, writer = await asyncio.open_connection(service.host, service.port)
+                writer.write(
+                    f"POST /v1/messages HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n"
+                    "Content-Length: 60000\r\n\r\n".encode()
+                )
+
+                async def drip(writer: asyncio.StreamWriter = writer) -> None:
+                    while True:
+                        writer.write(b" ")
+                        await asyncio.sleep(0.02)
+
+                dripping = asyncio.ensure_future(drip())
+                async with asyncio.timeout(30):
+                    with contextlib.suppress(ConnectionError):
+                        await reader.read()
+                dripping.cancel()
+
+    asyncio.run(play())
+
+
+def test_an_answer_that_nobody_takes_loses_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """X4"""
+    monkeypatch.setattr(ImpatientProtocol, "answer_s_max", 0.3)
+    wide = Origin(tmp_path / "wide")
+    wide.fill(1, 3, each=400_000)
+
+    async def play() -> None:
+        async with hosted(wide.store) as service:
+            _, writer = await asyncio.open_connection(service.host, service.port, limit=1024)
+            head = f"GET {LANE} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+            writer.write(head.encode() * 20)
+            await until(lambda: service.connections == 1)
+            await until(lambda: service.connections == 0)
+            writer.close()
+
+    asyncio.run(play())
+
+
+def test_where_the_last_tuples_are_is_said_without_building_the_history(
+    origin: Origin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X4: it took 1.25 s of the event loop at 100,000 events, and a viewer may ask."""
+    many = [Event(b, 0, 3, b * SECOND, b * SECOND + 2, b"x" * 8) for b in range(5, 50_005)]
+    origin.writer.commit(many, now_us=1, boundary_us=50_005 * SECOND)
+
+    async def talk(client: httpx.AsyncClient) -> None:
+        path = "/v1/streams/s/last?tuples=4"
+        assert (await client.get(path, headers=OPERATOR)).json() == {"bucket": 50_003, "skip": 2}
+        monkeypatch.setattr(LogReader, "extents", never)
+        begun = time.process_time()
+        for _ in range(10):
+            assert (await client.get(path, headers=OPERATOR)).json() == {"bucket": 50_003, "skip": 2}
+        assert time.process_time() - begun < 5
+        assert (await client.get("/v1/streams/s/last?tuples=0", headers=OPERATOR)).json()["bucket"] == 50_005
+
+    ask(origin, talk)
 
 
 def test_tls_works_with_a_certificate_of_ones_own(origin: Origin, certificate: tuple[Path, Path]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 import holdfast
 from holdfast.inputs.http import BODY_BYTES_MAX, HttpInput
+from holdfast.inputs.http_server import ImpatientProtocol
 from holdfast.inputs.network import Access
 from holdfast.model.errors import SchemaError, UsageError
 from holdfast.stream.producer import Producer
@@ -151,6 +152,43 @@ def test_a_page_in_a_browser_may_not_send(target: Target) -> None:
         assert client.post("/s", json={"n": 1}, headers={"Origin": "http://evil.example"}).status_code == 403
         assert client.post("/s", json={"n": 1}, headers={"Host": "evil.example"}).status_code == 403
     assert target.numbers() == []
+
+
+def test_heads_and_bodies_have_deadlines_as_a_whole(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """X4: a head or a body that never ends held a connection for ever."""
+    monkeypatch.setattr(ImpatientProtocol, "head_s_max", 0.3)
+    monkeypatch.setattr(ImpatientProtocol, "body_s_max", 0.3)
+    head = b"POST /s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+    with target.producer() as producer, served(producer) as client:
+        for begin in (b"", b"POST /s HT", head):
+            with socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=0.05) as sock:
+                sock.sendall(begin)
+                assert _ends(sock, drip=bool(begin))
+    assert target.numbers() == []
+
+
+def _ends(sock: socket.socket, drip: bool) -> bool:
+    for _ in range(600):
+        try:
+            if drip:
+                sock.sendall(b" ")
+            if sock.recv(1000) == b"":
+                return True
+        except TimeoutError:
+            continue
+        except ConnectionError:
+            return True
+    return False
+
+
+def test_silent_connections_keep_no_sender_out(target: Target) -> None:
+    """X6"""
+    with target.producer() as producer, served(producer) as client, ExitStack() as stack:
+        for _ in range(300):
+            address = (client.base_url.host, client.base_url.port or 0)
+            stack.enter_context(socket.create_connection(address, timeout=20))
+        assert client.post("/s", json={"n": 1}).status_code == 200
+    assert target.numbers() == [1]
 
 
 def test_other_addresses_need_a_token_and_tls(target: Target) -> None:

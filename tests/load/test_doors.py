@@ -9,13 +9,16 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 import holdfast
 from holdfast.host.catalog import Catalog
 from holdfast.host.deployment import load_deployment
 from holdfast.host.host import Host
-from holdfast.host.service import Service
+from holdfast.host.service import Refused, Service
+from holdfast.host.wire import PORTION_BYTES
 from holdfast.inputs.network import Access
+from holdfast.load import door
 from holdfast.load.door import doors_of
 from holdfast.load.manager import LoadManager
 from holdfast.load.partner import PartnerLink
@@ -129,6 +132,38 @@ def test_words_must_be_the_partners_own_and_about_a_contract_that_both_have(tmp_
             assert (await ask(ben, "POST", path, good, b" " * (300 << 10)))[0] == 413
 
     asyncio.run(run())
+
+
+def test_a_partner_gets_no_larger_portions_than_this_host_would_ask_for() -> None:
+    """X4: asked for 500 MB, the host built them in memory."""
+    for asked, given in (("500000000", PORTION_BYTES), ("1000", 1000), (None, PORTION_BYTES)):
+        query = b"" if asked is None else f"bytes_max={asked}".encode()
+        request = Request({"type": "http", "query_string": query, "headers": []})
+        assert door._bytes_max(request) == given
+
+
+def test_a_parcel_that_drips_or_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """X4: one that was there already was read for as long as its sender liked."""
+    monkeypatch.setattr(door, "_CHUNK_S", 0.3)
+    monkeypatch.setattr(door, "_CHUNK", 1000)
+    monkeypatch.setattr(door, "PARCEL_BYTES_MAX", 100_000)
+    monkeypatch.setattr(door, "_HEAD_BYTES_MAX", 0)
+
+    def request(piece: bytes, pause_s: float) -> Request:
+        async def receive() -> dict[str, object]:
+            await asyncio.sleep(pause_s)
+            return {"type": "http.request", "body": piece, "more_body": True}
+
+        return Request({"type": "http", "headers": []}, receive)
+
+    async def taken(request: Request) -> None:
+        async for _ in door._timely(request):
+            pass
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(taken(request(b"x", 0.02)))
+    with pytest.raises(Refused, match="100000 bytes at most"):
+        asyncio.run(taken(request(b"x" * 5000, 0)))
 
 
 def test_a_task_without_a_definition_here_is_not_taken(tmp_path: Path) -> None:

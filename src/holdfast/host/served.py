@@ -85,6 +85,11 @@ class Served:
         log = self._branch.log
         return (root.id, log.size_bytes) if root is not None and log is not None else ("", 0)
 
+    def last(self, tuples: int) -> tuple[int, int]:
+        """As `LogReader.last`."""
+        self.look(Lane.MAIN)
+        return self._main.last(tuples)
+
     def portion(self, lane: Lane, position: Position, bytes_max: int) -> Portion:
         bytes_max = max(1, min(bytes_max, PORTION_BYTES_MAX - _HEADROOM_BYTES))
         for _ in range(_ATTEMPTS):

@@ -5,11 +5,12 @@ Rules:
    one deployment use the operator's. Tokens are compared in constant time (X1).
 2. Loopback by default; any other address needs TLS as well. A page in somebody's browser can reach loopback too, so a
    foreign Origin or Host is refused.
-3. A body, an answer, a wait and a request have bounds (X4).
+3. A body, an answer, a wait and a request have bounds (X4); connections as `places` says, which keeps room for
+   operators and peers whatever others do (X6).
 4. A replica that recovers answers nobody (D12): pulling its stream, or asking how it does, is 503. What a stream is may
    always be asked.
 5. 200 with JSON or a portion; else 400 unreadable, 401 no token, 403 not allowed, 404 no such stream, 413 too large,
-   503 not now; each with `{"error": "one sentence"}`.
+   429 too many, 503 not now; each with `{"error": "one sentence"}`.
 """
 
 from __future__ import annotations
@@ -17,18 +18,15 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import msgspec
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from holdfast.clock import now_us
-from holdfast.host.impatient import ImpatientProtocol
 from holdfast.host.link import Cuts, Deliver
 from holdfast.host.serving import Serving
 from holdfast.host.wire import (
@@ -43,14 +41,15 @@ from holdfast.host.wire import (
     encode_portion,
     encode_report,
 )
+from holdfast.inputs.http_server import HttpServer, make_known
 from holdfast.inputs.network import TOKEN_CHARS_MIN, Access, is_loopback
+from holdfast.inputs.places import Crowded
 from holdfast.model.errors import HoldfastError, PeerError, StorageError, UnknownStream, UsageError
 from holdfast.protocol.dpc.messages import StreamReport
 from holdfast.protocol.dpc.signals import Lane
 from holdfast.stream.acks import acknowledge, check_subscriber
 from holdfast.stream.disk import Disk
 
-CONNECTIONS_MAX = 256
 #: A waiting pull is a connection and a look every 20 ms; readers who want to wait longer ask again.
 WAIT_S_MAX = 10.0
 #: How long a body may take to come.
@@ -105,23 +104,17 @@ class Service:
             raise UsageError("a host's service needs a token, on loopback as well; give one, or let one be made")
         if view_token is not None and len(view_token) < TOKEN_CHARS_MIN:
             raise UsageError(f"a token must have {TOKEN_CHARS_MIN} characters or more; got {len(view_token)}")
-        self.access.tls()  # A bad certificate is the caller's mistake: say so before anything listens.
         self._serving, self._view_token, self._cuts = serving, view_token, cuts or Cuts()
         self._doors = tuple(doors)
         self._deliver, self._status, self._fault, self._stop, self._answers = deliver, status, fault, stop, answers
         self._report = report
+        # A bad certificate is the caller's mistake: said before anything listens.
+        self._server = HttpServer(self.app(), self.access, graceful_s=2)
         self._socket = self.access.listen()
         host, port = self._socket.getsockname()[:2]
         self.host, self.port = host, port
         shown = f"[{host}]" if ":" in host else host
         self.address = f"{'https' if access.certificate else 'http'}://{shown}:{port}"
-        config = uvicorn.Config(
-            self.app(), log_config=None, access_log=False, lifespan="off", ws="none", http=ImpatientProtocol,
-            limit_concurrency=CONNECTIONS_MAX, timeout_keep_alive=30, timeout_graceful_shutdown=2,
-            server_header=False, date_header=False, ssl_certfile=self.access.certificate,
-            ssl_keyfile=str(self.access.key) if self.access.key else None,
-        )  # fmt: skip
-        self._server = _QuietServer(config)
         self._task: asyncio.Task[None] | None = None
 
     def app(self) -> Starlette:
@@ -161,6 +154,11 @@ class Service:
             await self._task
         self._socket.close()
 
+    @property
+    def connections(self) -> int:
+        """How many are open now, handshakes left out."""
+        return len(self._server.server_state.connections)
+
     # Who may --------------------------------------------------------------------------------------------------------
 
     def _guarded(self, handler: Handler, method: str, admits: Callable[[Request, str], bool] | None = None) -> Handler:
@@ -170,6 +168,8 @@ class Service:
                 return await handler(request)
             except Refused as error:
                 return _error(error.status, str(error))
+            except Crowded as error:
+                return _error(429, str(error), {"Retry-After": "5", "Connection": "close"})
             except UnknownStream as error:
                 return _error(404, str(error))
             except (StorageError, PeerError) as error:
@@ -194,12 +194,15 @@ class Service:
         if admits is not None:
             if not admits(request, token):
                 raise Refused(401, "the header 'Authorization: Bearer …' must carry the token of one who may ask this")
+            make_known(request, f"partner {request.path_params.get('partner', '')}")
             return
         viewer = self._view_token is not None and hmac.compare_digest(token.encode(), self._view_token.encode())
         if self.access.allows(token):
+            make_known(request, "operator", kept=True)
             return
         if not viewer:
             raise Refused(401, "the header 'Authorization: Bearer …' must carry a token of this host")
+        make_known(request, "viewer")
         if method != "GET":
             raise Refused(403, "this token may look but not act; use the operator's")
 
@@ -236,7 +239,7 @@ class Service:
 
     async def _get_last(self, request: Request) -> Response:
         self._cuts.check(stream_of(request), *_hosts(request))
-        bucket, skip = self._serving.store.open(stream_of(request)).last(number_of(request, "tuples", 1))
+        bucket, skip = self._serving.last(stream_of(request), number_of(request, "tuples", 1))
         return Response(encode_last(bucket, skip), media_type="application/json")
 
     async def _post_ack(self, request: Request) -> Response:
@@ -324,10 +327,3 @@ async def body_of(request: Request, bytes_max: int = MESSAGE_BYTES_MAX) -> bytes
 
 def _error(status: int, why: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     return JSONResponse({"error": why}, status, dict(headers or {}))
-
-
-class _QuietServer(uvicorn.Server):
-    """Signals belong to the program that the host is part of."""
-
-    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
-        return nullcontext()

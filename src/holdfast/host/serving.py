@@ -54,6 +54,10 @@ class Serving:
         except FileNotFoundError:
             raise UnknownStream(f"stream {stream} was removed while it was read; check the name") from None
 
+    def last(self, stream: str, tuples: int) -> tuple[int, int]:
+        """Where the last tuples of a stream are, by what is remembered of it between pulls."""
+        return self._of(stream).last(tuples)
+
     def check(self, stream: str) -> None:
         """Refuse a name that is none, and a stream that is not here."""
         self._of(stream)

@@ -6,15 +6,14 @@ Rules:
    422 rows that do not fit or come too late, 429 the stream is full, 503 the disk or the writer cannot. Each with
    `{"error": "one sentence"}`.
 3. A page in somebody's browser can reach loopback as well: requests with a foreign Origin or Host are refused (X1).
+4. Connections, heads and bodies are bounded in number and time (`http_server`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
@@ -22,14 +21,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from holdfast.inputs.decode import Decoder
+from holdfast.inputs.http_server import HttpServer, make_known
 from holdfast.inputs.network import Access, is_loopback
+from holdfast.inputs.places import Crowded
 from holdfast.model.errors import HoldfastError, SchemaError, StorageError, StreamFull, UsageError
 from holdfast.stream.producer import Ack, Producer
 from holdfast.stream.untrusted import read_arrow
 
 #: A body is held in memory whole while it is decoded; larger units belong in several requests.
 BODY_BYTES_MAX = 16 << 20
-CONNECTIONS_MAX = 256
 _JSON = ("application/json",)
 _LINES = ("application/x-ndjson", "application/jsonl", "application/json-lines")
 _ARROW = ("application/vnd.apache.arrow.stream",)
@@ -63,7 +63,7 @@ class _Endpoint:
             ack = await run_in_threadpool(_store, producer, decoder, kind, body, source, seq)
         except _Refused as error:
             return _error(error.status, str(error))
-        except StreamFull as error:
+        except (StreamFull, Crowded) as error:
             return _error(429, str(error), {"Retry-After": "1"})
         except (StorageError, MemoryError) as error:
             return _error(503, str(error), {"Retry-After": "5"})
@@ -86,6 +86,7 @@ class _Endpoint:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if not self._access.allows(token if scheme.lower() == "bearer" else None):
             raise _Refused(401, "the header 'Authorization: Bearer …' must carry the token of this input")
+        make_known(request, "senders", kept=True)
 
     def _of(self, stream: str) -> tuple[Producer, Decoder]:
         producer = self._producers.get(stream)
@@ -155,16 +156,10 @@ class HttpInput:
         self.access = (access or Access()).check()
         if not producers:
             raise UsageError("an HTTP input needs at least one stream to feed; got none")
-        self.access.tls()  # A bad certificate is the caller's mistake: say so before anything listens.
+        # A bad certificate is the caller's mistake: said before anything listens.
+        self._server = HttpServer(http_app(producers, self.access), self.access, graceful_s=5)
         self._socket = self.access.listen()
         self.host, self.port = self._socket.getsockname()[:2]
-        config = uvicorn.Config(
-            http_app(producers, self.access), log_config=None, access_log=False, lifespan="off",
-            limit_concurrency=CONNECTIONS_MAX, timeout_keep_alive=30, timeout_graceful_shutdown=5,
-            server_header=False, ssl_certfile=self.access.certificate,
-            ssl_keyfile=str(self.access.key) if self.access.key else None,
-        )  # fmt: skip
-        self._server = _QuietServer(config)
 
     def run(self) -> None:
         """Serve until `stop`."""
@@ -175,10 +170,3 @@ class HttpInput:
 
     def close(self) -> None:
         self._socket.close()
-
-
-class _QuietServer(uvicorn.Server):
-    """Signals belong to the program that embeds the input."""
-
-    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
-        return nullcontext()

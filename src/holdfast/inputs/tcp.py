@@ -9,7 +9,10 @@ Rules:
 2. Answers come in the order of the lines. Lines that arrive together share one commit; a refused one refuses itself
    only. Where the producer drops late tuples, `dropped` counts those of all lines that share the commit.
 3. With a token, the first line must be `{"token": "…"}`; anything else closes the connection.
-4. Connections, lines and waiting are bounded (X4).
+4. A line that is no JSON is not one of ours: it closes the connection, and nothing behind it is looked at. So a request
+   that a page in somebody's browser sends here stores nothing (X1).
+5. Connections are bounded as `places` says; the handshake, the token and a line have deadlines as a whole, so that a
+   byte now and then keeps nothing alive (X4).
 """
 
 from __future__ import annotations
@@ -19,22 +22,24 @@ import socket
 import socketserver
 import ssl
 import threading
-from collections.abc import Iterator
+import time
 from typing import Any, NamedTuple
 
 import msgspec
 
 from holdfast.inputs.decode import Decoder, parse_json
-from holdfast.inputs.network import Access
+from holdfast.inputs.network import BACKLOG, Access
+from holdfast.inputs.places import Crowded, Place, Places
 from holdfast.model.errors import EarlyTuple, HoldfastError, LateTuple, SchemaError, UsageError
 from holdfast.stream.producer import Ack, Producer
 
-CONNECTIONS_MAX = 256
 LINE_BYTES_MAX = 4 << 20
 #: A peer that is silent this long is gone; it may connect again, and sequence numbers make that harmless.
 IDLE_S_MAX = 300
-#: Within this time the token must have come; an open socket costs a thread.
-_TOKEN_S_MAX = 5
+#: Within this time the handshake must be over, and then the token have come; an open socket costs a thread.
+TOKEN_S_MAX = 5.0
+#: From the first byte of a line to its end: four megabytes over a slow line.
+LINE_S_MAX = 60.0
 _LINES_MAX = 1000
 
 
@@ -68,11 +73,13 @@ class TcpInput:
 class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
+    request_queue_size = BACKLOG
 
     def __init__(self, producer: Producer, access: Access) -> None:
         self.producer, self.access, self._tls = producer, access, access.tls()
         self.decoder = Decoder(producer.row_schema, producer.definition.name)
-        self._open: set[socket.socket] = set()
+        self._places = Places()
+        self._open: dict[socket.socket, Place] = {}
         self._mutex = threading.Lock()
         super().__init__((access.host, access.port), _Connection, bind_and_activate=False)
         self.socket.close()
@@ -80,30 +87,38 @@ class _Server(socketserver.ThreadingTCPServer):
         self.server_address = self.socket.getsockname()
         self.server_activate()
 
-    def verify_request(self, request: Any, client_address: Any) -> bool:
-        return len(self._open) < CONNECTIONS_MAX
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Rule 5: counted here, before it has a thread of its own that could be waited for."""
+        place = self._places.enter(str(client_address[0]), lambda: _shut(request))
+        with self._mutex:
+            self._open[request] = place
+        super().process_request(request, client_address)
+
+    def place_of(self, sock: socket.socket) -> Place:
+        return self._open[sock]
 
     def enter(self, sock: socket.socket) -> socket.socket:
         """TLS, if asked for, in the connection's own thread: a slow handshake must not keep others waiting."""
-        sock.settimeout(_TOKEN_S_MAX)
-        with self._mutex:
-            self._open.add(sock)
         if self._tls is None:
             return sock
-        wrapped = self._tls.wrap_socket(sock, server_side=True)
-        with self._mutex:
-            self._open.add(wrapped)
+        place = self._open[sock]
+        wrapped = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        place.end = lambda: _shut(wrapped)  # The one that came has given its descriptor away.
+        wrapped.settimeout(TOKEN_S_MAX)  # For a handshake Python takes it as the time of the whole.
+        wrapped.do_handshake()
         return wrapped
 
-    def leave(self, *socks: socket.socket) -> None:
+    def shutdown_request(self, request: Any) -> None:
         with self._mutex:
-            self._open -= set(socks)
+            place = self._open.pop(request, None)
+        if place is not None:
+            place.leave()
+        super().shutdown_request(request)
 
     def end_connections(self) -> None:
         with self._mutex:
-            for sock in self._open:
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+            for place in self._open.values():
+                place.end()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A peer that goes away is no news."""
@@ -113,34 +128,31 @@ class _Connection(socketserver.BaseRequestHandler):
     server: _Server
 
     def handle(self) -> None:
-        sock = self.request
-        try:
-            sock = self.server.enter(self.request)
-            with contextlib.suppress(OSError, ssl.SSLError, TimeoutError):
-                self._talk(sock)
-        except (OSError, ssl.SSLError):
-            return
-        finally:
-            self.server.leave(self.request, sock)
-            with contextlib.suppress(OSError):
-                sock.close()
+        self._place = self.server.place_of(self.request)
+        # A connection that was ended, also by `end_connections`, and one that breaks: no news.
+        with contextlib.suppress(OSError, ssl.SSLError), self.server.enter(self.request) as sock:
+            self._talk(sock)
 
     def _talk(self, sock: socket.socket) -> None:
-        arrivals = _arrivals(sock)
+        arrivals = _Arrivals(sock)
         waiting: list[bytes] = []
-        if self.server.access.token is not None:
-            waiting = next(arrivals, [])
-            if not waiting or not self._admitted(waiting.pop(0)):
-                sock.sendall(_answer(UsageError('the first line must be the right {"token": …}')))
-                return
-            sock.sendall(msgspec.json.encode({"ok": True}) + b"\n")
-        sock.settimeout(IDLE_S_MAX)
-        number = 0
-        while waiting or (waiting := next(arrivals, [])):
-            lines, waiting = waiting[:_LINES_MAX], waiting[_LINES_MAX:]
-            answers = self._lines(lines, number)
-            number += len(lines)
-            sock.sendall(b"".join(map(_answer, answers)))
+        try:
+            if self.server.access.token is not None:
+                waiting = arrivals.next(TOKEN_S_MAX, TOKEN_S_MAX)
+                if not waiting or not self._admitted(waiting.pop(0)):
+                    raise UsageError('the first line must be the right {"token": …}')
+                self._place.known("senders", kept=True)
+                sock.sendall(msgspec.json.encode({"ok": True}) + b"\n")
+            number = 0
+            while waiting or (waiting := arrivals.next(IDLE_S_MAX, LINE_S_MAX)):
+                lines, waiting = waiting[:_LINES_MAX], waiting[_LINES_MAX:]
+                answers, foreign = self._lines(lines, number)
+                number += len(lines)
+                sock.sendall(b"".join(map(_answer, answers)))
+                if foreign:
+                    return
+        except (UsageError, SchemaError, Crowded) as error:
+            sock.sendall(_answer(error))
 
     def _admitted(self, line: bytes) -> bool:
         try:
@@ -150,18 +162,27 @@ class _Connection(socketserver.BaseRequestHandler):
         token = said.get("token") if isinstance(said, dict) else None
         return isinstance(token, str) and self.server.access.allows(token)
 
-    def _lines(self, lines: list[bytes], number: int) -> list[Ack | HoldfastError | None]:
-        """Rule 2: rows without a sequence number go together; the others one by one, in order."""
+    def _lines(self, lines: list[bytes], number: int) -> tuple[list[Ack | HoldfastError | None], bool]:
+        """Rule 2: rows without a sequence number go together; the others one by one, in order. And whether rule 4 ends
+        the connection after these answers."""
         answers: list[Ack | HoldfastError | None] = []
         group: list[tuple[int, _Request]] = []
         for i, line in enumerate(lines):
             answers.append(None)
+            if not line.strip():
+                continue
+            where = f"line {number + i + 1}"
             try:
-                request = self._decode(line, f"line {number + i + 1}")
+                value = self.server.decoder.json(line, where)
+            except HoldfastError as error:
+                answers[i] = SchemaError(f"{error}; the connection is closed")
+                self._send_group(group, answers)
+                return answers, True
+            self._place.known("senders", kept=True)
+            try:
+                request = self._request(value, where)
             except HoldfastError as error:
                 answers[i] = error
-                continue
-            if request is None:
                 continue
             if request.seq is None and len(request.rows) == 1:
                 group.append((i, request))
@@ -170,7 +191,7 @@ class _Connection(socketserver.BaseRequestHandler):
             group = []
             answers[i] = self._send(request)
         self._send_group(group, answers)
-        return answers
+        return answers, False
 
     def _send_group(self, group: list[tuple[int, _Request]], answers: list[Ack | HoldfastError | None]) -> None:
         if len(group) > 1:
@@ -193,11 +214,8 @@ class _Connection(socketserver.BaseRequestHandler):
         except HoldfastError as error:
             return error
 
-    def _decode(self, line: bytes, where: str) -> _Request | None:
-        if not line.strip():
-            return None
+    def _request(self, value: Any, where: str) -> _Request:
         decoder = self.server.decoder
-        value = decoder.json(line, where)
         if isinstance(value, dict) and value.keys() == {"holdfast", "rows"} and isinstance(value["holdfast"], dict):
             about = value["holdfast"]
             producer, seq = about.get("producer"), about.get("seq")
@@ -207,18 +225,46 @@ class _Connection(socketserver.BaseRequestHandler):
         return _Request(decoder.json_rows(value, where))
 
 
-def _arrivals(sock: socket.socket) -> Iterator[list[bytes]]:
-    rest = b""
-    while True:
-        data = sock.recv(1 << 16)
-        if not data:
-            return
-        *whole, rest = (rest + data).split(b"\n")
-        if whole:
-            yield whole
-        if len(rest) > LINE_BYTES_MAX:
-            sock.sendall(_answer(SchemaError(f"a line must end within {LINE_BYTES_MAX} bytes; send smaller units")))
-            return
+class _Arrivals:
+    """The lines of a connection as they come. What has no end yet is kept without copying it for each piece."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock, self._rest = sock, bytearray()
+        self._begun_s = 0.0
+
+    def next(self, idle_s: float, line_s: float) -> list[bytes]:
+        """Whole lines, at least one; none at the end of the connection.
+
+        `TimeoutError` after `idle_s` without a byte, and where a line takes longer than `line_s` from its first one.
+        """
+        begun_s = time.monotonic()
+        while True:
+            end_s = self._begun_s + line_s if self._rest else begun_s + idle_s
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError
+            self._sock.settimeout(left_s)
+            data = self._sock.recv(1 << 16)
+            if not data:
+                return []
+            head, newline, tail = data.rpartition(b"\n")
+            if not newline:
+                if not self._rest:
+                    self._begun_s = time.monotonic()
+                self._rest += data
+                if len(self._rest) > LINE_BYTES_MAX:
+                    raise SchemaError(f"a line must end within {LINE_BYTES_MAX} bytes; send smaller units")
+                continue
+            self._rest += head
+            lines = bytes(self._rest).split(b"\n")
+            self._rest, self._begun_s = bytearray(tail), time.monotonic()
+            self._sock.settimeout(idle_s)  # For the answers.
+            return lines
+
+
+def _shut(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _answer(answer: Ack | HoldfastError | None) -> bytes:

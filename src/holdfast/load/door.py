@@ -4,7 +4,9 @@ Rules:
 1. A partner speaks below /v1/partners/ITS-NAME with the token that the two share, compared in constant time (X1). It
    gets at tasks under leases between the two, and at the inputs of those; nothing else is there for it.
 2. The operator asks with the token of the deployment: loads, contracts, history, and movements by hand.
-3. A parcel is taken in piece by piece and bounded; a guest begins to exist when all of it is durable.
+3. A parcel is taken in piece by piece, in bounded time and size; a guest begins to exist when all of it is durable. Of
+   a guest's state there is one copy at a time on its way.
+4. No portion is larger than this host itself would ask for, whatever the partner asks for (X4).
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import hmac
 import logging
 import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,14 +25,16 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from holdfast.host.envelope import UNREADABLE
 from holdfast.host.link import Link
 from holdfast.host.service import WAIT_S_MAX, Door, Refused, body_of, number_of, position_of
 from holdfast.host.wire import PORTION_BYTES, PORTION_TYPE, Portion, encode_definition, encode_portion
+from holdfast.inputs.http_server import BODY_S_MAX, connection_of
 from holdfast.load.manager import LoadManager
 from holdfast.load.overview import contracts_of, loads_of
-from holdfast.load.parcel import PARCEL_TYPE, Unpacking, pack
+from holdfast.load.parcel import PARCEL_BYTES_MAX, PARCEL_TYPE, Unpacking, pack
 from holdfast.load.steps import reached
 from holdfast.load.tasks import Guest, GuestNote, HeldTask, guest_name, install_guest
 from holdfast.load.wire import MESSAGE_BYTES_MAX, decode_message
@@ -43,8 +47,11 @@ from holdfast.protocol.load.signals import Arrived, Received
 log = logging.getLogger(__name__)
 
 _LANES = {"main": Lane.MAIN, "head": Lane.HEAD}
-#: A partner that sends nothing for this long has gone.
+#: A partner that sends less than a megabyte in this long has gone.
 _CHUNK_S = 30.0
+_CHUNK = 1 << 20
+#: What a parcel may have beside its bodies.
+_HEAD_BYTES_MAX = 16 << 20
 
 
 def doors_of(manager: LoadManager) -> list[Door]:
@@ -77,6 +84,7 @@ class _Doors:
         self._manager = manager
         self._tokens = {name: partner.token().encode() for name, partner in manager.terms.partners.items()}
         self._arriving: set[str] = set()
+        self._handing: set[str] = set()
 
     def admits(self, request: Request, token: str) -> bool:
         """Rule 1. Strangers are told the same as partners with a wrong token."""
@@ -135,7 +143,7 @@ class _Doors:
         """Rule 3."""
         lease, manager = self._lease(request, Role.SELLER), self._manager
         if lease.lease_id in manager.tasks:
-            async for _ in request.stream():
+            async for _ in _timely(request):
                 pass  # An earlier parcel arrived whole; what stands there now is as good.
             return JSONResponse({})
         if lease.state is not LeaseState.MOVING:
@@ -157,7 +165,7 @@ class _Doors:
         staging.mkdir(parents=True)
         unpacking = Unpacking(staging)
         try:
-            async for chunk in _timely(request.stream()):
+            async for chunk in _timely(request):
                 await loop.run_in_executor(None, unpacking.feed, chunk)
                 if unpacking.head is not None:
                     reached("half")
@@ -191,31 +199,36 @@ class _Doors:
         controller = guest.controller
         if controller is None or not controller.at_rest:
             raise Refused(503, f"{guest.replica} is not STABLE now; ask again later")
+        if guest.task_id in self._handing:
+            raise Refused(409, f"the task of lease {guest.task_id} is just handed over by another request; ask again")
+        self._handing.add(guest.task_id)
         staging = guest.folder / f".handing-{os.urandom(8).hex()}"
-        staging.mkdir()
         loop = asyncio.get_running_loop()
+
+        def ended() -> None:
+            self._handing.discard(guest.task_id)
+            shutil.rmtree(staging, ignore_errors=True)
+
         try:
+            staging.mkdir()
             waiting = await loop.run_in_executor(None, controller.copy_to, staging / "checkpoint")
         except BaseException:
-            shutil.rmtree(staging, ignore_errors=True)
+            ended()
             raise
         parts = pack(guest.task_id, guest.definition, guest.output.definition, waiting, staging / "checkpoint")
 
         async def send() -> AsyncIterator[bytes]:
-            try:
-                while (part := await loop.run_in_executor(None, next, parts, None)) is not None:
-                    yield part
-                reached("handed")
-            finally:
-                shutil.rmtree(staging, ignore_errors=True)
+            while (part := await loop.run_in_executor(None, next, parts, None)) is not None:
+                yield part
+            reached("handed")
 
-        return StreamingResponse(send(), media_type=PARCEL_TYPE)
+        return _Handing(send(), ended)
 
     async def output(self, request: Request) -> Response:
         guest = self._guest(request)
         wait_s = min(number_of(request, "wait_ms", 0) / 1000, WAIT_S_MAX)
-        position, bytes_max = position_of(request), number_of(request, "bytes_max", PORTION_BYTES)
-        portion = await guest.serving.wait(guest.node.output, Lane.MAIN, position, wait_s, bytes_max)
+        position = position_of(request)
+        portion = await guest.serving.wait(guest.node.output, Lane.MAIN, position, wait_s, _bytes_max(request))
         guest.pulled(position)
         return _portion(portion)
 
@@ -225,7 +238,7 @@ class _Doors:
         if lane is None:
             raise Refused(404, f"an input is read as one of {', '.join(_LANES)}")
         wait_s = min(number_of(request, "wait_ms", 0) / 1000, WAIT_S_MAX)
-        asked = position_of(request), wait_s, number_of(request, "bytes_max", PORTION_BYTES)
+        asked = position_of(request), wait_s, _bytes_max(request)
         return _portion(await _pull(task.input_links(stream), stream, lane, *asked))
 
     async def input_definition(self, request: Request) -> Response:
@@ -266,6 +279,25 @@ def _partner(request: Request) -> str:
     return str(request.path_params["partner"])
 
 
+def _bytes_max(request: Request) -> int:
+    """Rule 4."""
+    return min(number_of(request, "bytes_max", PORTION_BYTES), PORTION_BYTES)
+
+
+class _Handing(StreamingResponse):
+    """A parcel on its way; `ended` is called when it has left or its receiver has gone, even before the first byte."""
+
+    def __init__(self, parts: AsyncIterator[bytes], ended: Callable[[], None]) -> None:
+        super().__init__(parts, media_type=PARCEL_TYPE)
+        self._ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._ended()
+
+
 def _portion(portion: Portion) -> Response:
     return Response(b"".join(encode_portion(portion)), media_type=PORTION_TYPE)
 
@@ -281,11 +313,25 @@ async def _pull(links: list[Link], stream: str, lane: Lane, position: Any, wait_
     raise trouble or PeerError(f"nobody produces {stream}")
 
 
-async def _timely(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    while True:
-        async with asyncio.timeout(_CHUNK_S):
-            try:
-                chunk = await anext(chunks)
-            except StopAsyncIteration:
-                return
-        yield chunk
+async def _timely(request: Request) -> AsyncIterator[bytes]:
+    """A body piece by piece, given up where it is longer than a parcel or comes slower than `_CHUNK` in `_CHUNK_S`."""
+    loop, chunks, connection = asyncio.get_running_loop(), request.stream(), connection_of(request)
+    left_s, came, total = _CHUNK_S, 0, 0
+    if connection is not None:
+        connection.give_body(None)
+    try:
+        while total <= PARCEL_BYTES_MAX + _HEAD_BYTES_MAX:
+            begun = loop.time()
+            async with asyncio.timeout(left_s):
+                try:
+                    chunk = await anext(chunks)
+                except StopAsyncIteration:
+                    return
+            came, total, left_s = came + len(chunk), total + len(chunk), left_s - (loop.time() - begun)
+            if came >= _CHUNK:
+                came, left_s = came % _CHUNK, _CHUNK_S
+            yield chunk
+        raise Refused(413, f"a parcel may have {PARCEL_BYTES_MAX} bytes at most")
+    finally:
+        if connection is not None:
+            connection.give_body(BODY_S_MAX)

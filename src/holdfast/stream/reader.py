@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -320,6 +321,31 @@ class LogReader:
         """The same as plain index entries, unordered, for counting."""
         return np.concatenate([EMPTY, *(entries for _, entries in self._within(start_us, end_us))])
 
+    def last(self, tuples: int) -> tuple[int, int]:
+        """The bucket in which the last so many complete tuples begin, and how many of its tuples come before them.
+
+        Looks at segments from the newest on, and only at as many as can hold them: a history may be long.
+        """
+        until, size = self.closed_until_us, self.bucket_us
+        if tuples == 0:
+            return until // size, 0
+        rows: Counter[int] = Counter()
+        before = list(self.segments)
+        while before:
+            segment = before.pop()
+            entries = self.entries_of(segment, BEGINNING_US, until)
+            if entries is not None:
+                entries = entries[entries["stime_min_us"] < until]
+                buckets, inverse = np.unique(entries["bucket"], return_inverse=True)
+                counts = np.bincount(inverse, weights=entries["rows"], minlength=len(buckets))
+                rows.update(dict(zip(buckets.tolist(), map(int, counts.tolist()), strict=True)))
+            bucket, found = _last_bucket(rows, tuples)
+            older = max((s.stime_max_us for s in before if s.stime_max_us is not None), default=BEGINNING_US)
+            if bucket is not None and found >= tuples and older < bucket * size:
+                break
+        bucket, found = _last_bucket(rows, tuples)
+        return (until // size, 0) if bucket is None else (bucket, max(0, found - tuples))
+
     def _within(self, start_us: int, end_us: int) -> Iterator[tuple[SegmentEntry, Entries]]:
         for segment in self.segments:
             entries = self.entries_of(segment, start_us, end_us)
@@ -379,6 +405,16 @@ class LogReader:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _last_bucket(rows: Mapping[int, int], tuples: int) -> tuple[int | None, int]:
+    """The newest bucket from which on there are so many, or the oldest of all; and how many there are from it on."""
+    bucket, found = None, 0
+    for bucket in sorted(rows, reverse=True):
+        found += rows[bucket]
+        if found >= tuples:
+            break
+    return bucket, found
 
 
 def read_extent(files: dict[Path, int], path: Path, fields: Fields, stored: pa.Schema) -> pa.RecordBatch:

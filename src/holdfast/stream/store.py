@@ -12,7 +12,6 @@ from holdfast.clock import Clock, now_us
 from holdfast.model.errors import StorageError, UnknownStream, UsageError
 from holdfast.model.names import check_name, contained
 from holdfast.model.schema import SchemaLike
-from holdfast.model.time import BEGINNING_US
 from holdfast.stream.acks import Acknowledged, forget, read_acks
 from holdfast.stream.branch import BranchRoot, branch_writer, create_branch, drop_branch, find_branch, renew_branch
 from holdfast.stream.definition import SEGMENT_BYTES_MIN, Definition, Retention, define
@@ -68,20 +67,9 @@ class Stream:
 
     def last(self, tuples: int) -> tuple[int, int]:
         """The bucket in which the last so many complete tuples begin, and how many of its tuples come before them."""
-        size = self.definition.bucket_us
         reader = self.reader()
         try:
-            until = reader.closed_until_us
-            found = reader.extents(BEGINNING_US, until)
-            if tuples == 0 or not found:
-                return until // size, 0
-            rows, bucket = 0, found[-1].fields.bucket
-            for extent in reversed(found):
-                if rows >= tuples and extent.fields.bucket != bucket:
-                    break
-                bucket = extent.fields.bucket
-                rows += extent.fields.rows
-            return bucket, max(0, rows - tuples)
+            return reader.last(tuples)
         finally:
             reader.close()
 
