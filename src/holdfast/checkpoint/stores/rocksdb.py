@@ -25,7 +25,9 @@ class RocksStore(CheckpointStore):
         try:
             from rocksdict import Options, Rdict, WriteBatch, WriteOptions
         except ImportError:
-            raise UsageError("a rocksdb store needs the package rocksdict; pip install 'holdfast[rocksdb]'") from None
+            raise UsageError(
+                "a rocksdb store needs the package rocksdict; pip install 'holdfast-streams[rocksdb]'"
+            ) from None
         self.folder = Path(folder)
         options = Options(raw_mode=True)
         options.create_if_missing(True)
