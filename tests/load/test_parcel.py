@@ -12,8 +12,10 @@ import pytest
 import holdfast
 from holdfast.load import parcel
 from holdfast.load.parcel import File, Head, Unpacking, pack
+from holdfast.load.partner import write_parcel
 from holdfast.load.tasks import GuestNote, guests_on, install_guest
 from holdfast.model.errors import PeerError
+from holdfast.stream.disk import Disk
 from holdfast.stream.frame import crc32c
 from holdfast.stream.waiting import Waiting
 
@@ -126,3 +128,27 @@ def test_a_host_finds_whole_guests_and_sweeps_what_crashes_have_left(tmp_path: P
     (guests / ".gone-1").mkdir()
     assert guests_on(tmp_path) == [(guests / "anna.1.0", note)]
     assert [path.name for path in guests.iterdir()] == ["anna.1.0"]
+
+
+def test_a_written_parcel_is_durable_with_its_name(tmp_path: Path) -> None:
+    """A power cut after `write_parcel` could take the name: its folder was not synced."""
+    done: list[str] = []
+
+    class Noted(Disk):
+        def sync(self, fd: int, path: Path) -> None:
+            super().sync(fd, path)
+            done.append("bytes")
+
+        def rename(self, old: Path, new: Path) -> None:
+            super().rename(old, new)
+            done.append("rename")
+
+        def sync_dir(self, path: Path) -> None:
+            super().sync_dir(path)
+            done.append(f"folder {path.name}")
+
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / ".parcel.tmp").write_bytes(b"cut short")
+    write_parcel(tmp_path / "home" / "parcel", [b"a", b"bc"], Noted())
+    assert (tmp_path / "home" / "parcel").read_bytes() == b"abc"
+    assert done == ["bytes", "rename", "folder home"]

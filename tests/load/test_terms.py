@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from holdfast.host.app_file import load_app
 from holdfast.host.catalog import Catalog
 from holdfast.host.deployment import load_deployment
-from holdfast.load.terms import load_terms
+from holdfast.load.terms import is_older_id, load_terms
 from holdfast.model.errors import UsageError
 
 ANNA = """
@@ -51,6 +52,14 @@ def test_two_files_with_the_same_clauses_make_a_contract_and_with_others_none(tm
     anna, ben = load_terms(written(tmp_path, "anna", ANNA)), load_terms(written(tmp_path, "ben", BEN))
     assert anna.plan.contracts[0].contract_id == ben.plan.contracts[0].contract_id
     assert anna.plan.contracts[1].contract_id != ben.plan.contracts[1].contract_id, "onward differs"
+
+
+def test_nobody_can_find_other_clauses_with_the_same_id(tmp_path: Path) -> None:
+    """An id was a checksum of 32 bits: other clauses with the same one are found in minutes."""
+    contract_id = load_terms(written(tmp_path, "anna", ANNA)).plan.contracts[0].contract_id
+    assert re.fullmatch(r"anna\.ben\.[0-9a-f]{32}", contract_id)
+    assert not is_older_id(contract_id)
+    assert is_older_id("anna.ben.00c0ffee")
 
 
 @pytest.mark.parametrize(

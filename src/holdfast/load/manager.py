@@ -34,7 +34,7 @@ from holdfast.load.partner import PartnerLink
 from holdfast.load.patience import Patience
 from holdfast.load.steps import reached
 from holdfast.load.tasks import Guest, GuestNote, HeldTask, OwnTask, guests_on, remove_guest
-from holdfast.load.terms import Terms
+from holdfast.load.terms import Terms, is_older_id
 from holdfast.load.words import Words
 from holdfast.model.errors import HoldfastError, PeerError, StorageError, UsageError
 from holdfast.model.time import SECOND_US
@@ -76,6 +76,11 @@ class LoadManager:
         signed = {contract.contract_id for contract in terms.plan.contracts}
         for record in self.journal.records:
             if isinstance(record, Opened | Reserved) and record.contract_id not in signed:
+                if is_older_id(record.contract_id):
+                    raise UsageError(
+                        f"{own / 'journal'} has a lease of contract {record.contract_id}, which an older Holdfast "
+                        "named by another rule; let the lease end with that version, then go on with this one"
+                    )
                 raise UsageError(
                     f"{terms.file} must still have the contract {record.contract_id} with the clauses that it had: the "
                     "journal speaks of it; put it back until its leases have ended"

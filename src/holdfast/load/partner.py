@@ -37,6 +37,7 @@ from holdfast.model.errors import PeerError
 from holdfast.protocol.dpc.signals import Lane
 from holdfast.protocol.load.messages import Message
 from holdfast.stream.definition import Definition
+from holdfast.stream.disk import Disk
 
 _ANSWER_BYTES_MAX = 1 << 20
 #: A parcel may hold gigabytes; whoever sends less than a megabyte in this time has gone.
@@ -183,15 +184,20 @@ async def _chunks(path: Path, pace: asyncio.Timeout) -> AsyncIterator[bytes]:
                 pace.reschedule(loop.time() + _TAKE_S)
 
 
-def write_parcel(path: Path, parts: Iterable[bytes]) -> None:
-    """A parcel as a file, durable on return."""
+def write_parcel(path: Path, parts: Iterable[bytes], disk: Disk | None = None) -> None:
+    """A parcel as a file, durable on return: its bytes, and its name in the folder."""
+    disk = disk or Disk()
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
+    disk.unlink(temporary)  # Of an earlier try that was cut short.
+    fd, at = disk.create(temporary), 0
+    try:
         for part in parts:
-            file.write(part)
-        file.flush()
-        os.fdatasync(file.fileno())
-    temporary.replace(path)
+            at += disk.write(fd, temporary, at, [part])
+        disk.sync(fd, temporary)
+    finally:
+        os.close(fd)
+    disk.rename(temporary, path)
+    disk.sync_dir(path.parent)
 
 
 def _why(error: Exception) -> str:

@@ -18,6 +18,7 @@ Rules:
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 from collections.abc import Mapping
@@ -37,9 +38,10 @@ from holdfast.protocol.load.contract import Contract
 from holdfast.protocol.load.cost import MM1
 from holdfast.protocol.load.plan import ParticipantPlan
 from holdfast.protocol.load.usage import Usage
-from holdfast.stream.frame import crc32c
 
 _TOKEN_BYTES_MAX = 4096
+#: Characters of a contract's SHA-256 in its id: 128 bits.
+_ID_CHARS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +216,20 @@ def _contract(file: Path, us: str, said: _Contract, partners: Mapping[str, Partn
     period_us, unit = duration_us(said.period), Usage(said.unit.cpu, said.unit.bandwidth, said.unit.memory)
     permits = None if said.permits is None else tuple(sorted(said.permits))
     clauses = f"{low!r} {high!r} {period_us} {permits} {said.onward} {tuple(unit)}"
-    contract_id = f"{buyer}.{seller}.{crc32c(clauses.encode()):08x}"
-    return Contract(contract_id, buyer, seller, low, high, period_us, permits, said.onward, unit)
+    return Contract(
+        _contract_id(buyer, seller, clauses), buyer, seller, low, high, period_us, permits, said.onward, unit
+    )
+
+
+def _contract_id(buyer: str, seller: str, clauses: str) -> str:
+    """Two who have the same one have signed the same: nobody can find other clauses with the same id."""
+    digest = hashlib.sha256(f"{buyer} {seller} {clauses}".encode()).hexdigest()
+    return f"{buyer}.{seller}.{digest[:_ID_CHARS]}"
+
+
+def is_older_id(contract_id: str) -> bool:
+    """Whether an older Holdfast made it, which told contracts apart by a checksum of eight characters."""
+    return len(contract_id.rpartition(".")[2]) < _ID_CHARS
 
 
 def _range(file: Path, text: str) -> tuple[float, float]:
