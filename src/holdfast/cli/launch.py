@@ -27,6 +27,7 @@ from holdfast.host.deployment import Deployment, HostSpec
 from holdfast.host.log_bound import cut_log
 from holdfast.model.errors import PeerError, StorageError, UsageError
 from holdfast.model.time import SECOND_US
+from holdfast.stream.disk import Disk
 
 _EVERY_US = 100_000
 #: Spark needs a few seconds to end in order.
@@ -103,7 +104,7 @@ def _bind(spec: HostSpec, port: int) -> None:
 
 def launch(deployment: Deployment, spec: HostSpec) -> Launched:
     """Start `holdfast host FILE NAME`."""
-    spec.own.mkdir(parents=True, exist_ok=True)
+    Disk().make_dir(spec.own)
     log = log_file(spec)
     cut_log(log)
     fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

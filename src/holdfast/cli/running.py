@@ -20,6 +20,7 @@ from pathlib import Path
 
 from holdfast.host.deployment import HostSpec
 from holdfast.model.errors import UsageError
+from holdfast.stream.disk import Disk
 
 #: `struct flock` of 64-bit Linux: type, whence, start, length, pid.
 _FLOCK = struct.Struct("hhqqi4x")
@@ -36,7 +37,7 @@ def log_file(spec: HostSpec) -> Path:
 @contextlib.contextmanager
 def claimed(spec: HostSpec) -> Iterator[None]:
     """Be the host, as long as the block lasts. Refused while another process is."""
-    spec.own.mkdir(parents=True, exist_ok=True)
+    Disk().make_dir(spec.own)
     fd = os.open(pid_file(spec), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:

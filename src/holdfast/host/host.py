@@ -43,6 +43,7 @@ from holdfast.spark.node import NodeQueries
 from holdfast.spark.results import create_output
 from holdfast.spark.session import has_ended
 from holdfast.stream.definition import Definition
+from holdfast.stream.disk import Disk
 from holdfast.stream.store import Stream, StreamStore
 
 log = logging.getLogger(__name__)
@@ -217,7 +218,7 @@ class Host:
                     f"{d.bucket_us} µs, another {bucket_us} µs; create them with equal buckets"
                 )
         home = self.home_of(node.name)
-        home.mkdir(parents=True, exist_ok=True)
+        Disk().make_dir(home)
         shutil.rmtree(copies_of(home), ignore_errors=True)
         plan = self.catalog.plan_of(node.name, self.name, bucket_us)
         if node.output_schema is not None:

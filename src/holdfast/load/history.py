@@ -12,6 +12,8 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.stream.disk import Disk
+
 log = logging.getLogger(__name__)
 
 #: A sample a second is some 100 bytes: about six hours.
@@ -50,7 +52,7 @@ class History:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._failing = False
-        path.parent.mkdir(parents=True, exist_ok=True)
+        Disk().make_dir(path.parent)
 
     def add(self, line: Sample | Movement) -> None:
         """A picture with a hole, where the disk is full, and no reason to stop anything else."""

@@ -12,6 +12,7 @@ import struct
 from pathlib import Path
 
 from holdfast.model.time import BEGINNING_US
+from holdfast.stream.disk import file_mode
 from holdfast.stream.frame import crc32c
 
 _FORMAT = 1
@@ -30,7 +31,7 @@ class Decision:
     def decide(self, until_us: int) -> None:
         """Everything before this stime may be read."""
         if self._fd < 0:
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, file_mode())
         number = _NUMBER.pack(_FORMAT, until_us, 0)[:_CHECKED]
         os.pwrite(self._fd, number + crc32c(number).to_bytes(4, "little"), 0)
         self._until_us = until_us

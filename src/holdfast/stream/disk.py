@@ -10,10 +10,11 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.model.errors import StorageError
+from holdfast.model.errors import StorageError, UsageError
 
 #: Linux refuses longer vectors (IOV_MAX); longer writes are cut into several calls.
 _VECTOR_MAX = 1024
@@ -93,7 +94,7 @@ class Disk:
     def create(self, path: Path) -> int:
         """Create a new file for reading and writing; refuse an existing one."""
         with _reported("create", path):
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, file_mode())
 
     def truncate(self, fd: int, path: Path, length: int) -> None:
         with _reported("cut", path):
@@ -123,9 +124,9 @@ class Disk:
     def make_dir(self, path: Path) -> None:
         """Make a folder and those above it that are missing; each new name is durable on return."""
         missing = [p for p in (path, *path.parents) if not p.exists()]
-        with _reported("create", path):
-            os.makedirs(path, exist_ok=True)
         for new in reversed(missing):
+            with _reported("create", new):
+                make_private(new)
             self.sync_dir(new.parent)
 
     def replace_file(self, path: Path, data: bytes) -> None:
@@ -156,6 +157,27 @@ class Disk:
         finally:
             os.close(fd)
         return temporary
+
+
+def file_mode() -> int:
+    """What others may do with new files: nothing, unless HOLDFAST_UMASK says otherwise (027: the group may read)."""
+    return 0o666 & ~_umask()
+
+
+def make_private(folder: Path) -> None:
+    """Make one folder that is its owner's, as `file_mode` says; one that is there stays as it is."""
+    try:
+        os.mkdir(folder, 0o777 & ~_umask())
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+
+
+def _umask() -> int:
+    text = os.environ.get("HOLDFAST_UMASK", "077")
+    if not re.fullmatch("0?[0-7]{3}", text):
+        raise UsageError(f"HOLDFAST_UMASK must be three octal digits such as 077 or 027; got {text!r}")
+    return int(text, 8)
 
 
 class VolatileDisk(Disk):

@@ -22,7 +22,7 @@ from holdfast.model.time import BEGINNING_US
 from holdfast.stream import retention
 from holdfast.stream.chain import rebuild_chain
 from holdfast.stream.damaged import keep
-from holdfast.stream.disk import Disk
+from holdfast.stream.disk import Disk, file_mode
 from holdfast.stream.ending import Ended, committed_end
 from holdfast.stream.examine import Examined, examine
 from holdfast.stream.head import Head, write_head
@@ -80,7 +80,7 @@ class BranchRepair:
 
     @contextlib.contextmanager
     def _next_epoch_locked(self) -> Iterator[None]:
-        fd = os.open(tail_path(self.folder, self._epoch), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(tail_path(self.folder, self._epoch), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, file_mode())
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

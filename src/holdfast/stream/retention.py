@@ -28,7 +28,7 @@ from holdfast.model.time import BEGINNING_US, SECOND_US, instant_text
 from holdfast.stream.acks import read_acks
 from holdfast.stream.control import oldest_needed
 from holdfast.stream.definition import Definition, Retention
-from holdfast.stream.disk import Disk
+from holdfast.stream.disk import Disk, file_mode
 from holdfast.stream.head import Head, read_head, write_head
 from holdfast.stream.index import index_path
 from holdfast.stream.manifest import SegmentEntry, load_manifest
@@ -211,7 +211,7 @@ def _size(path: Path) -> int:
 def alone(folder: Path, *, wait: bool = True) -> Iterator[int | None]:
     """Two runs at once would each think that the other's files are its own to count. Gives the lock's file; None if
     another run has it, and we do not wait."""
-    fd = os.open(folder / _NOTE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(folder / _NOTE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, file_mode())
     try:
         fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

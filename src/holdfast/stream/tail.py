@@ -16,6 +16,7 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
+from holdfast.stream.disk import file_mode
 from holdfast.stream.frame import crc32c
 
 _SLOT = struct.Struct("<QQQQqqI12x")
@@ -56,7 +57,7 @@ def writer_lives(folder: Path, epoch: int) -> bool:
 
 class TailWriter:
     def __init__(self, folder: Path, epoch: int) -> None:
-        self.fd = os.open(tail_path(folder, epoch), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.fd = os.open(tail_path(folder, epoch), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, file_mode())
         newest = _newest(os.pread(self.fd, 2 * _SLOT_BYTES, 0))
         self._counter = newest.counter if newest else 0
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
+from holdfast.stream.disk import file_mode
 from holdfast.stream.index import Fields
 from holdfast.stream.merge import PieceReader
 from holdfast.stream.reader import read_extent
@@ -49,7 +50,7 @@ class PlanWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, file_mode())
 
     def append(self, buckets: Sequence[tuple[int, tuple[PlannedPiece, ...]]]) -> None:
         """Buckets as (end, pieces), in order."""

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from holdfast.model.errors import StorageError, StreamBusy
-from holdfast.stream.disk import storage_error
+from holdfast.stream.disk import file_mode, storage_error
 
 
 class Owner:
@@ -21,7 +21,7 @@ class Owner:
         self._folder = folder
         path = folder / "lock"
         try:
-            self._fd: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._fd: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, file_mode())
         except OSError as error:
             raise storage_error("lock", path, error) from error
         try:
