@@ -140,6 +140,27 @@ def test_http_and_tcp_feed_the_same_stream(cli: Cli) -> None:
     assert holdfast.open(cli.root).open("s").reader().rows == 2
 
 
+def test_a_token_comes_from_a_file_and_one_that_others_can_see_is_warned_of(cli: Cli, tmp_path: Path) -> None:
+    cli.ok("create", "s", "--schema", SCHEMA)
+    token = tmp_path / "t"
+    token.touch(mode=0o600)
+    token.write_text("x" * 32 + "\n")
+    for shown, warned in ((("--token-file", token), False), (("--token", "x" * 32), True)):
+        with cli.started("send", "s", "--tcp", 0, *shown, "--json") as sender:
+            assert sender.stdout is not None
+            port = json.loads(sender.stdout.readline())["port"]
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+                sock.sendall(b'{"token": "' + b"x" * 32 + b'"}\n')
+                assert sock.recv(100) == b'{"ok":true}\n'
+            sender.send_signal(signal.SIGINT)
+            _, said = sender.communicate(timeout=60)
+        assert ("can be seen by everybody" in said) is warned
+    both = cli.fails("send", "s", "--tcp", 0, "--token-file", token, "--token", "x" * 32, code=2)
+    assert "--token-file goes without --token" in " ".join(both.split())
+    token.chmod(0o644)
+    assert "must be its owner's alone" in cli.fails("send", "s", "--tcp", 0, "--token-file", token)
+
+
 def test_generated_rows_resume(cli: Cli) -> None:
     cli.ok("create", "s", "--schema", SCHEMA)
     assert "300 tuples" in cli.ok("send", "s", "--generate", 0, "--count", 300)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import typer
 
 from holdfast.cli.session import Session
+from holdfast.inputs.credentials import Keyring
 from holdfast.inputs.feed import DeadLetters, Feed, Sent
 from holdfast.inputs.network import Access
 from holdfast.stream.producer import Producer
@@ -31,6 +32,7 @@ class Options(NamedTuple):
     http: int | None
     host: str
     token: str | None
+    senders: Path | None
     certificate: Path | None
     key: Path | None
     rate: float | None
@@ -52,7 +54,14 @@ class Options(NamedTuple):
             raise typer.BadParameter("--count goes with --generate")
 
     def access(self, port: int) -> Access:
-        return Access(self.host, port, self.token, self.certificate, self.key)
+        return Access(self.host, port, self.token, self.certificate, self.key, self.keys())
+
+    def keys(self) -> Keyring | None:
+        if self.senders is None:
+            return None
+        from holdfast.host.senders import load_senders
+
+        return load_senders(self.senders)
 
 
 class _Input(Protocol):

@@ -23,8 +23,7 @@ def command(
 
     deployment = load_deployment(file)
     spec = deployment.host(name)
-    deployment.token()  # A host without its token would run and refuse everybody.
-    deployment.view_token()
+    deployment.keyring()  # A host without its token would run and refuse everybody.
     with claimed(spec):
         from holdfast.host.deployed import run_host
         from holdfast.load.hosting import check_all_at_home, load_manager

@@ -11,6 +11,7 @@ from holdfast.cli.feeding import Inputs, Options
 from holdfast.cli.session import Json, Name, Root, Session
 from holdfast.cli.units import counted
 from holdfast.clock import monotonic_us, pause
+from holdfast.inputs.token_file import read_token
 from holdfast.model.time import closed_until
 from holdfast.stream.producer import MAX_AHEAD, Producer
 
@@ -29,6 +30,7 @@ def _see_out(producer: Producer) -> None:
 
 
 def command(
+    context: typer.Context,
     name: Name,
     file: Annotated[str | None, typer.Argument(metavar="[FILE|-]", help="Where rows come from.")] = None,
     format: Annotated[str | None, typer.Option(help="json (lines) or csv; otherwise by the file's name.")] = None,
@@ -49,7 +51,13 @@ def command(
     tcp: Annotated[int | None, typer.Option(metavar="PORT", help="Take JSON lines by TCP (0: any port).")] = None,
     http: Annotated[int | None, typer.Option(metavar="PORT", help="Take POSTs by HTTP (0: any port).")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    token: Annotated[str | None, typer.Option(envvar="HOLDFAST_TOKEN", help="What senders must show.")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="File with what senders must show.")] = None,
+    token: Annotated[
+        str | None, typer.Option(envvar="HOLDFAST_TOKEN", help="The same; others on this machine can see it.")
+    ] = None,
+    senders: Annotated[
+        Path | None, typer.Option(help="File that gives each sender a token, and ids of its own.")
+    ] = None,
     certificate: Annotated[Path | None, typer.Option(help="For TLS, with --key.")] = None,
     key: Annotated[Path | None, typer.Option(help="For TLS, with --certificate.")] = None,
     generate: Annotated[float | None, typer.Option(metavar="RATE", help="Invent rows, so many a second.")] = None,
@@ -76,6 +84,13 @@ def command(
     holdfast send monitor1 --generate 1000 --count 10000
     """
     session = Session(root, json)
+    source = context.get_parameter_source("token")
+    if token is not None and source is not None and source.name == "COMMANDLINE":
+        session.note("--token can be seen by everybody on this machine; use --token-file, or HOLDFAST_TOKEN")
+    if token_file is not None:
+        if token is not None:
+            raise typer.BadParameter("--token-file goes without --token and HOLDFAST_TOKEN; got both")
+        token = read_token(token_file)
     if format not in (None, "json", "csv"):
         raise typer.BadParameter(f"--format must be json or csv; got {format!r}")
     if late not in ("refuse", "drop"):
@@ -84,7 +99,7 @@ def command(
         raise typer.BadParameter("--idle goes with --stime; times of arrival follow the clock anyway")
     options = Options(
         file=file, format=format, follow=follow, dead_letters=dead_letters, tcp=tcp, http=http, host=host, token=token,
-        certificate=certificate, key=key, rate=generate, rows_max=count, seed=seed, id=id, again=again,
+        senders=senders, certificate=certificate, key=key, rate=generate, rows_max=count, seed=seed, id=id, again=again,
     )  # fmt: skip
     options.check()
     stream = session.store.open(name)

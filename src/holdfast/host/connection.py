@@ -27,7 +27,7 @@ from typing import Any, Literal, TypeVar
 from holdfast.clock import monotonic_us
 from holdfast.host.client import Client, Wish, trouble_of
 from holdfast.host.client_subscriber import ClientSubscriber
-from holdfast.host.link import HttpLink, Refused
+from holdfast.host.link import HttpLink, Refused, Token
 from holdfast.model.errors import PeerError, UnknownStream, UsageError
 from holdfast.model.names import check_name
 from holdfast.model.time import BEGINNING_US, duration_us, instant_us
@@ -45,7 +45,7 @@ Where = str | os.PathLike[str] | Mapping[str, str] | Sequence[str]
 class Connection:
     """Streams of several hosts. Get one from `holdfast.connect`."""
 
-    def __init__(self, addresses: Mapping[str, tuple[str, Path | None]], token: str) -> None:
+    def __init__(self, addresses: Mapping[str, tuple[str, Path | None]], token: Token) -> None:
         if not addresses:
             raise UsageError("a connection needs at least one host; got none; name their addresses")
         requests = logging.getLogger("httpx")
@@ -181,7 +181,7 @@ class Connection:
         self.close()
 
 
-async def _link_all(addresses: Mapping[str, tuple[str, Path | None]], token: str) -> dict[str, HttpLink]:
+async def _link_all(addresses: Mapping[str, tuple[str, Path | None]], token: Token) -> dict[str, HttpLink]:
     return {host: HttpLink(address, token, ca=ca) for host, (address, ca) in addresses.items()}
 
 
@@ -214,7 +214,7 @@ def connect(where: Where, *, token: str | None = None, ca: str | os.PathLike[str
 
         deployment = load_deployment(where)
         addresses = {h.name: (h.url, h.tls.authority if h.tls else None) for h in deployment.hosts}
-        return Connection(addresses, deployment.looking_token() if token is None else token)
+        return Connection(addresses, deployment.looking_file().current if token is None else token)
     if token is None:
         raise UsageError("hosts ask for a token; give token=, or name the deployment file")
     named = where if isinstance(where, Mapping) else {address: address for address in where}

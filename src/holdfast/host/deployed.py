@@ -14,15 +14,14 @@ from typing import Protocol
 
 from pyspark.sql import SparkSession
 
-from holdfast.app import App
 from holdfast.host.catalog import Catalog
 from holdfast.host.deployment import Deployment, HostSpec
 from holdfast.host.embedded import node_session
 from holdfast.host.host import Host
 from holdfast.host.log_bound import keep_bounded
 from holdfast.host.service import Door, Service
+from holdfast.inputs.credentials import Keyring
 from holdfast.inputs.network import Access
-from holdfast.model.errors import UsageError
 
 log = logging.getLogger(__name__)
 
@@ -48,18 +47,18 @@ def run_host(deployment: Deployment, name: str, extend: Callable[[Host], Extensi
 
 
 async def _run(deployment: Deployment, name: str, extend: Callable[[Host], Extension] | None) -> None:
-    spec, app, token, view_token = _known(deployment, name)
+    spec, app, keys = deployment.host(name), deployment.load_app(), deployment.keyring()
     catalog = Catalog(app.diagram(), deployment)
 
     def spark() -> SparkSession:
         nodes = [node.name for node in catalog.nodes_on(name)]
         return node_session(f"{app.name}@{name}", nodes, master=spec.master, **dict(spec.spark))
 
-    host = Host(name, catalog, spec.root, spark, token)
+    host = Host(name, catalog, spec.root, spark, deployment.peer_file().current)
     extension = None if extend is None else extend(host)
     service = Service(
-        host.serving, _access(spec, token), deliver=host.deliver, status=host.status, fault=host.fault, stop=host.stop,
-        answers=host.answers, report=host.report, cuts=host.cuts, view_token=view_token,
+        host.serving, _access(spec, keys), deliver=host.deliver, status=host.status, fault=host.fault, stop=host.stop,
+        answers=host.answers, report=host.report, cuts=host.cuts, keys=keys,
         doors=() if extension is None else extension.doors(),
     )  # fmt: skip
     loop = asyncio.get_running_loop()
@@ -80,16 +79,6 @@ async def _run(deployment: Deployment, name: str, extend: Callable[[Host], Exten
         log.info("host %s stopped", name)
 
 
-def _known(deployment: Deployment, name: str) -> tuple[HostSpec, App, str, str | None]:
-    token, view_token = deployment.token(), deployment.view_token()
-    if token == view_token:
-        raise UsageError(
-            f"{deployment.token_file} and {deployment.view_token_file} must hold different tokens, or whoever may look "
-            "could act; remove the second and `holdfast up` makes a new one"
-        )
-    return deployment.host(name), deployment.load_app(), token, view_token
-
-
-def _access(spec: HostSpec, token: str) -> Access:
+def _access(spec: HostSpec, keys: Keyring) -> Access:
     tls = spec.tls
-    return Access(spec.ip, spec.port, token, tls.certificate if tls else None, tls.key if tls else None)
+    return Access(spec.ip, spec.port, None, tls.certificate if tls else None, tls.key if tls else None, keys)

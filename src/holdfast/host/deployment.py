@@ -3,6 +3,9 @@
     app: netmon.py                      # file, or module; with several App objects netmon.py:name
     token: secret.token                 # file with the shared secret; made by `holdfast up` when absent
     view_token: view.token              # the same for those who may look but not act; optional
+    peer_token: peer.token              # what hosts show each other instead of the operator's; optional
+    readers:                            # those who may see some streams only; optional
+      dashboard: {token: dashboard.token, streams: [active_sources]}
     hosts:
       a: {address: "127.0.0.1:7401", root: a/}          # and, with contracts, load: anna.yaml (`holdfast.load.terms`)
       b: {address: "127.0.0.1:7402", root: b/}
@@ -22,19 +25,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from holdfast.diagram import check_node_name
 from holdfast.host.plain_yaml import read_yaml
-from holdfast.host.token_file import make_token, read_token
+from holdfast.inputs.credentials import Credential, Keyring, Role
 from holdfast.inputs.network import is_loopback
+from holdfast.inputs.token_file import TokenFile, make_token, read_token
 from holdfast.model.errors import UsageError
+from holdfast.stream.acks import check_subscriber
 
 if TYPE_CHECKING:
     from holdfast.app import App
@@ -87,6 +92,13 @@ class HostSpec:
         return self.own / "host.log"
 
 
+class Reader(NamedTuple):
+    """Somebody who may see some streams and nothing else."""
+
+    token_file: Path
+    streams: frozenset[str]
+
+
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """The file, checked. Made by `load_deployment`."""
@@ -101,6 +113,9 @@ class Deployment:
     """Node → its replica set, for the nodes that the file names."""
     view_token_file: Path | None = None
     """None: nobody may merely look."""
+    peer_token_file: Path | None = None
+    """None: hosts show each other the operator's."""
+    readers: Mapping[str, Reader] = field(default_factory=dict)
 
     def host(self, name: str) -> HostSpec:
         for host in self.hosts:
@@ -124,15 +139,42 @@ class Deployment:
         return None if self.view_token_file is None else read_token(self.view_token_file)
 
     def looking_token(self) -> str:
-        """A secret to look with: the operator's where it can be read, otherwise the viewer's."""
+        """A secret to look with."""
+        return self.looking_file().current()
+
+    def looking_file(self) -> TokenFile:
+        """The file of a secret to look with: the operator's where it can be read, otherwise the viewer's."""
         if self.view_token_file is not None and not os.access(self.token_file, os.R_OK):
-            return read_token(self.view_token_file)
-        return self.token()
+            return TokenFile(self.view_token_file)
+        return TokenFile(self.token_file)
+
+    def peer_file(self) -> TokenFile:
+        """The file of the secret that hosts show each other."""
+        return TokenFile(self.peer_token_file or self.token_file)
+
+    def keyring(self) -> Keyring:
+        """Everybody whom a host lets in; no two may have the same token, or one could do what the other may."""
+        entries = [(Credential("operator", Role.OPERATOR), TokenFile(self.token_file))]
+        if self.peer_token_file is not None:
+            entries.append((Credential("peer", Role.PEER), TokenFile(self.peer_token_file)))
+        if self.view_token_file is not None:
+            entries.append((Credential("viewer", Role.VIEWER), TokenFile(self.view_token_file)))
+        for name, reader in self.readers.items():
+            entries.append((Credential(name, Role.READER, reader.streams), TokenFile(reader.token_file)))
+        for (_, one), (_, other) in combinations(entries, 2):
+            if set(one.accepted()) & set(other.accepted()):
+                raise UsageError(
+                    f"{one.path} and {other.path} must hold different tokens, or whoever may do less could do more; "
+                    "remove the second and `holdfast up` makes a new one"
+                )
+        return Keyring(entries)
 
     def make_token(self) -> bool:
-        """Make the token file unless there is one, and the viewer's with it; True if the first was made."""
-        if self.view_token_file is not None:
-            make_token(self.view_token_file)
+        """Make the token file unless there is one, and all others with it; True if the first was made."""
+        others = (self.view_token_file, self.peer_token_file, *(reader.token_file for reader in self.readers.values()))
+        for other in others:
+            if other is not None:
+                make_token(other)
         return make_token(self.token_file)
 
 
@@ -151,11 +193,18 @@ class _Host(msgspec.Struct, forbid_unknown_fields=True):
     load: str | None = None
 
 
+class _Reader(msgspec.Struct, forbid_unknown_fields=True):
+    token: str
+    streams: list[str]
+
+
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     app: str
     hosts: dict[str, _Host]
     token: str = TOKEN_FILE
     view_token: str | None = None
+    peer_token: str | None = None
+    readers: dict[str, _Reader] = {}
     sources: dict[str, str] = {}
     nodes: dict[str, list[str]] = {}
     spark: dict[str, str] = {}
@@ -180,11 +229,30 @@ def load_deployment(path: str | os.PathLike[str]) -> Deployment:
         MappingProxyType(dict(said.sources)),
         MappingProxyType({node: tuple(names) for node, names in said.nodes.items()}),
         None if said.view_token is None else file.parent / said.view_token,
+        None if said.peer_token is None else file.parent / said.peer_token,
+        MappingProxyType({name: _reader(file, name, reader) for name, reader in said.readers.items()}),
     )
-    if deployment.view_token_file == deployment.token_file:
-        raise UsageError(f"{file} must name another file for view_token than for token; got {said.token!r} for both")
+    _check_tokens(deployment)
     _check_names(deployment)
     return deployment
+
+
+def _reader(file: Path, name: str, said: _Reader) -> Reader:
+    check_subscriber(name)
+    if not said.streams:
+        raise UsageError(f"reader {name!r} in {file} must have streams that it may see; got none; name some")
+    return Reader(file.parent / said.token, frozenset(said.streams))
+
+
+def _check_tokens(deployment: Deployment) -> None:
+    named = {"token": deployment.token_file, "peer_token": deployment.peer_token_file,
+             "view_token": deployment.view_token_file,
+             **{f"reader {name!r}": reader.token_file for name, reader in deployment.readers.items()}}  # fmt: skip
+    for (one, a), (other, b) in combinations(named.items(), 2):
+        if a is not None and a == b:
+            raise UsageError(
+                f"{deployment.file} must name another file for {other} than for {one}; got {a.name!r} for both"
+            )
 
 
 def _host(file: Path, name: str, said: _Host, spark: Mapping[str, str]) -> HostSpec:

@@ -30,7 +30,7 @@ from holdfast.host.catalog import Catalog, replica_name
 from holdfast.host.controller import Controller
 from holdfast.host.forking import HEALTH_US
 from holdfast.host.intake import DirectIntake, Intake
-from holdfast.host.link import CutLink, Cuts, HttpLink, Link, LocalLink
+from holdfast.host.link import CutLink, Cuts, HttpLink, Link, LocalLink, Token
 from holdfast.host.network import Network, SourceVoice
 from holdfast.host.remote import MirroredIntake, copies_of
 from holdfast.host.replica import Replica
@@ -67,7 +67,7 @@ class Host:
     """Runs what the catalog places on the host `name`. `spark` is called when a session is first needed."""
 
     def __init__(
-        self, name: str, catalog: Catalog, root: Path, spark: Callable[[], SparkSession], token: str | None = None
+        self, name: str, catalog: Catalog, root: Path, spark: Callable[[], SparkSession], token: Token | None = None
     ) -> None:
         self.name, self.catalog, self.root, self._make_spark, self._token = name, catalog, root, spark, token
         self.store = StreamStore(root)

@@ -123,17 +123,22 @@ class LocalLink(Link):
             raise PeerError(f"this host cannot define stream {stream}: {error}") from error
 
 
+Token = str | Callable[[], str]
+"""A token, or where to look it up."""
+
+
 class HttpLink(Link):
     """The way to a host with an address, such as `https://b.example:7411`."""
 
-    def __init__(self, address: str, token: str, *, ca: Path | None = None, name: str = "") -> None:
+    def __init__(self, address: str, token: Token, *, ca: Path | None = None, name: str = "") -> None:
         parts = urlsplit(address)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"a host's address must look like https://name:port; got {address!r}")
         if parts.scheme == "http" and not is_loopback(parts.hostname):
             raise UsageError(f"the token must not travel in the clear: {address} needs https, or must be loopback")
         self.address = address.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
+        self._token = token
+        self._headers = {"Accept-Encoding": "identity"}
         if name:
             self._headers["Holdfast-Host"] = name
         self._trusted = _trust(ca) if parts.scheme == "https" and ca is not None else True
@@ -150,6 +155,11 @@ class HttpLink(Link):
                 cookie_jar=aiohttp.DummyCookieJar(),
             )  # fmt: skip
         return self._session
+
+    @property
+    def _shown(self) -> dict[str, str]:
+        """Looked up for every request: a token may change while the link lives."""
+        return {"Authorization": f"Bearer {self._token if isinstance(self._token, str) else self._token()}"}
 
     async def pull(
         self, stream: str, lane: Lane, position: Position, wait_s: float, bytes_max: int = PORTION_BYTES
@@ -203,7 +213,7 @@ class HttpLink(Link):
     ) -> bytes:
         """The body of a good answer; every other outcome is a `PeerError`."""
         timeout = aiohttp.ClientTimeout(wait_s + TRANSFER_S, connect=CONNECT_S, sock_read=wait_s + ANSWER_S)
-        headers = {"Content-Type": "application/json"} if content is not None else None
+        headers = {"Content-Type": "application/json", **self._shown} if content is not None else self._shown
         try:
             async with self._client.request(
                 method, path, params=params, data=content, headers=headers, timeout=timeout, allow_redirects=False

@@ -1,8 +1,10 @@
 """The door of a host: HTTP in the host's own event loop.
 
 Rules:
-1. Every request carries a token. With the viewer's one may look (GET), with the operator's also act (POST); hosts of
-   one deployment use the operator's. Tokens are compared in constant time (X1).
+1. Every request carries a token, and its role says what may be asked (`credentials`): operators everything, viewers
+   whatever only looks, readers the streams that are named for them, peers streams and words of replicas (X1). A stream
+   that one may not see is answered like one that does not exist. Who is refused, and who changes something, is told to
+   the audit log.
 2. Loopback by default; any other address needs TLS as well. A page in somebody's browser can reach loopback too, so a
    foreign Origin or Host is refused.
 3. A body, an answer, a wait and a request have bounds (X4); connections as `places` says, which keeps room for
@@ -16,7 +18,6 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -41,6 +42,8 @@ from holdfast.host.wire import (
     encode_portion,
     encode_report,
 )
+from holdfast.inputs.audit import Audit
+from holdfast.inputs.credentials import Credential, Keyring, Role
 from holdfast.inputs.http_server import HttpServer, make_known
 from holdfast.inputs.network import TOKEN_CHARS_MIN, Access, is_loopback
 from holdfast.inputs.places import Crowded
@@ -55,6 +58,13 @@ WAIT_S_MAX = 10.0
 #: How long a body may take to come.
 BODY_S_MAX = 5.0
 _LANES = {lane.name.lower(): lane for lane in Lane}
+_ACT = frozenset({Role.OPERATOR})
+_LOOK = frozenset({Role.OPERATOR, Role.VIEWER})
+_SPEAK = frozenset({Role.OPERATOR, Role.PEER})
+_READ = frozenset({Role.OPERATOR, Role.PEER, Role.VIEWER, Role.READER})
+_ACKNOWLEDGE = frozenset({Role.OPERATOR, Role.PEER, Role.READER})
+#: Answers that are told to the audit log; a stream that is not there (yet) is asked for again and again.
+_AUDITED = frozenset({400, 401, 403, 409, 413, 429})
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -70,6 +80,10 @@ class Refused(Exception):
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
         self.status = status
+
+
+Admission = frozenset[Role] | Callable[[Request, str], bool]
+"""Who may ask: roles, or whoever is let in by the token that he shows."""
 
 
 class Door(NamedTuple):
@@ -96,15 +110,17 @@ class Service:
         answers: Callable[[str], bool],
         report: Callable[[str], StreamReport | None] = _unknown,
         view_token: str | None = None,
+        keys: Keyring | None = None,
         cuts: Cuts | None = None,
         doors: Sequence[Door] = (),
     ) -> None:
         self.access = access.check()
-        if access.token is None:
+        if access.token is None and keys is None:
             raise UsageError("a host's service needs a token, on loopback as well; give one, or let one be made")
         if view_token is not None and len(view_token) < TOKEN_CHARS_MIN:
             raise UsageError(f"a token must have {TOKEN_CHARS_MIN} characters or more; got {len(view_token)}")
-        self._serving, self._view_token, self._cuts = serving, view_token, cuts or Cuts()
+        self._serving, self._cuts = serving, cuts or Cuts()
+        self._keys, self._audit = keys or _keyring(access, view_token), Audit("host")
         self._doors = tuple(doors)
         self._deliver, self._status, self._fault, self._stop, self._answers = deliver, status, fault, stop, answers
         self._report = report
@@ -120,22 +136,23 @@ class Service:
     def app(self) -> Starlette:
         """The routes as an ASGI application."""
 
-        def route(
-            path: str, handler: Handler, method: str, admits: Callable[[Request, str], bool] | None = None
-        ) -> Route:
-            return Route(path, self._guarded(handler, method, admits), methods=[method])
+        def route(path: str, handler: Handler, method: str, who: Admission) -> Route:
+            # Words of replicas and load managers come ten times a second and are told elsewhere.
+            changes = method == "POST" and not path.endswith("/messages")
+            return Route(path, self._guarded(handler, who, changes), methods=[method])
 
         return Starlette(routes=[
-            route("/v1/messages", self._post_message, "POST"),
-            route("/v1/streams/{name}/definition", self._get_definition, "GET"),
-            route("/v1/streams/{name}/report", self._get_report, "GET"),
-            route("/v1/streams/{name}/last", self._get_last, "GET"),
-            route("/v1/streams/{name}/acks", self._post_ack, "POST"),
-            route("/v1/streams/{name}/{lane}", self._get_lane, "GET"),
-            route("/v1/status", self._get_status, "GET"),
-            route("/v1/faults", self._post_fault, "POST"),
-            route("/v1/stop", self._post_stop, "POST"),
-            *(route(door.path, door.handler, door.method, door.admits) for door in self._doors),
+            route("/v1/messages", self._post_message, "POST", _SPEAK),
+            route("/v1/streams/{name}/definition", self._get_definition, "GET", _READ),
+            route("/v1/streams/{name}/report", self._get_report, "GET", _READ),
+            route("/v1/streams/{name}/last", self._get_last, "GET", _READ),
+            route("/v1/streams/{name}/acks", self._post_ack, "POST", _ACKNOWLEDGE),
+            route("/v1/streams/{name}/{lane}", self._get_lane, "GET", _READ),
+            route("/v1/status", self._get_status, "GET", _LOOK),
+            route("/v1/faults", self._post_fault, "POST", _ACT),
+            route("/v1/stop", self._post_stop, "POST", _ACT),
+            *(route(door.path, door.handler, door.method,
+                    door.admits or (_LOOK if door.method == "GET" else _ACT)) for door in self._doors),
         ])  # fmt: skip
 
     async def start(self) -> None:
@@ -161,27 +178,43 @@ class Service:
 
     # Who may --------------------------------------------------------------------------------------------------------
 
-    def _guarded(self, handler: Handler, method: str, admits: Callable[[Request, str], bool] | None = None) -> Handler:
+    def _guarded(self, handler: Handler, who: Admission, changes: bool) -> Handler:
         async def guarded(request: Request) -> Response:
-            try:
-                self._admit(request, method, admits)
-                return await handler(request)
-            except Refused as error:
-                return _error(error.status, str(error))
-            except Crowded as error:
-                return _error(429, str(error), {"Retry-After": "5", "Connection": "close"})
-            except UnknownStream as error:
-                return _error(404, str(error))
-            except (StorageError, PeerError) as error:
-                return _error(503, str(error))
-            except HoldfastError as error:
-                return _error(400, str(error))
-            except (ClientDisconnect, TimeoutError):
-                return _error(400, "the request did not come whole and in time")
+            answer = await self._answer(request, handler, who)
+            name, what = request.scope.get("holdfast.who"), f"{request.method} {request.url.path}"
+            address = request.client.host if request.client else "?"
+            if answer.status_code in _AUDITED:
+                self._audit.refused(name, address, what, bytes(answer.body).decode(errors="replace"))
+            elif changes and answer.status_code == 200:
+                self._audit.changed(name or "?", address, what)
+            return answer
 
         return guarded
 
-    def _admit(self, request: Request, method: str, admits: Callable[[Request, str], bool] | None) -> None:
+    async def _answer(self, request: Request, handler: Handler, who: Admission) -> Response:
+        try:
+            self._admit(request, who)
+            return await handler(request)
+        except Refused as error:
+            return self._error(error.status, error)
+        except Crowded as error:
+            return self._error(429, error, {"Retry-After": "5", "Connection": "close"})
+        except UnknownStream:
+            name = request.path_params.get("name", "")
+            return self._error(404, f"stream {name!r} is not here; check the name, or ask another host")
+        except (StorageError, PeerError) as error:
+            return self._error(503, error)
+        except HoldfastError as error:
+            return self._error(400, error)
+        except (ClientDisconnect, TimeoutError):
+            return self._error(400, "the request did not come whole and in time")
+
+    def _error(self, status: int, why: object, headers: Mapping[str, str] | None = None) -> JSONResponse:
+        """Where the streams lie on this machine is nobody's business."""
+        text = str(why).replace(f"{self._serving.store.root}/", "").replace(str(self._serving.store.root), "")
+        return JSONResponse({"error": text}, status, dict(headers or {}))
+
+    def _admit(self, request: Request, who: Admission) -> None:
         """Rules 1 and 2."""
         host = request.url.hostname or ""
         if is_loopback(self.host) and not is_loopback(host):
@@ -191,20 +224,25 @@ class Service:
             raise Refused(403, f"a page of {origin} may not ask here")
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         token = token if scheme.lower() == "bearer" else ""
-        if admits is not None:
-            if not admits(request, token):
+        if not isinstance(who, frozenset):
+            if not who(request, token):
                 raise Refused(401, "the header 'Authorization: Bearer …' must carry the token of one who may ask this")
-            make_known(request, f"partner {request.path_params.get('partner', '')}")
+            name = f"partner {request.path_params.get('partner', '')}"
+            request.scope["holdfast.who"] = name
+            make_known(request, name)
             return
-        viewer = self._view_token is not None and hmac.compare_digest(token.encode(), self._view_token.encode())
-        if self.access.allows(token):
-            make_known(request, "operator", kept=True)
-            return
-        if not viewer:
+        credential = self._keys.who(token)
+        if credential is None:
             raise Refused(401, "the header 'Authorization: Bearer …' must carry a token of this host")
-        make_known(request, "viewer")
-        if method != "GET":
-            raise Refused(403, "this token may look but not act; use the operator's")
+        request.scope["holdfast.who"] = credential.name
+        make_known(request, credential.name, kept=credential.kept)
+        if credential.role not in who:
+            may = "look but not act" if credential.role is Role.VIEWER else f"do what a {credential.role.value} needs"
+            raise Refused(403, f"this token may {may}; use the operator's")
+        stream = request.path_params.get("name")
+        if stream is not None and not credential.sees(stream):
+            raise UnknownStream(stream)
+        request.scope["holdfast.credential"] = credential
 
     # What they may ask ----------------------------------------------------------------------------------------------
 
@@ -249,6 +287,9 @@ class Service:
             said = msgspec.json.decode(await body_of(request), type=AckOrder)
         except msgspec.MsgspecError as error:
             raise Refused(400, f"an acknowledgement must name reader and until_us; {error}") from None
+        credential: Credential = request.scope["holdfast.credential"]
+        if credential.role is Role.READER and said.reader != credential.name:
+            raise Refused(403, f"{credential.name} may acknowledge under its own name; got {said.reader!r}")
         acknowledge(stream.folder, check_subscriber(said.reader), said.until_us, now_us(), Disk())
         if stream.definition.retention.acknowledged:
             stream.retain()
@@ -325,5 +366,7 @@ async def body_of(request: Request, bytes_max: int = MESSAGE_BYTES_MAX) -> bytes
     return bytes(body)
 
 
-def _error(status: int, why: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    return JSONResponse({"error": why}, status, dict(headers or {}))
+def _keyring(access: Access, view_token: str | None) -> Keyring:
+    assert access.token is not None
+    operator = (Credential("operator", Role.OPERATOR), access.token)
+    return Keyring([operator] if view_token is None else [operator, (Credential("viewer", Role.VIEWER), view_token)])

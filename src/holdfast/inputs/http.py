@@ -6,7 +6,8 @@ Rules:
    422 rows that do not fit or come too late, 429 the stream is full, 503 the disk or the writer cannot. Each with
    `{"error": "one sentence"}`.
 3. A page in somebody's browser can reach loopback as well: requests with a foreign Origin or Host are refused (X1).
-4. Connections, heads and bodies are bounded in number and time (`http_server`).
+4. A sender writes under the producer ids that are its own (`credentials`); who is refused is told to the audit log.
+5. Connections, heads and bodies are bounded in number and time (`http_server`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from holdfast.inputs.audit import Audit
+from holdfast.inputs.credentials import Credential, NotYours, ProducerIds
 from holdfast.inputs.decode import Decoder
 from holdfast.inputs.http_server import HttpServer, make_known
 from holdfast.inputs.network import Access, is_loopback
@@ -51,17 +54,26 @@ class _Endpoint:
     def __init__(self, producers: Mapping[str, Producer], access: Access) -> None:
         self._access = access
         self._producers = producers
+        self._ids, self._audit = ProducerIds(access.keys), Audit("http input")
         self._decoders = {name: Decoder(p.row_schema, name) for name, p in producers.items()}
 
     async def post(self, request: Request) -> Response:
+        sender: Credential | None = None
         try:
-            self._admit(request)
+            sender = self._admit(request)
             producer, decoder = self._of(request.path_params["stream"])
             source, seq = _sequence(request)
+            if source is not None:
+                self._ids.check(sender, source, producer.last_seq_of(source) >= 0)
             body = await _body(request)
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
             ack = await run_in_threadpool(_store, producer, decoder, kind, body, source, seq)
+        except NotYours as error:
+            self._refused(request, sender, error)
+            return _error(403, str(error))
         except _Refused as error:
+            if error.status in (401, 403):
+                self._refused(request, sender, error)
             return _error(error.status, str(error))
         except (StreamFull, Crowded) as error:
             return _error(429, str(error), {"Retry-After": "1"})
@@ -74,9 +86,13 @@ class _Endpoint:
         said = {"rows": ack.rows, "duplicate": ack.duplicate, "dropped": ack.dropped, "commit": ack.commit_seq}
         return JSONResponse(said)
 
-    def _admit(self, request: Request) -> None:
+    def _refused(self, request: Request, sender: Credential | None, error: Exception) -> None:
+        address = request.client.host if request.client else "?"
+        self._audit.refused(sender and sender.name, address, f"{request.method} {request.url.path}", str(error))
+
+    def _admit(self, request: Request) -> Credential:
         """Rule 3, and the token."""
-        if self._access.token is None:
+        if not self._access.asks:
             host = request.url.hostname or ""
             if not is_loopback(host):
                 raise _Refused(403, f"without a token only this machine may send; the request was for {host}")
@@ -84,22 +100,24 @@ class _Endpoint:
         if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
             raise _Refused(403, f"a page of {origin} may not send here")
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if not self._access.allows(token if scheme.lower() == "bearer" else None):
+        sender = self._access.who(token if scheme.lower() == "bearer" else None)
+        if sender is None:
             raise _Refused(401, "the header 'Authorization: Bearer …' must carry the token of this input")
-        make_known(request, "senders", kept=True)
+        # Where all have one token, all places are theirs.
+        make_known(request, sender.name, kept=self._access.keys is None)
+        return sender
 
     def _of(self, stream: str) -> tuple[Producer, Decoder]:
         producer = self._producers.get(stream)
         if producer is None:
-            known = ", ".join(self._producers)
-            raise _Refused(404, f"no stream {stream!r} is fed here; there are: {known}")
+            raise _Refused(404, f"no stream {stream!r} is fed here; check the name")
         return producer, self._decoders[stream]
 
 
 def _sequence(request: Request) -> tuple[str | None, int | None]:
     source, text = request.headers.get("holdfast-producer"), request.headers.get("holdfast-sequence")
     if text is None:
-        return None, None
+        return None, None  # Without a number nothing is remembered of the id.
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
         raise _Refused(400, f"Holdfast-Sequence must be a number from 0 on; got {text!r}")
     if source is None:

@@ -12,9 +12,12 @@ import ipaddress
 import socket
 import ssl
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.model.errors import StorageError, UsageError
+
+if TYPE_CHECKING:
+    from holdfast.inputs.credentials import Credential, Keyring
 
 #: Shorter ones can be guessed over a network.
 TOKEN_CHARS_MIN = 16
@@ -30,6 +33,13 @@ class Access(NamedTuple):
     token: str | None = None
     certificate: Path | None = None
     key: Path | None = None
+    keys: Keyring | None = None
+    """Tokens that stand for somebody, beside or instead of the one that stands for all."""
+
+    @property
+    def asks(self) -> bool:
+        """Whether nobody is let in without a token."""
+        return self.token is not None or self.keys is not None
 
     def check(self) -> Access:
         """Refuse what would let strangers in."""
@@ -37,7 +47,7 @@ class Access(NamedTuple):
             raise UsageError(f"a token must have {TOKEN_CHARS_MIN} characters or more; got {len(self.token)}")
         if (self.certificate is None) != (self.key is None):
             raise UsageError("TLS needs a certificate and its key; got only one of them")
-        if not is_loopback(self.host) and (self.token is None or self.certificate is None):
+        if not is_loopback(self.host) and (not self.asks or self.certificate is None):
             raise UsageError(
                 f"listening on {self.host} lets others in: that needs a token and TLS (a certificate and its key); "
                 f"give both, or listen on 127.0.0.1"
@@ -45,9 +55,18 @@ class Access(NamedTuple):
         return self
 
     def allows(self, token: str | None) -> bool:
+        """Whether it is the one token that stands for all."""
         if self.token is None:
-            return True
+            return not self.asks
         return token is not None and hmac.compare_digest(token.encode(), self.token.encode())
+
+    def who(self, token: str | None) -> Credential | None:
+        """The sender that shows this token; None: nobody who may send."""
+        from holdfast.inputs.credentials import ANYBODY
+
+        if self.allows(token):
+            return ANYBODY
+        return self.keys.who(token) if self.keys is not None and token is not None else None
 
     def listen(self) -> socket.socket:
         """A socket that takes connections already: whoever is told the port may call before anybody accepts."""

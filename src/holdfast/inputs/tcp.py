@@ -27,6 +27,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from holdfast.inputs.audit import Audit
+from holdfast.inputs.credentials import ANYBODY, Credential, ProducerIds
 from holdfast.inputs.decode import Decoder, parse_json
 from holdfast.inputs.network import BACKLOG, Access
 from holdfast.inputs.places import Crowded, Place, Places
@@ -78,7 +80,7 @@ class _Server(socketserver.ThreadingTCPServer):
     def __init__(self, producer: Producer, access: Access) -> None:
         self.producer, self.access, self._tls = producer, access, access.tls()
         self.decoder = Decoder(producer.row_schema, producer.definition.name)
-        self._places = Places()
+        self._places, self.ids, self.audit = Places(), ProducerIds(access.keys), Audit("tcp input")
         self._open: dict[socket.socket, Place] = {}
         self._mutex = threading.Lock()
         super().__init__((access.host, access.port), _Connection, bind_and_activate=False)
@@ -126,6 +128,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
 class _Connection(socketserver.BaseRequestHandler):
     server: _Server
+    _sender: Credential = ANYBODY
 
     def handle(self) -> None:
         self._place = self.server.place_of(self.request)
@@ -137,11 +140,14 @@ class _Connection(socketserver.BaseRequestHandler):
         arrivals = _Arrivals(sock)
         waiting: list[bytes] = []
         try:
-            if self.server.access.token is not None:
+            if self.server.access.asks:
                 waiting = arrivals.next(TOKEN_S_MAX, TOKEN_S_MAX)
-                if not waiting or not self._admitted(waiting.pop(0)):
+                sender = self._admitted(waiting.pop(0)) if waiting else None
+                if sender is None:
+                    self.server.audit.refused(None, self.client_address[0], "a connection", "it shows no right token")
                     raise UsageError('the first line must be the right {"token": …}')
-                self._place.known("senders", kept=True)
+                self._sender = sender
+                self._enter()
                 sock.sendall(msgspec.json.encode({"ok": True}) + b"\n")
             number = 0
             while waiting or (waiting := arrivals.next(IDLE_S_MAX, LINE_S_MAX)):
@@ -154,13 +160,17 @@ class _Connection(socketserver.BaseRequestHandler):
         except (UsageError, SchemaError, Crowded) as error:
             sock.sendall(_answer(error))
 
-    def _admitted(self, line: bytes) -> bool:
+    def _admitted(self, line: bytes) -> Credential | None:
         try:
             said = parse_json(line, "")
         except SchemaError:
-            return False
+            return None
         token = said.get("token") if isinstance(said, dict) else None
-        return isinstance(token, str) and self.server.access.allows(token)
+        return self.server.access.who(token) if isinstance(token, str) else None
+
+    def _enter(self) -> None:
+        # Where all have one token, or none, all places are theirs.
+        self._place.known(self._sender.name, kept=self.server.access.keys is None)
 
     def _lines(self, lines: list[bytes], number: int) -> tuple[list[Ack | HoldfastError | None], bool]:
         """Rule 2: rows without a sequence number go together; the others one by one, in order. And whether rule 4 ends
@@ -177,8 +187,9 @@ class _Connection(socketserver.BaseRequestHandler):
             except HoldfastError as error:
                 answers[i] = SchemaError(f"{error}; the connection is closed")
                 self._send_group(group, answers)
+                self.server.audit.refused(self._sender.name, self.client_address[0], where, "it is no JSON")
                 return answers, True
-            self._place.known("senders", kept=True)
+            self._enter()
             try:
                 request = self._request(value, where)
             except HoldfastError as error:
@@ -221,6 +232,7 @@ class _Connection(socketserver.BaseRequestHandler):
             producer, seq = about.get("producer"), about.get("seq")
             if not isinstance(producer, str) or not isinstance(seq, int) or isinstance(seq, bool) or seq < 0:
                 raise SchemaError(f'{where}: "holdfast" must be {{"producer": a name, "seq": a number from 0 on}}')
+            self.server.ids.check(self._sender, producer, self.server.producer.last_seq_of(producer) >= 0)
             return _Request(decoder.json_rows(value["rows"], where), producer, seq)
         return _Request(decoder.json_rows(value, where))
 

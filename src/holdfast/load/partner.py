@@ -30,6 +30,7 @@ from holdfast.host.wire import (
     decode_definition,
     decode_portion,
 )
+from holdfast.inputs.token_file import TokenFile
 from holdfast.load.parcel import PARCEL_TYPE, Unpacking
 from holdfast.load.terms import Partner
 from holdfast.load.wire import encode_message
@@ -72,7 +73,8 @@ class PartnerLink(HttpLink):
     """One partner's host. `us` is our name as a participant."""
 
     def __init__(self, partner: Partner, us: str) -> None:
-        super().__init__(partner.address, partner.token(), ca=partner.ca)
+        partner.token()  # In its own words, if it cannot be used.
+        super().__init__(partner.address, TokenFile(partner.token_file).current, ca=partner.ca)
         self.partner, self._us, self._token_file = partner.name, us, partner.token_file
         self._below = f"/v1/partners/{quote(us, safe='')}"
 
@@ -107,7 +109,7 @@ class PartnerLink(HttpLink):
     async def send_parcel(self, guest: str, parcel: Path) -> None:
         """Bring a task there; returns when it is durable there."""
         path = f"{self._below}/guests/{guest}/parcel"
-        headers = {"Content-Type": PARCEL_TYPE}
+        headers = {"Content-Type": PARCEL_TYPE, **self._shown}
         try:
             # What aiohttp limits is how long an answer may take, and that begins when all is sent.
             async with (
@@ -125,7 +127,10 @@ class PartnerLink(HttpLink):
         path = f"{self._below}/guests/{guest}/parcel"
         loop, came = asyncio.get_running_loop(), 0
         try:
-            async with asyncio.timeout(_CHUNK_S) as pace, self._client.get(path, timeout=_STEADILY) as answer:
+            async with (
+                asyncio.timeout(_CHUNK_S) as pace,
+                self._client.get(path, headers=self._shown, timeout=_STEADILY) as answer,
+            ):
                 if answer.status != 200:
                     why = (await answer.content.read(500)).decode(errors="replace")
                     raise PeerError(f"{self.address} does not hand over the task ({answer.status}): {why}")

@@ -67,7 +67,7 @@ class Partner:
             raise StorageError(f"the token {self.token_file} cannot be read: {error.strerror}") from error
         if mode & 0o077:
             raise UsageError(f"the token {self.token_file} must be its owner's alone; run `chmod 600` on it")
-        token = data.decode("ascii", "replace").strip()
+        token = data.decode("ascii", "replace").strip().partition("\n")[0].strip()
         if len(token) < TOKEN_CHARS_MIN or not all("!" <= char <= "~" for char in token):
             raise UsageError(
                 f"the token in {self.token_file} must be {TOKEN_CHARS_MIN} or more printable characters; make a new one"
