@@ -10,6 +10,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 import holdfast
@@ -23,6 +25,7 @@ from holdfast.model.tuples import TupleType
 from holdfast.protocol.dpc.messages import StreamReport
 from holdfast.protocol.dpc.states import StreamState
 from holdfast.stream.definition import Retention
+from holdfast.stream.pack import pack
 from holdfast.stream.subscriber import Row
 from holdfast.stream.worth import Worth, note_worth
 from tests.host.conftest import SECOND, TOKEN, VIEW_TOKEN, Origin, boundary_of, never
@@ -338,6 +341,41 @@ def test_a_client_begins_and_ends_where_it_is_told(
     assert {n // 1000 for n in numbers} == {b for b in range(first, last + 1) if b % 7}
     if options.get("start") == 4.01:
         assert numbers[0] == 4001, "from the middle of a bucket"
+
+
+def test_a_consumer_that_takes_nothing_does_not_fill_the_disk(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """X4: whatever the producers had was mirrored into the temporary folder."""
+    monkeypatch.setattr("holdfast.host.client.BYTES_MAX", 1 << 20)
+    monkeypatch.setattr("holdfast.host.held.SEGMENT_BYTES", 1 << 20)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    rows = 60_000
+    for origin in (scene.a.origin, scene.b.origin):
+        for bucket in range(1, 20):
+            stimes = pa.array(np.arange(rows) + bucket * SECOND, origin.definition.stored[0].type)
+            columns = [stimes, pa.array(np.arange(rows) + bucket * rows)]
+            events = pack(pa.RecordBatch.from_arrays(columns, schema=origin.definition.stored), origin.definition)
+            origin.writer.commit(events, now_us=1, boundary_us=(bucket + 1) * SECOND)
+
+    def on_disk() -> int:
+        return sum(path.stat().st_size for path in tmp_path.glob("holdfast-client-*/**/*.seg"))
+
+    with scene.connect() as hosts, hosts.subscribe("s") as subscriber:
+        deadline = time.monotonic() + 60
+        while on_disk() <= 1 << 20:
+            assert time.monotonic() < deadline, "nothing came"
+            time.sleep(0.01)
+        for _ in range(40):  # As long as all of it took to come before.
+            assert on_disk() < 12 << 20
+            time.sleep(0.05)
+        found: list[pa.Array] = []
+        for batch in subscriber.batches(timeout="60s"):
+            found.append(batch.column("n"))
+            assert on_disk() < 12 << 20
+            if sum(map(len, found)) == 19 * rows:
+                break
+    assert np.array_equal(np.concatenate(found), np.arange(rows, 20 * rows))
 
 
 def test_what_is_there_can_be_had_without_waiting_for_more(scene: Scene) -> None:

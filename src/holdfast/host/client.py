@@ -7,7 +7,8 @@ Rules:
    replica neither loses nor repeats a tuple, and what the consumer has not taken yet waits on disk.
 3. Steps come out in order. A step names what is readable already; whoever takes it reads it from the folder.
 4. A reader of main alone has no use for a branch: to it a producer in UP_FAILURE brings nothing.
-5. Nobody is "far behind" here: history is read in order, and nothing stable is shown as tentative before its turn.
+5. What waits on disk is bounded (X4): where a consumer does not take what is there, no more is asked for.
+6. Nobody is "far behind" here: history is read in order, and nothing stable is shown as tentative before its turn.
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.clock import monotonic_us
-from holdfast.host.link import HttpLink, Refused
+from holdfast.host.link import HttpLink, Link, Refused
 from holdfast.host.remote import MirroredIntake
+from holdfast.host.wire import PORTION_BYTES, Portion, Position
 from holdfast.model.errors import HoldfastError, PeerError, Removed, UsageError
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, instant_text
 from holdfast.model.tuples import TupleType
 from holdfast.protocol.dpc.client import ClientCore, ClientEffects, ClientSignal
 from holdfast.protocol.dpc.effects import Part
-from holdfast.protocol.dpc.messages import KeepaliveReply, KeepaliveRequest, StreamReport
+from holdfast.protocol.dpc.messages import KeepaliveReply, KeepaliveRequest, Message, StreamReport
 from holdfast.protocol.dpc.plan import KEEPALIVE_US, ClientPlan, InputPlan
 from holdfast.protocol.dpc.sequence import Delivery
 from holdfast.protocol.dpc.signals import InputAdvanced, InputGap, Lane, Received, Tick
@@ -46,6 +48,10 @@ _PULSE_S = 0.01
 _ASK_S = 0.25
 #: What was delivered is let go of in steps of this many buckets.
 _RETAIN_BUCKETS = 64
+#: What may lie in the folder while the consumer has something to take. More only makes a temporary folder full.
+BYTES_MAX = 256 << 20
+#: How often a consumer that is behind is looked at.
+_BEHIND_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +115,19 @@ class Client:
 
     def __init__(
         self, definition: Definition, links: Mapping[str, HttpLink], folder: Path, wish: Wish,
-        told: Callable[[Step], None],
+        told: Callable[[Step], None], behind: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
+        """`behind` says whether the consumer has steps to take."""
         self.definition, self._links, self._wish, self._told = definition, dict(links), wish, told
+        self._behind = behind
         self._size = definition.bucket_us
         self._intake = MirroredIntake(
-            folder, definition, (), definition.bucket_us, self._links.__getitem__, VolatileDisk()
+            folder,
+            definition,
+            (),
+            definition.bucket_us,
+            lambda host: _PacedLink(self._links[host], self._room),
+            VolatileDisk(),
         )
         self.core: ClientCore | None = None
         self._wake_us = 0
@@ -182,7 +195,7 @@ class Client:
             first = start_us = found // self._size
             start_us *= self._size
         name = self._wish.name or "client"
-        # The delay only says who is far behind: rule 5.
+        # The delay only says who is far behind: rule 6.
         plan = ClientPlan(name, InputPlan(self.definition.name, tuple(self._links)), self._size, END_OF_TIME_US,
                           self._wish.keepalive_us, self._wish.gaps)  # fmt: skip
         self.core = ClientCore(plan, first, monotonic_us())
@@ -214,9 +227,15 @@ class Client:
             self._tell(Received(host, KeepaliveReply((report,))))
         if monotonic_us() >= self._wake_us:
             self._tell(Tick())
-        if self.consumed_us - self._retained_us >= _RETAIN_BUCKETS * self._size:
+        unneeded_us = self.consumed_us - self._retained_us
+        if unneeded_us >= _RETAIN_BUCKETS * self._size or (unneeded_us and self._intake.size_bytes > BYTES_MAX):
             self._retained_us = self.consumed_us
             self._intake.retain(self.consumed_us)
+
+    async def _room(self) -> None:
+        """Rule 5. A consumer that has taken everything is given more in any case: a bucket is as large as it is."""
+        while self._intake.size_bytes > BYTES_MAX and self._behind():
+            await asyncio.sleep(_BEHIND_S)
 
     def _check_gap(self, first_us: int) -> None:
         assert self.core is not None
@@ -318,6 +337,25 @@ class Client:
                 except PeerError as error:
                     log.debug("acknowledging to %s: %s", host, error)
             await asyncio.sleep(_ASK_S)
+
+
+class _PacedLink(Link):
+    """A link that asks for more only when there is room for it."""
+
+    def __init__(self, link: Link, room: Callable[[], Awaitable[None]]) -> None:
+        self._link, self._room = link, room
+
+    async def pull(
+        self, stream: str, lane: Lane, position: Position, wait_s: float, bytes_max: int = PORTION_BYTES
+    ) -> Portion:
+        await self._room()
+        return await self._link.pull(stream, lane, position, wait_s, bytes_max)
+
+    async def say(self, sender: str, to: str, message: Message) -> None:
+        await self._link.say(sender, to, message)
+
+    async def definition(self, stream: str) -> Definition:
+        return await self._link.definition(stream)
 
 
 def trouble_of(error: BaseException) -> HoldfastError:

@@ -76,6 +76,10 @@ class ClientSubscriber:
             self._steps.append(step)
             self._news.notify_all()
 
+    def behind(self) -> bool:
+        """Whether there is something that was not taken yet."""
+        return bool(self._steps) or self._under_way is not None
+
     def failed(self, error: HoldfastError) -> None:
         """Nothing more will come, and why. What came before is still handed out."""
         with self._news:

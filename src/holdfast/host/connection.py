@@ -134,7 +134,7 @@ class Connection:
 
     async def _follow(self, subscriber: ClientSubscriber, definition: Definition, wish: Wish) -> None:
         folder = Path(tempfile.mkdtemp(prefix="holdfast-client-"))
-        client = Client(definition, self._links, folder, wish, subscriber.told)
+        client = Client(definition, self._links, folder, wish, subscriber.told, subscriber.behind)
 
         async def run() -> None:
             try:

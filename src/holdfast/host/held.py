@@ -82,6 +82,11 @@ class Held:
         boundary = self.boundary_us
         return boundary if abs(boundary) >= END_OF_TIME_US else closed_until(boundary, self.definition.bucket_us)
 
+    @property
+    def size_bytes(self) -> int:
+        """What it takes on disk."""
+        return self._writer.size_bytes
+
     # Taking in --------------------------------------------------------------------------------------------------
 
     def take(self, portion: Portion, begin_us: int | None = None) -> dict[int, int]:

@@ -81,6 +81,11 @@ class Mirror:
         """What main promises here."""
         return self._held.boundary_us
 
+    @property
+    def size_bytes(self) -> int:
+        """What it takes on disk."""
+        return self._held.size_bytes
+
     async def follow(
         self,
         link: Link,
@@ -171,6 +176,11 @@ class Copy:
         os.makedirs(self.folder)
         self._incarnations: list[_Incarnation] = []
         self._count = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes on disk."""
+        return sum(incarnation.held.size_bytes for incarnation in self._incarnations)
 
     async def follow(
         self,

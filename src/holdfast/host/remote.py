@@ -69,6 +69,11 @@ class MirroredIntake(Intake):
     def stream(self) -> Stream:
         return self._mirror.stream
 
+    @property
+    def size_bytes(self) -> int:
+        """What mirror and copies take on disk."""
+        return self._mirror.size_bytes + sum(copy.size_bytes for copy in self._copies.values())
+
     def first_us(self) -> int | None:
         return self._first_us
 
