@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import random
+import zipfile
 from pathlib import Path
 
 import msgspec
@@ -10,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import holdfast
-from holdfast.load import parcel
+from holdfast.load import parcel, parcel_files
 from holdfast.load.parcel import File, Head, Unpacking, pack
 from holdfast.load.partner import write_parcel
 from holdfast.load.tasks import GuestNote, guests_on, install_guest
@@ -18,6 +20,8 @@ from holdfast.model.errors import PeerError
 from holdfast.stream.disk import Disk
 from holdfast.stream.frame import crc32c
 from holdfast.stream.waiting import Waiting
+
+OFFSETS = b'v1\n{"batchWatermarkMs":0,"conf":{}}\n{"position":7}'
 
 
 def _three_rows() -> bytes:
@@ -35,7 +39,8 @@ WAITING = Waiting({}, 3, _three_rows(), 5_000_000)
 @pytest.fixture
 def packed(tmp_path: Path) -> bytes:
     checkpoint = tmp_path / "checkpoint"
-    files = {"offsets/7": b"v1", "state/0/1/8.delta": b"x" * 300_000, "metadata": b"", "commits/7": b"c"}
+    files = {"offsets/7": OFFSETS, "state/0/1/8.delta": b"LZ4Block" + b"x" * 300_000, "metadata": b'{"id": "q"}',
+             "commits/7": b'v1\n{"nextBatchWatermarkMs":0}', ".metadata.crc": b""}  # fmt: skip
     for name, body in files.items():
         (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
         (checkpoint / name).write_bytes(body)
@@ -152,3 +157,72 @@ def test_a_written_parcel_is_durable_with_its_name(tmp_path: Path) -> None:
     write_parcel(tmp_path / "home" / "parcel", [b"a", b"bc"], Noted())
     assert (tmp_path / "home" / "parcel").read_bytes() == b"abc"
     assert done == ["bytes", "rename", "folder home"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["evil.jar", "sources/0/0", "state/0/1/8.class", "offsets/7.ser", "state/x/1/8.delta", "__pycache__/a.pyc",
+     "state/0/1/SSTs/1.exe"],
+)  # fmt: skip
+def test_a_file_that_no_checkpoint_has_is_refused_before_anything_is_written(
+    tmp_path: Path, packed: bytes, path: str
+) -> None:
+    """X3: whatever a partner sent was laid into the checkpoint that Spark reads."""
+    with pytest.raises(PeerError, match="must hold the files of a checkpoint"):
+        _whole(Unpacking(tmp_path / "out"), _repacked(tmp_path, path, b"x"))
+    assert not (tmp_path / "out").exists()
+
+
+def _repacked(folder: Path, path: str, body: bytes) -> bytes:
+    file = folder / "checkpoint" / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(body)
+    definition = holdfast.open(folder / "streams").open("counts").definition
+    return b"".join(pack("anna:1#0", "counts", definition, WAITING, folder / "checkpoint"))
+
+
+def _zip(names: dict[str, bytes]) -> bytes:
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as made:
+        for name, body in names.items():
+            made.writestr(name, body)
+    return sink.getvalue()
+
+
+OTHER_CLASS = OFFSETS.replace(b"{}", b'{"spark.sql.streaming.stateStore.providerClass":"evil.Provider"}')
+ROCKS = OFFSETS.replace(
+    b"{}",
+    b'{"spark.sql.streaming.stateStore.providerClass":'
+    b'"org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"}',
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "good"),
+    [("offsets/7", OFFSETS, True), ("offsets/7", ROCKS, True), ("offsets/7", OTHER_CLASS, False),
+     ("offsets/7", b"v1", False), ("offsets/7", b"v1\n" + b"[" * 5000, False), ("commits/7", b"\xac\xed\0\5", False),
+     ("metadata", b"[]", False), ("state/0/1/8.delta", b"\xac\xed\0\5sr", False),
+     ("state/0/1/8.zip", _zip({"metadata": b"v1", "CURRENT": b"x"}), True),
+     ("state/0/1/8.zip", _zip({"../../x": b"v1"}), False), ("state/0/1/8.zip", b"PK", False),
+     ("state/0/1/SSTs/0-a.sst", b"x" * 40, False), ("state/0/1/SSTs/0-a.sst", b"x" + parcel_files._TABLE, True)],
+)  # fmt: skip
+def test_a_file_that_does_not_look_like_what_spark_writes_is_refused(
+    tmp_path: Path, packed: bytes, path: str, body: bytes, good: bool
+) -> None:
+    """X3: offsets name the class that keeps state; Spark loads it by that name."""
+    sent = _repacked(tmp_path, path, body)
+    if good:
+        _whole(Unpacking(tmp_path / "out"), sent)
+        return
+    with pytest.raises(PeerError, match="does not look like what Spark writes"):
+        _whole(Unpacking(tmp_path / "out"), sent)
+
+
+def test_a_snapshot_that_becomes_a_thousand_times_larger_is_refused(
+    tmp_path: Path, packed: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X4"""
+    monkeypatch.setattr(parcel_files, "_STATE_MAX", 1 << 20)
+    sent = _repacked(tmp_path, "state/0/1/8.zip", _zip({"1.sst": bytes(2 << 20)}))
+    with pytest.raises(PeerError, match="does not look like what Spark writes"):
+        _whole(Unpacking(tmp_path / "out"), sent)

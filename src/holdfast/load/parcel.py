@@ -7,7 +7,8 @@
 Rules:
 1. Names, parameters and state: never code (X3). The receiver has the definition already, or refuses.
 2. The version comes first, the schema is closed, lengths are bounded before anything is stored (X4).
-3. A file name is a path below the checkpoint and nothing else (X2).
+3. A file name is a path below the checkpoint and nothing else (X2), one that a checkpoint has, and the file looks like
+   what Spark writes there (`parcel_files`).
 4. Nothing counts before the last checksum was compared and all of it is durable.
 """
 
@@ -26,6 +27,7 @@ from msgspec import Meta
 
 from holdfast.host.envelope import UNREADABLE
 from holdfast.host.wire import DEFINITION_BYTES_MAX, decode_definition, encode_definition
+from holdfast.load.parcel_files import check_named, check_stored
 from holdfast.model.errors import PeerError, UsageError
 from holdfast.spark.arrivals import arrivals
 from holdfast.stream.definition import Definition
@@ -175,6 +177,8 @@ class Unpacking:
         if head.bytes_total > PARCEL_BYTES_MAX:
             raise PeerError(f"a parcel may have {PARCEL_BYTES_MAX} bytes at most; got {head.bytes_total}")
         _check_paths([file.path for file in head.files])
+        for file in head.files:
+            check_named(file.path, file.length)
         self.output = decode_definition(head.output)
         del self._buffer[: _PREFIX.size + length]
         self.head, self.version, self._left = head, version, list(head.files)
@@ -211,6 +215,8 @@ class Unpacking:
         for folder, _, _ in os.walk(self.folder):
             self._disk.sync_dir(Path(folder))
         head = self.head
+        for file in head.files:
+            check_stored(self.folder / "checkpoint", file.path)
         return head, self.output, Waiting({}, head.pending_rows, self._pending, head.boundary_us)
 
     def close(self) -> None:
