@@ -5,7 +5,7 @@ Rules:
    overwrites newer, whoever writes and in whatever order it arrives.
 2. Whether a write was the newest is read before it: the answer may be outrun, the data cannot.
 3. Row keys are the key in hexadecimal: any bytes go through the gateway's addresses, in the same order.
-4. A gateway that is away raises `PeerError`; the next call connects again.
+4. A gateway that is away raises `PeerError`; the next call connects again. One that refuses us raises `UsageError`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ TIMEOUT_S = 20.0
 #: Rows asked for with one request: the address of 128 rows of the longest keys stays below the gateway's limit.
 _MANY_BYTES = 6000
 _SCAN_ROWS = 1000
+#: Answers that will be the same next time: we are not let in, or it is not a gateway of HBase's.
+_REFUSED = (400, 401, 403, 404, 405)
 
 
 class HBaseStore(CheckpointStore):
@@ -64,6 +66,12 @@ class HBaseStore(CheckpointStore):
                 f"the HBase gateway {self._url} did not answer: {error or type(error).__name__}; start it, the store "
                 f"connects again"
             ) from error
+        if answer.status_code in _REFUSED and answer.status_code not in also:
+            raise UsageError(
+                f"the HBase gateway {self._url} must let us use the table {self._table}; it answered "
+                f"{answer.status_code} to {method}: {answer.text[:200].strip()}; check the address, and who may write "
+                f"there"
+            )
         if answer.status_code >= 300 and answer.status_code not in also:
             raise PeerError(
                 f"the HBase gateway {self._url} answered {answer.status_code} to {method} {self._table}: "

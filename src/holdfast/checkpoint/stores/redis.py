@@ -5,6 +5,8 @@ Rules:
 2. How durable a write is, is the server's choice. It is asked once per connection and told in `durability`: only
    `appendonly yes` with `appendfsync always` keeps an acknowledged checkpoint through a power cut.
 3. A server that is away raises `PeerError`; the next call connects again. A write without an answer may be repeated.
+4. A server that refuses us (a wrong password, a database that it does not have), or is no Redis, will do so for ever:
+   that is a `UsageError`, which nobody waits for.
 """
 
 from __future__ import annotations
@@ -56,12 +58,27 @@ class RedisStore(CheckpointStore):
         }.get(told.get("appendfsync", ""), "in the server's memory, on its disk when its system likes")
 
     def _call(self, ask: Any) -> Any:
+        refusals = self._library.exceptions
         try:
             return ask()
+        except (refusals.AuthenticationError, refusals.NoPermissionError, refusals.InvalidResponse) as error:
+            raise self._refused(error) from error
+        except self._library.ResponseError as error:
+            if "DB index" not in str(error) and "NOAUTH" not in str(error):
+                raise PeerError(self._away(error)) from error
+            raise self._refused(error) from error
         except (self._library.RedisError, OSError) as error:
-            raise PeerError(
-                f"redis at {_shown(self.address)} did not do its part: {error}; start it, the store connects again"
-            ) from error
+            raise PeerError(self._away(error)) from error
+
+    def _away(self, error: Exception) -> str:
+        return f"redis at {_shown(self.address)} did not do its part: {error}; start it, the store connects again"
+
+    def _refused(self, error: Exception) -> UsageError:
+        """Rule 4."""
+        return UsageError(
+            f"redis at {_shown(self.address)} must let us in; it said: {error}; check user, password and number of the "
+            f"database in the store's address, redis://USER:PASSWORD@HOST:PORT/NUMBER"
+        )
 
     def _write(self, entries: Sequence[Entry]) -> list[bool]:
         if len(entries) == 1:
