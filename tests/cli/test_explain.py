@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
+from holdfast.cli import looking
 from holdfast.cli.main import app
 
 PROGRAM = """
@@ -113,3 +115,51 @@ def test_a_program_that_does_not_run_is_told_in_a_sentence_that_names_the_line(t
         assert result.exit_code == 1
         assert why in result.output
         assert len(result.output.splitlines()) == 1
+
+
+APPLICATION = """
+import sys
+import holdfast
+assert sys.argv == [{program!r}], sys.argv
+app = holdfast.App("netmon", root={root!r})
+
+@app.node(inputs=["left", "right"], max_delay="2s", replicas=2)
+def both(rows):
+    return rows
+
+{then}
+print("was run")
+"""
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        "app.run()", "app.start(spark=None)", "holdfast.open({root!r}).create('s', 'k bigint')",
+        "import subprocess; subprocess.run(['touch', {root!r}])", "open({root!r}, 'w')", "sys.exit(3)",
+        "from holdfast.spark import session; session('x')",
+    ],
+)  # fmt: skip
+def test_a_program_is_explained_up_to_where_it_would_do_something(tmp_path: Path, then: str) -> None:
+    """Nothing is started and nothing written; nodes are explained as well."""
+    program, root = tmp_path / "program.py", str(tmp_path / "streams")
+    text = APPLICATION.format(program=str(program), root=root, then=then.format(root=root))
+    program.write_text(text)
+    result = CliRunner().invoke(app, ["explain", str(program), "--json"])
+    assert result.exit_code == 0, result.output
+    (told,) = map(json.loads, result.output.splitlines())
+    assert (told["node"], told["inputs"], told["replicas"], told["guarantee"]) == (
+        "both",
+        ["left", "right"],
+        2,
+        "exact",
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["program.py"]
+
+
+def test_a_program_that_only_waits_is_given_up_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looking, "_SECONDS", 1)
+    (tmp_path / "program.py").write_text("import threading\nthreading.Event().wait()\n")
+    result = CliRunner().invoke(app, ["explain", str(tmp_path / "program.py")])
+    assert result.exit_code == 1
+    assert "must come to its end to be explained" in result.stderr
