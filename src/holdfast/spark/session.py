@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from holdfast.model.errors import StorageError
 from holdfast.spark.format import HoldfastSource
 from holdfast.spark.java import ensure_java
+from holdfast.spark.noise import DAEMON, keep_quiet
 from holdfast.stream.frame import crc32c
 
 
@@ -84,7 +85,10 @@ def session(app: str = "holdfast", *, master: str | None = None, **settings: str
             os.environ.setdefault(variable, quick_python())
     for key, value in settings.items():
         builder = builder.config(key.replace("_", "."), value)
+    made = SparkContext._active_spark_context is None
     spark = builder.getOrCreate()
+    if made:
+        keep_quiet(getattr(spark.sparkContext, "_accumulatorServer", None))
     register(spark)
     return spark
 
@@ -134,7 +138,7 @@ def own_folder() -> Path:
 
 
 def quick_python() -> str:
-    """An interpreter for Python workers that skips Spark's zipped copy of pyspark.
+    """An interpreter for Python workers that skips Spark's zipped copy of pyspark, and some of its noise.
 
     Spark puts pyspark.zip in front of the path; modules in a zip are compiled anew in every process, which costs 0.7 s
     for each query that starts. The installed pyspark is the same code with its bytecode at hand.
@@ -148,7 +152,9 @@ def quick_python() -> str:
         "#!/bin/sh\n"
         "PYTHONPATH=$(printf %s \"$PYTHONPATH\" | tr ':' '\\n'"
         " | grep -v -e 'pyspark\\.zip$' -e 'py4j-.*\\.zip$' | paste -sd: -)\n"
-        f'export PYTHONPATH\nexec "{sys.executable}" "$@"\n'
+        "export PYTHONPATH\n"
+        f'if [ "$1 $2" = "-m pyspark.daemon" ]; then shift 2; exec "{sys.executable}" -c \'{DAEMON}\' "$@"; fi\n'
+        f'exec "{sys.executable}" "$@"\n'
     )
     with contextlib.suppress(OSError):
         if not script.exists() or script.read_text() != text:
