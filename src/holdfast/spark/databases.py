@@ -41,6 +41,11 @@ class ReadStep:
     sql: str
     columns: str
 
+    @property
+    def computes(self) -> dict[str, str]:
+        """What of it counts as its definition (`flow_identity`)."""
+        return {"sql": self.sql, "schema": self.columns}
+
     def __call__(self, frame: DataFrame) -> DataFrame:
         names = _known(self.sql, frame)
         added = T.StructType.fromDDL(self.columns)

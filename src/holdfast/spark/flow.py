@@ -40,14 +40,17 @@ from holdfast.spark import control
 from holdfast.spark.aggregate import AggregateStage
 from holdfast.spark.databases import ReadStep, UpdateStage
 from holdfast.spark.direct import TASKS_MAX, DirectStage, encode_stage
+from holdfast.spark.flow_identity import flow_lines
 from holdfast.spark.frames import Reading, reading_of
 from holdfast.spark.joining import JoinStage, SortStage
 from holdfast.spark.options import READ_OPTIONS, Options
+from holdfast.spark.plan_identity import identity
 from holdfast.spark.restore import Spec, operator_name, origin_of
 from holdfast.spark.session import make_active
 from holdfast.spark.stage import Output
 from holdfast.spark.stages import SOURCES_MAX, Inputs, StatefulStage, staged
 from holdfast.spark.versions import scratch_folder
+from holdfast.stream.identity import NOTE, changed, note_identity, read_identity, told
 from holdfast.stream.store import StreamStore
 
 Expression: TypeAlias = "Column | str"
@@ -214,6 +217,11 @@ class Flow:
         there.
         """
         self._check_outside("write")
+        if self.known is None:
+            return replace(self, known=self._columns()).write(
+                stream, checkpoint_location=checkpoint_location, create=create, bucket=bucket, trigger=trigger,
+                scratch=scratch, lineage=lineage, parents=parents, fork_of=fork_of, name=name,
+            )  # fmt: skip
         if fork_of is not None:
             parents = parents or ("main",)
             if lineage in parents:
@@ -223,6 +231,7 @@ class Flow:
             spec = msgspec.structs.replace(spec, origin=origin_of(Path(checkpoint_location), fork_of))
         if create and self.stage is not None:
             self._create(stream, spec, bucket)
+        self._check_state(stream, Path(checkpoint_location), spec)
         frame = self.results(spec)
         writer = frame.writeStream.format("holdfast").option("root", self.root)
         writer = writer.option("checkpointLocation", str(checkpoint_location)).option("boundary", "input")
@@ -234,6 +243,26 @@ class Flow:
             writer = writer.queryName(name)
         make_active(frame.sparkSession)
         return writer.trigger(**(trigger or {"processingTime": "0 seconds"})).start(stream)
+
+    def _check_state(self, stream: str, checkpoint: Path, spec: Spec) -> None:
+        """A state is used by what made it (C12, C13). Checkpoints that are not on a disk of this machine are not looked
+        at: Spark alone can read them."""
+        if "://" in str(checkpoint) or str(checkpoint).startswith("file:"):
+            return
+        found = identity([f"partitions: {self.partitions}", *self.lines(spec)])
+        if differences := changed(checkpoint, found):
+            raise UsageError(
+                f"the flow that writes stream {stream} must compute what the state in {checkpoint} was made by; it has "
+                f"changed: {told(differences)}; change it back, or write to another stream with another "
+                f"checkpoint_location; if you know that the state fits, remove {checkpoint / NOTE}"
+            )
+        if read_identity(checkpoint) != found:
+            note_identity(checkpoint, found)
+
+    def lines(self, spec: Spec) -> list[str]:
+        """What it computes, for who compares it with what it has computed."""
+        plain = replace(self, after=(), checkpoint=None)
+        return flow_lines(self, self._columns(), lambda: plain.results(spec).schema)
 
     def frame(self) -> DataFrame:
         """The flow as a streaming DataFrame, for a sink of your own. Its state has no checkpoints then."""
@@ -386,6 +415,11 @@ class _Union:
 @dataclass(frozen=True)
 class _Map:
     columns: tuple[tuple[str, Expression], ...]
+
+    @property
+    def computes(self) -> dict[str, dict[str, Expression]]:
+        """What of it counts as its definition (`flow_identity`)."""
+        return {"columns": dict(self.columns)}
 
     def __call__(self, frame: DataFrame) -> DataFrame:
         kept = [c for c in (*HEADER, "_src", STREAM_COLUMN, control.COLUMN) if c in frame.columns]

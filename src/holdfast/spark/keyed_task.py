@@ -68,6 +68,11 @@ class Task:
     def name(self) -> str:
         return self._plan.name
 
+    @property
+    def computes(self) -> tuple[Any, ...]:
+        """What of it counts as its definition (`fingerprint`): not where its state goes, and how often."""
+        return (self.name, self._plan.prototype, self._plan.key, self._plan.time, self._schema)
+
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
