@@ -21,7 +21,7 @@ from holdfast.host.controller import Controller
 from holdfast.host.forking import Forking
 from holdfast.host.intake import DirectIntake
 from holdfast.host.link import Cuts
-from holdfast.model.errors import CorruptLog, StorageError
+from holdfast.model.errors import CorruptLog, PeerError, SchemaError, StorageError
 from holdfast.model.time import BEGINNING_US
 from holdfast.protocol.dpc.effects import ExtendFork, Part, Send, TentativeBucket
 from holdfast.protocol.dpc.messages import Ack, KeepaliveReply, KeepaliveRequest, StreamReport
@@ -166,6 +166,44 @@ def test_a_query_that_stops_before_it_has_committed_anything_is_started_again(
     queries.commit(0, 5 * SECOND)
     until(controller, lambda: controller.core)
     controller.stop_queries()
+
+
+def test_a_query_that_dies_of_what_no_start_can_mend_fails_the_replica_with_its_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controller, queries = replica(tmp_path)
+
+    def refused() -> Any:
+        queries.log.append("start")
+        raise SchemaError("a result needs an stime")
+
+    monkeypatch.setattr(queries, "start_stable", refused)
+    assert controller.begins
+    until(controller, lambda: controller.trouble)
+    assert (controller.begins, controller.may_return) == (False, False)
+    assert controller.status()["state"] == "FAILED"
+    assert "a result needs an stime" in controller.status()["why"]
+    for _ in range(20):
+        controller.pulse()
+    assert queries.log.count("start") == 1
+    controller.close()
+
+
+def test_a_query_that_dies_of_what_may_pass_says_how_often_it_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controllers, "_RESTART_US_MIN", 1000)
+    monkeypatch.setattr(controllers, "_RESTART_US_MAX", 1000)
+    controller, queries = replica(tmp_path)
+
+    def away() -> Any:
+        raise PeerError("the server is away")
+
+    monkeypatch.setattr(queries, "start_stable", away)
+    until(controller, lambda: "3 times so far" in controller.status().get("why", ""))
+    assert controller.trouble is None
+    controller.stop_queries()
+    controller.close()
 
 
 def test_a_batch_that_hangs_is_spoken_of(

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 import holdfast
 from holdfast.clock import monotonic_us, pause
 from holdfast.host.embedded import Running, node_session
+from holdfast.model.errors import UsageError
 from holdfast.model.tuples import TupleType
 from holdfast.operators.udop import UserOperator, decode, encode
 from holdfast.spark.keyed import udop
@@ -224,6 +225,33 @@ def test_nodes_join_and_follow_each_other_to_the_end_of_their_inputs(spark: Spar
         until(lambda: "sums" in store.names() and store.open("sums").reader().closed)
     assert [r["k"] for r in stable(store.open("pairs"))] == list(range(24))
     assert [r["total"] for r in stable(store.open("sums"))] == [sum(range(w * 8, w * 8 + 8)) for w in range(3)]
+
+
+def test_a_mistake_in_a_node_is_said_by_its_start_and_a_stream_that_is_not_there_by_who_waits(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Errors that no retry can mend are not retried; none of them shows a plan."""
+    store = holdfast.open(tmp_path)
+    source = Source(store, "s")
+    source.fill(0, 2)
+
+    def app(inputs: list[str], function: Callable[[DataFrame], DataFrame], name: str) -> holdfast.App:
+        app = holdfast.App("mistaken", root=tmp_path)
+        app.node(inputs=inputs, name=name)(function)
+        return app
+
+    with pytest.raises(UsageError, match="needs an stime"):
+        app(["s"], lambda rows: rows.select("k"), "timeless").start(spark=spark)
+    with pytest.raises(UsageError, match=r"column.*`ky` cannot be resolved") as told:
+        app(["s"], lambda rows: rows.select("stime", "ky"), "typo").start(spark=spark)
+    assert "\n" not in str(told.value)
+    with pytest.raises(UsageError, match=r"(?i)append"):
+        app(["s"], lambda rows: rows.groupBy("k").agg(F.max("stime").alias("stime")), "endless").start(spark=spark)
+    running = app(["s", "o"], lambda rows: rows.select("stime", "k"), "waiting").start(spark=spark)
+    with running, pytest.raises(TimeoutError, match="waiting@here is WAITING, because stream o is not there yet"):
+        running.wait_until_stable("1s")
+    assert any("stream o is not there yet" in r.message for r in caplog.records if r.levelname == "WARNING")
+    source.leave()
 
 
 def test_a_convergent_node_goes_on_behind_a_gap_and_says_what_is_missing(spark: SparkSession, tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ Rules:
 3. What takes Spark long happens elsewhere (`forking`); the loop only asks whether it is done.
 4. A stable query that dies is started again from its checkpoint, with growing pauses; meanwhile the replica answers
    nobody, so readers go to its peers.
-5. A replica that cannot go on (its input is gone and its query is not convergent-capable, its disk is full or refuses)
-   says why and stops; the other replicas of the host go on. It does not matter in whose turn that was found out.
+5. A replica that cannot go on (its input is gone and its query is not convergent-capable, its disk is full or refuses,
+   its query died of what no new start can mend) says why and stops; the other replicas of the host go on. It does not
+   matter in whose turn that was found out.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from holdfast.protocol.dpc.node import NodeCore
 from holdfast.protocol.dpc.plan import NodePlan, Resume
 from holdfast.protocol.dpc.signals import ForkPrepared, InputGap, Received, Signal, StableCompleted, Tick
 from holdfast.protocol.dpc.states import NodeState
+from holdfast.spark.failure import is_permanent, sentence
 from holdfast.spark.node import NodeQueries, progress_of, stop
 from holdfast.stream.acks import REPLICAS
 from holdfast.stream.decision import Decision
@@ -97,6 +99,8 @@ class Controller:
         #: Until it is durable, the query must not be started: it would go on where the gap is.
         self._anew: _Anew | None = None
         self._died_of: str | None = None
+        #: How often the query has stopped since it last committed a batch.
+        self._deaths = 0
         self._batch = -1
         #: The batch that Spark has planned and not committed, and since when we see it so; the last that was spoken of.
         self._busy: tuple[int, int] | None = None
@@ -279,6 +283,11 @@ class Controller:
         return self._queries.stays_because
 
     @property
+    def begins(self) -> bool:
+        """Whether the query is on its way to its first start: what Spark refuses, it refuses there."""
+        return self.trouble is None and self._stable is None and not self._deaths and not self.stopped
+
+    @property
     def query(self) -> StreamingQuery | None:
         """The stable query, while it runs."""
         return self._stable
@@ -350,7 +359,7 @@ class Controller:
         self._take_relied()
         progress = self._queries.progress(self._batch)
         if progress is not None:
-            self._batch, self._pause_us = progress.batch_id, _RESTART_US_MIN
+            self._batch, self._pause_us, self._deaths = progress.batch_id, _RESTART_US_MIN, 0
             before_us = self._main.boundary_us
             self._main.refresh()
             if progress.until_us is not None:
@@ -398,19 +407,26 @@ class Controller:
             self._forking.struck_again()
 
     def _died(self, now: int, error: BaseException | None) -> None:
-        log.error("%s: the stable query stopped (%s); starting it again in %d s", self.plan.replica,
-                  error or "no reason given", self._pause_us // SECOND_US)  # fmt: skip
-        self._stable = None
-        self._died_of = str(error or "no reason given").strip().partition("\n")[0]
+        self._stable, self._died_of = None, sentence(error)
+        self._deaths += 1
+        gaps = self._gaps(now)
+        if is_permanent(error) and not gaps:
+            raise UsageError(self._died_of)
+        log.error("%s: the stable query stopped (%s); starting it again in %d s, for the %d. time", self.plan.replica,
+                  self._died_of, self._pause_us // SECOND_US, self._deaths)  # fmt: skip
+        log.debug("%s: in full: %s", self.plan.replica, error)
         self._restart_us = now + self._pause_us
         self._pause_us = min(2 * self._pause_us, _RESTART_US_MAX)
+        for stream, removed_us in gaps.items():
+            self.tell(InputGap(stream, removed_us))
+
+    def _gaps(self, now: int) -> dict[str, int]:
+        """Inputs that lack what the query was to read next, and up to where."""
         if self.core is None and not self._build(now):
-            return
+            return {}
         assert self.core is not None
-        for stream, intake in self._intakes.items():
-            removed = intake.removed_until_us()
-            if removed > self.core.stable * self._size:
-                self.tell(InputGap(stream, removed))
+        removed = {stream: intake.removed_until_us() for stream, intake in self._intakes.items()}
+        return {stream: us for stream, us in removed.items() if us > self.core.stable * self._size}
 
     def _retain(self) -> None:
         """Let go of input that nobody needs. What an operator's open windows rely on stands in the output's log, which
@@ -536,7 +552,8 @@ class Controller:
         """What keeps this replica from serving, if anything does."""
         if self._stable is None:
             if self._died_of is not None:
-                return Wait("spark", f"the stable query stopped ({self._died_of}); it is started again")
+                times = "" if self._deaths < 2 else f", {self._deaths} times so far"
+                return Wait("spark", f"the stable query stopped ({self._died_of}); it is started again{times}")
             return QUERY_STARTS
         if (long := self._long_batch(monotonic_us())) is not None:
             return Wait("spark", long)

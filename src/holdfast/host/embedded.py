@@ -50,6 +50,7 @@ class Running:
         self._thread.start()
         self._ready.wait()
         self._check()
+        self._wait_until_set_up()
 
     def _run(self) -> None:
         try:
@@ -65,6 +66,22 @@ class Running:
     async def _run_host(self) -> None:
         self._host = Host(HERE, Catalog(self._app.diagram()), self._app.root.absolute(), self._spark)
         await self._host.run(self._ready.set)
+
+    def _wait_until_set_up(self) -> None:
+        """A mistake in a node is said where it was started."""
+        try:
+            while self._in_loop(lambda host: host.setting_up):
+                pause(_POLL_US)
+            self._check_nodes()
+        except BaseException:
+            with contextlib.suppress(Exception):  # The first reason is the one that counts.
+                self.stop()
+            raise
+
+    def _check_nodes(self) -> None:
+        """Raise if a node has failed for good."""
+        for replica, why in self._in_loop(lambda host: host.failures()).items():
+            raise UsageError(f"{replica} does not run: {why}")
 
     def _check(self) -> None:
         if self._trouble is not None:
@@ -96,13 +113,29 @@ class Running:
             raise UsageError(f"no stream {stream!r} in application {self._app.name!r}; there are: {', '.join(known)}")
 
     def wait_until_stable(self, timeout: str | int | float = "60s") -> None:
-        """Return once every node is STABLE; raise if that takes too long."""
+        """Return once every node is STABLE; raise if that takes too long, or will never be."""
         deadline = monotonic_us() + duration_us(timeout)
-        while any(replica["state"] != "STABLE" for replica in self.status()["replicas"]):
+        while True:
+            replicas = self.status()["replicas"]
+            if all(replica["state"] == "STABLE" for replica in replicas):
+                return
+            self._check_nodes()
             if monotonic_us() > deadline:
-                states = {r["replica"]: r["state"] for r in self.status()["replicas"]}
+                states = "; ".join(f"{r['replica']} is {r['state']}{_because(r)}" for r in replicas)
                 raise TimeoutError(f"the nodes were not all STABLE within {timeout}: {states}")
             pause(_POLL_US)
+
+    def watch(self) -> None:
+        """Stay until interrupted; raise when no node can go on."""
+        told: set[str] = set()
+        while True:
+            failures, nodes = self._in_loop(lambda host: (host.failures(), len(host.status()["replicas"])))
+            for replica in failures.keys() - told:
+                log.error("%s does not run: %s", replica, failures[replica])
+            told |= failures.keys()
+            if failures and len(failures) == nodes:
+                self._check_nodes()
+            pause(200_000)
 
     def _in_loop(self, ask: Callable[[Host], T]) -> T:
         """Ask in the loop's own thread. A loop that has ended, or ends before it gets to it, answers nobody."""
@@ -154,11 +187,13 @@ def run(app: App, **options: Any) -> None:
     logging.getLogger("holdfast").setLevel(logging.INFO)
     with start(app, **options) as running:
         try:
-            while True:
-                running.status()
-                pause(200_000)
+            running.watch()
         except KeyboardInterrupt:
             log.info("stopping %s", app.name)
+
+
+def _because(replica: dict[str, Any]) -> str:
+    return f", because {replica['why']}" if replica.get("why") else ""
 
 
 def node_session(name: str, nodes: Iterable[str] = (), *, master: str | None = None, **settings: str) -> SparkSession:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from holdfast.clock import monotonic_us
@@ -39,6 +40,7 @@ from holdfast.host.standing import SPARK_PLANS, SPARK_STARTS, Wait, missing_stre
 from holdfast.model.errors import HoldfastError, PeerError, StorageError, UnknownStream, UsageError
 from holdfast.protocol.dpc.effects import Send
 from holdfast.protocol.dpc.messages import Message, StreamReport
+from holdfast.spark.failure import is_permanent, sentence
 from holdfast.spark.node import NodeQueries
 from holdfast.spark.results import create_output
 from holdfast.spark.session import has_ended
@@ -52,6 +54,8 @@ log = logging.getLogger(__name__)
 PULSE_S = 0.01
 #: How often a replica that cannot be set up yet asks again for what is missing.
 _RETRY_S = 0.25
+#: How often it has asked before that is a warning: some seconds.
+_PATIENCE = 40
 #: How long a replica that its surroundings have stopped is left alone (rule 5): each attempt starts a query of Spark's.
 RETURN_S = 30.0
 #: Messages under way to one host at a time. A host that does not answer must not make more and more of them.
@@ -265,12 +269,17 @@ class Host:
     ) -> tuple[NodeQueries, Stream]:
         """Takes Spark a moment."""
         assert self._spark is not None
-        queries = NodeQueries(self._spark.result(), node, inputs, self.root, home)
-        return queries, queries.create_output(node.bucket_us or bucket_us)
+        try:
+            queries = NodeQueries(self._spark.result(), node, inputs, self.root, home)
+            return queries, queries.create_output(node.bucket_us or bucket_us)
+        except PySparkException as error:
+            if not is_permanent(error):
+                raise
+            raise UsageError(f"node {node.name}: Spark refuses its query: {sentence(error)}") from None
 
     async def _definition(self, stream: str, node: NodeSpec) -> Definition:
         """What an input is, asked of its producers until one knows."""
-        said = False
+        waited = 0
         while True:
             for producer in self.catalog.producers(stream):
                 try:
@@ -279,10 +288,16 @@ class Host:
                     return await self.link_to(producer).definition(stream)
                 except (PeerError, UnknownStream) as error:
                     self._waits[node.name] = missing_stream(stream, error)
-                    if not said:
-                        log.info("waiting for stream %s: %s", stream, error)
-                        said = True
+            if waited == self._patience(stream):
+                log.warning("%s: %s", replica_name(node.name, self.name), self._waits[node.name].why)
+            waited += 1
             await asyncio.sleep(_RETRY_S)
+
+    def _patience(self, stream: str) -> int:
+        """How often a stream is asked for before its absence is spoken of: results of other nodes come when these are
+        set up, and other hosts when they are started; a source of this host is there, or its name is wrong."""
+        source = self.catalog.diagram.producer_of(stream) is None
+        return 0 if source and stream in self.catalog.sources_on(self.name) else _PATIENCE
 
     def _intake(self, definition: Definition, home: Path, bucket_us: int, node: NodeSpec) -> Intake:
         producers = self.catalog.producers(definition.name)
@@ -353,6 +368,25 @@ class Host:
             log.debug("%s to %s: %s", sender, to, error)
 
     # -- for people --------------------------------------------------------------------------------------------------
+
+    @property
+    def setting_up(self) -> bool:
+        """Whether a node is just being planned or started, so that a mistake in it may still come to light. One that
+        waits for its inputs is not: they may come next week."""
+        planned = any(
+            not task.done() and self._waits.get(name, SPARK_STARTS).kind != "inputs"
+            for name, task in self._setups.items()
+        )
+        return planned or any(isinstance(c, Controller) and c.begins for c in self.controllers.values())
+
+    def failures(self) -> dict[str, str]:
+        """Replicas that have failed and will not come back by themselves, and why."""
+        failed = {
+            replica: controller.trouble
+            for replica, controller in self.controllers.items()
+            if isinstance(controller, Controller) and controller.trouble is not None and not controller.may_return
+        }
+        return {**failed, **{replica_name(node, self.name): why for node, why in self._refused.items()}}
 
     def status(self) -> dict[str, Any]:
         """What `holdfast status` shows."""
