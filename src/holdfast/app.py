@@ -127,7 +127,7 @@ class App:
         return start(self, **options)
 
     def run(self, **options: Any) -> Any:
-        """Like `start`, and stay until interrupted."""
+        """Like `start`, and stay until all inputs have ended, or until interrupted."""
         from holdfast.host.embedded import run
 
         return run(self, **options)

@@ -227,6 +227,19 @@ def test_nodes_join_and_follow_each_other_to_the_end_of_their_inputs(spark: Spar
     assert [r["total"] for r in stable(store.open("sums"))] == [sum(range(w * 8, w * 8 + 8)) for w in range(3)]
 
 
+def test_an_application_whose_inputs_have_ended_comes_to_its_end(spark: SparkSession, tmp_path: Path) -> None:
+    """`app.run()` returns; what its nodes write has ended, too."""
+    store = holdfast.open(tmp_path)
+    source = Source(store, "s")
+    app = holdfast.App("ending", root=tmp_path)
+    app.node(inputs=["s"], name="sums")(lambda rows: rows.groupBy(F.window("stime", "2 seconds")).count())
+    source.fill(0, 4)
+    source.end()
+    app.run(spark=spark)
+    assert store.open("sums").reader().closed
+    assert [r["count"] for r in stable(store.open("sums"))] == [8, 8]
+
+
 def test_a_mistake_in_a_node_is_said_by_its_start_and_a_stream_that_is_not_there_by_who_waits(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -23,7 +23,7 @@ from holdfast.host.host import Host
 from holdfast.model.errors import UsageError
 from holdfast.model.time import duration_us
 from holdfast.spark.pools import pools_file
-from holdfast.spark.session import session
+from holdfast.spark.session import build_session
 from holdfast.stream.store import StreamStore
 
 if TYPE_CHECKING:
@@ -126,9 +126,10 @@ class Running:
             pause(_POLL_US)
 
     def watch(self) -> None:
-        """Stay until interrupted; raise when no node can go on."""
+        """Stay until all inputs have ended and every node has given what follows from them, or until interrupted; raise
+        when no node can go on."""
         told: set[str] = set()
-        while True:
+        while not self._in_loop(lambda host: host.ended):
             failures, nodes = self._in_loop(lambda host: (host.failures(), len(host.status()["replicas"])))
             for replica in failures.keys() - told:
                 log.error("%s does not run: %s", replica, failures[replica])
@@ -183,7 +184,7 @@ def start(app: App, *, spark: SparkSession | None = None, **settings: str) -> Ru
 
 
 def run(app: App, **options: Any) -> None:
-    """Run the application until Ctrl-C."""
+    """Run the application until its inputs have ended, or until Ctrl-C."""
     logging.getLogger("holdfast").setLevel(logging.INFO)
     with start(app, **options) as running:
         try:
@@ -202,4 +203,4 @@ def node_session(name: str, nodes: Iterable[str] = (), *, master: str | None = N
     # Not to be removed when Spark has started: the next session of this process reads it again.
     if (pools := pools_file(nodes)) is not None:
         fair["spark_scheduler_allocation_file"] = pools.as_uri()
-    return session(name, master=master, **{**fair, **settings})
+    return build_session(name, master=master, **{**fair, **settings})

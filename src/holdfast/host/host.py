@@ -379,6 +379,13 @@ class Host:
         )
         return planned or any(isinstance(c, Controller) and c.begins for c in self.controllers.values())
 
+    @property
+    def ended(self) -> bool:
+        """Whether every node here has written all that will ever follow from its inputs."""
+        nodes = [replica_name(node.name, self.name) for node in self.catalog.nodes_on(self.name)]
+        stands = [self.controllers.get(replica) for replica in nodes]
+        return bool(nodes) and all(isinstance(stand, Controller) and stand.ended for stand in stands)
+
     def failures(self) -> dict[str, str]:
         """Replicas that have failed and will not come back by themselves, and why."""
         failed = {

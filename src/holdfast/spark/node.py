@@ -35,6 +35,7 @@ from holdfast.model.time import BEGINNING_US, SECOND_US, instant_text
 from holdfast.model.tuples import STREAM_COLUMN
 from holdfast.spark import control
 from holdfast.spark.beginning import begin_anew, load_beginning
+from holdfast.spark.ending import lasts
 from holdfast.spark.flow import Flow
 from holdfast.spark.fork import fork_checkpoint, last_commit
 from holdfast.spark.forked import ready_mark
@@ -338,6 +339,7 @@ class NodeQueries:
             writer = writer.option("boundary", "input")
         if self._node.stime is not None:
             writer = writer.option("stime", self._node.stime)
+        lasts(name)
         started: list[StreamingQuery | BaseException] = []
 
         def start() -> None:

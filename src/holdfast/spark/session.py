@@ -18,6 +18,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from holdfast.model.errors import StorageError
+from holdfast.spark.ending import attend
 from holdfast.spark.format import HoldfastSource
 from holdfast.spark.java import ensure_java
 from holdfast.spark.noise import DAEMON, keep_quiet
@@ -42,6 +43,8 @@ SETTINGS = (
     Setting("spark.python.unix.domain.socket.enabled", "true",
             "Python workers talk over Unix sockets: saves some 40 ms per batch of TCP's delayed acknowledgements."),
     Setting("spark.sql.session.timeZone", "UTC", "stime is UTC; a local zone would shift every window."),
+    Setting("spark.sql.streaming.noDataProgressEventInterval", "1s",
+            "A query whose inputs have ended is stopped when Spark says that it is idle; ten seconds are long."),
     Setting("spark.sql.execution.arrow.pyspark.enabled", "true", "Rows go to and from Python by column."),
     Setting("spark.sql.python.filterPushdown.enabled", "true", "A filter on stime opens only the segments it needs."),
     Setting("spark.executorEnv.POLARS_MAX_THREADS", "1", "Every core has a task of its own; threads would only queue."),
@@ -66,8 +69,13 @@ def session(app: str = "holdfast", *, master: str | None = None, **settings: str
 
     On this machine by default, with as many shuffle partitions as cores (Spark's 200 would cost a second per batch) and
     tasks that are tried four times (`local[N]` alone gives up after one). Settings are given with underscores for dots:
-    `session(spark_sql_shuffle_partitions="8")`.
+    `session(spark_sql_shuffle_partitions="8")`. Queries whose streams have ended are stopped (`holdfast.spark.ending`).
     """
+    return attend(build_session(app, master=master, **settings))
+
+
+def build_session(app: str, *, master: str | None = None, **settings: str) -> SparkSession:
+    """The same for who looks after its queries itself."""
     ensure_java()
     cores = len(os.sched_getaffinity(0))
     master = master or os.environ.get("HOLDFAST_MASTER") or f"local[{cores},4]"

@@ -1,0 +1,94 @@
+"""Queries over streams that have ended end as well: `query.awaitTermination()` returns.
+
+Spark's streaming queries never end by themselves. When all streams that a query reads are closed, and it has computed
+and written everything that follows from them, nothing can come any more, and it is stopped.
+
+Rules:
+1. It is over when the offset of every source is the end of time, and Spark has found nothing left to do: for a query
+   without state right after that batch, for others once it is idle, since windows come out in the batches behind it.
+2. Queries of nodes have somebody who looks after them (`lasts`): they stay, so that their readers are served.
+3. A query is stopped in a thread of its own. Spark delivers the events of all queries in one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+from typing import Any
+from weakref import WeakSet
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from holdfast.stream.merge import FOREVER_US
+
+log = logging.getLogger(__name__)
+
+_lasting: set[str] = set()
+_attended: WeakSet[SparkSession] = WeakSet()
+
+
+def lasts(name: str) -> None:
+    """A query of that name is not stopped here (rule 2)."""
+    _lasting.add(name)
+
+
+def attend(spark: SparkSession) -> SparkSession:
+    """Look after the queries of a session, from now on."""
+    if spark not in _attended:
+        spark.streams.addListener(_Endings(spark))
+        _attended.add(spark)
+    return spark
+
+
+class _Endings(StreamingQueryListener):
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._over: set[str] = set()
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        pass
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        progress = event.progress
+        if progress.name in _lasting or not progress.sources:
+            return
+        if all(_at_the_end(source.endOffset) for source in progress.sources):
+            self._over.add(str(progress.id))
+            if not progress.stateOperators:
+                self._end(str(progress.id))
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        if str(event.id) in self._over:
+            self._end(str(event.id))
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        self._over.discard(str(event.id))
+
+    def _end(self, query: str) -> None:
+        """Rule 3."""
+        threading.Thread(target=self._stop, args=(query,), name=f"end-{query}", daemon=True).start()
+
+    def _stop(self, query: str) -> None:
+        with contextlib.suppress(Exception):  # It has ended meanwhile, or Spark has.
+            found = self._spark.streams.get(query)
+            if found is not None:
+                log.info("query %s has come to the end of its inputs", found.name or query)
+                found.stop()
+
+
+def _at_the_end(offset: Any) -> bool:
+    """Whether it is one of ours, behind which nothing follows."""
+    try:
+        given = json.loads(offset) if isinstance(offset, str) else offset
+        return int(given["until_us"]) >= FOREVER_US
+    except (TypeError, ValueError, KeyError):
+        return False

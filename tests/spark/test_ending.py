@@ -1,0 +1,36 @@
+"""Queries over streams that have ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import holdfast
+from holdfast.spark import read_stream
+from tests.spark.conftest import fill, tuples
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_query_finishes_when_its_streams_have_ended_and_all_of_its_results_are_there(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    """With and without state; `awaitTermination` returns."""
+    fill(store, "s", [(i, "a", i) for i in range(6)])
+    rows = read_stream(spark, "s", root=store.root)
+    queries: dict[str, DataFrame] = {
+        "plain": rows.select("stime", "value"), "windows": rows.groupBy(F.window("stime", "4 seconds")).count(),
+    }  # fmt: skip
+    started = [
+        frame.writeStream.format("holdfast").option("root", str(store.root)).option("create", "true")
+        .option("checkpointLocation", str(tmp_path / name)).start(name)
+        for name, frame in queries.items()
+    ]  # fmt: skip
+    assert [query.awaitTermination(120) for query in started] == [True, True]
+    assert [query.exception() for query in started] == [None, None]
+    assert all(store.open(name).reader().closed for name in queries)
+    assert [row[-1] for row in tuples(store.open("plain"))] == list(range(6))
+    assert sum(row[-1] for row in tuples(store.open("windows"))) == 6
