@@ -39,6 +39,7 @@ from holdfast.cli import (
     streams,
     tail,
     up,
+    upgrade,
     verify,
 )
 from holdfast.cli.session import Root
@@ -108,7 +109,7 @@ def _plainly(command: Callable[P, None]) -> Callable[P, None]:
 
 
 for _verb in (streams, create, send, tail, replay, verify, repair, retain, delete, up, status, fail, heal, down,
-              host, explain, load, contracts, move, plan_contracts, demo):  # fmt: skip
+              host, explain, upgrade, load, contracts, move, plan_contracts, demo):  # fmt: skip
     app.command(_verb.__name__.rpartition(".")[2].replace("_", "-"))(_plainly(_verb.command))
 
 

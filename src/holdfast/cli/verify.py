@@ -8,7 +8,10 @@ import typer
 
 from holdfast.cli.session import Json, Root, Session
 from holdfast.cli.units import counted, size_text
+from holdfast.model.time import instant_text
+from holdfast.stream.changes import read_changes
 from holdfast.stream.finding import Finding, Severity
+from holdfast.stream.identity import told
 
 
 def command(
@@ -41,6 +44,10 @@ def command(
             for finding in verify(folder, progress=progress):
                 found.append(finding)
                 _tell(session, name, finding)
+        for change in read_changes(folder):
+            session.say(f"note: {name}: results from {instant_text(change.from_us)} on are of another definition "
+                        f"({told(list(change.differences))})", stream=name, severity="note",
+                        changed_from=instant_text(change.from_us), differences=list(change.differences))  # fmt: skip
         bad = sum(f.severity > Severity.NOTE for f in found)
         wrong += bad
         verdict = "sound" if not bad else counted(bad, "problem")

@@ -1,5 +1,5 @@
-"""Where the stable query of a replica began: at the beginning of its inputs, anew behind a gap in them, or from a
-checkpoint that another host has sent.
+"""Where the stable query of a replica began: at the beginning of its inputs, anew behind a gap in them or with another
+definition, or from a checkpoint that another host has sent.
 
 A query that goes on behind a gap has an empty state and a checkpoint of its own (the old one refers to what is gone).
 Its first results are wrong, because what they depend on is missing; they are left out until the state has converged.
@@ -46,7 +46,9 @@ def load_beginning(home: Path) -> Beginning:
     return beginning
 
 
-def begin_anew(home: Path, before: Beginning, start_us: int, right_from_us: int, disk: Disk | None = None) -> Beginning:
+def begin_anew(
+    home: Path, before: Beginning, start_us: int | None, right_from_us: int | None, disk: Disk | None = None
+) -> Beginning:
     """The next start of the query begins here, with an empty state."""
     beginning = Beginning(generation=before.generation + 1, start_us=start_us, right_from_us=right_from_us)
     (disk or Disk()).replace_file(home / "beginning", seal(beginning))

@@ -9,8 +9,9 @@ Rules:
 4. What moves to another host is the versions at the last commit. They lie inside the checkpoint that goes there, so
    that both become durable, and count, together. There the first batch begins with them, and saves all windows to the
    log, from which whatever comes later can be restored.
-5. An operator that has moved gets a name of its own for the life that begins with it. The log may hold checkpoints of
-   an earlier life of the same node, at the same positions, and a restore must not mix them.
+5. An operator that has moved, or begins anew because its definition has changed, gets a name of its own for the life
+   that begins with it. The log may hold checkpoints of an earlier life of the same node, at the same positions, and a
+   restore must not mix them.
 6. A key stays in its partition for the query's life, so their number is noted at the first start, kept, and moves.
 """
 
@@ -120,6 +121,13 @@ class Lineages:
         arrival = Arrival(base, os.urandom(4).hex(), spec.partitions, position_us)
         (arrivals(checkpoint) / "versions").write_bytes(seal(arrival))
         return True
+
+    def begin_life(self, checkpoint: Path) -> None:
+        """Rule 5, for an operator that begins anew here with another definition."""
+        arrival = Arrival(self._operator, os.urandom(4).hex(), self._partitions, BEGINNING_US)
+        disk = Disk()
+        disk.make_dir(arrivals(checkpoint))
+        disk.replace_file(arrivals(checkpoint) / "versions", seal(arrival))
 
     def forget(self, fork: int) -> None:
         """The versions of a fork that has ended, and of those before it: a task of theirs that was late has made their

@@ -44,10 +44,12 @@ from holdfast.spark.keyed import forked_from, in_node
 from holdfast.spark.keyed_moves import operators_in, pack_operators, stays_because
 from holdfast.spark.keyed_task import Task
 from holdfast.spark.node_flow import NodeFlow
+from holdfast.spark.node_identity import Admission, node_identity
 from holdfast.spark.pools import fork_pool, stable_pool
 from holdfast.spark.results import create_output, node_columns
 from holdfast.spark.session import make_active
 from holdfast.spark.wal import read_wal
+from holdfast.stream.identity import note_identity, read_identity
 from holdfast.stream.store import Stream, StreamStore
 from holdfast.stream.waiting import Waiting, waiting_results
 
@@ -104,10 +106,20 @@ class NodeQueries:
         return self._home / "decision"
 
     def create_output(self, bucket_us: int) -> Stream:
-        """The output stream with the columns that the function gives; what is there already must fit."""
-        schema = to_arrow_schema(self._results(decision=str(self.decision)).schema, timezone="UTC")
+        """The output stream with the columns that the function gives; what is there already, and the state of the
+        query, must fit."""
+        frame = self._results(decision=str(self.decision))
+        schema = to_arrow_schema(frame.schema, timezone="UTC")
         columns = node_columns(self._node, pa.schema([field for field in schema if field.name != control.COLUMN]))
-        return create_output(StreamStore(self._outputs), self._node, columns, bucket_us)
+        output = create_output(StreamStore(self._outputs), self._node, columns, bucket_us)
+        found = node_identity(self._node, columns, bucket_us, frame if self._flow is None else self._flow.lines)
+        admission = Admission(self._node, self._home, self._beginning, output, found)
+        self._beginning = admission.admitted(self._begin_life)
+        return output
+
+    def _begin_life(self, checkpoint: Path) -> None:
+        if self._flow is not None:
+            self._flow.begin_life(checkpoint)
 
     # -- the stable query --------------------------------------------------------------------------------------------
 
@@ -153,7 +165,10 @@ class NodeQueries:
 
     def copy_to(self, checkpoint: Path) -> Waiting:
         """A copy of where the stable query stands, from which the same query can go on elsewhere; it runs on."""
-        return self._copied(checkpoint, lambda: self._pack_state(checkpoint))
+        waiting = self._copied(checkpoint, lambda: self._pack_state(checkpoint))
+        if (known := read_identity(self.checkpoint)) is not None:
+            note_identity(checkpoint, known)
+        return waiting
 
     def _copied(self, checkpoint: Path, take_states: Callable[[], bool]) -> Waiting:
         """Fork the query together with the states that its operators had then."""

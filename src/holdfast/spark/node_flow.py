@@ -48,6 +48,16 @@ class NodeFlow:
     def keeps_state(self) -> bool:
         return self._flow.stage is not None
 
+    @property
+    def lines(self) -> list[str]:
+        """What it computes (`flow_identity`)."""
+        return self._flow.lines(self._lineages.spec(0))
+
+    def begin_life(self, checkpoint: Path) -> None:
+        """The query of that checkpoint begins with an empty state, whatever the output's log has of earlier ones."""
+        if self.keeps_state:
+            self._lineages.begin_life(checkpoint)
+
     def stable(self, options: dict[str, str], generation: int) -> DataFrame:
         """The results of the stable query."""
         return self._shaped(self._with(options).results(self._lineages.spec(generation)))
