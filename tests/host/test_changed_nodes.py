@@ -52,7 +52,7 @@ def application(root: Path, window: int, **promises: Any) -> holdfast.App:
 def ran(app: holdfast.App, spark: SparkSession, second: int) -> None:
     store = holdfast.open(app.root)
     with app.start(spark=spark) as running:
-        until(lambda: running.status() and all(reached(store.open(n), second)() for n in ("counts", "flowing")))
+        until(lambda: running.status() and all(reached(store.open(n), second)() for n in ("counts", "flowing")), 300)
 
 
 def windows(stream: holdfast.Stream) -> list[tuple[int, int]]:
@@ -106,7 +106,7 @@ def test_who_knows_that_a_change_is_compatible_goes_on_with_the_state(spark: Spa
 
     source.fill(0, 15)
     with app(0).start(spark=spark):
-        until(lambda: "sums" in store.names() and reached(store.open("sums"), 14)())
+        until(lambda: "sums" in store.names() and reached(store.open("sums"), 14)(), 300)
     note = tmp_path / ".holdfast" / "nodes" / "sums" / "checkpoint" / "identity"
     before = note.read_bytes()
     with pytest.raises(UsageError, match="must compute"):
@@ -118,10 +118,10 @@ def test_who_knows_that_a_change_is_compatible_goes_on_with_the_state(spark: Spa
     note.write_bytes(before)
     source.fill(15, 25)
     with app(-2).start(spark=spark):
-        until(reached(store.open("sums"), 20))
+        until(reached(store.open("sums"), 20), 300)
     assert windows(store.open("sums")) == [(10, 40), (20, 40)]
     note.unlink()  # A node from before there were notes.
     with app(-3).start(spark=spark) as running:
-        running.wait_until_stable()
+        running.wait_until_stable("300s")
     assert note.exists()
     source.leave()

@@ -17,6 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from holdfast.model.time import duration_text
 from holdfast.spark.fingerprint import fingerprint, plain_path
 from holdfast.spark.plan_identity import plan_lines
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 _EXPRESSIONS = frozenset({"by", "column", "columns", "condition", "lefts", "rights", "value"})
 #: Settings that follow from others, or are no part of the results (rule 3).
 _ASIDE = frozenset({"database", "several_keys"})
+#: Settings that are lengths of time.
+_SPANS = ("size_us", "advance_us", "timeout_us", "time_us")
 Step = Callable[[DataFrame], DataFrame]
 
 
@@ -69,6 +72,8 @@ def _setting(name: str, value: Any, frame: DataFrame) -> list[str]:
         return [line for at, item in enumerate(value) for line in _setting(f"{name}.{at}", item, frame)]
     if hasattr(value, "computes") or dataclasses.is_dataclass(value):
         return [f"{name}: {type(value).__name__}", *_fields(value, f"{name}.", frame)]
+    if type(value) is int and name.endswith(_SPANS):
+        return [f"{name}: {duration_text(value)}"]
     if isinstance(value, str | int | float | None):
         return [f"{name}: {plain_path(value) if isinstance(value, str) else value}"]
     return [f"{name}: {type(value).__name__}, code {fingerprint(value)}"]

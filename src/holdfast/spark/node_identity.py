@@ -112,7 +112,8 @@ class Admission:
                 f"output="
             )
         size = self._output.definition.bucket_us
-        first_us = max(-(-(order.from_us or BEGINNING_US) // size) * size if order.from_us else written_us, written_us)
+        wanted_us = written_us if order.from_us is None else -(-order.from_us // size) * size
+        first_us = max(wanted_us, written_us)
         replay_us = order.replay_us if order.replay_us is not None else self._node.convergent_us
         start_us = None if replay_us is None or first_us <= BEGINNING_US else (first_us - replay_us) // size * size
         if BEGINNING_US < written_us < first_us:
