@@ -15,6 +15,7 @@ Rules:
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 from collections.abc import Callable, Sequence
@@ -51,6 +52,7 @@ class App:
         *,
         inputs: str | Sequence[str],
         output: str | None = None,
+        outputs: Sequence[str] = (),
         name: str | None = None,
         max_delay: Duration = "3s",
         replicas: int = 1,
@@ -74,19 +76,23 @@ class App:
 
         The function takes one DataFrame with all inputs merged, or one per input, in the order of `inputs`, and returns
         one, or a flow of Holdfast's own operators (`holdfast.spark.flow_of`). The output stream is named like the node
-        unless `output` says otherwise.
+        unless `output` says otherwise. With `outputs`, it returns a dict with a DataFrame for each of these streams;
+        each is a node of its own, `name.stream`, with the same promises.
         """
+        named = _streams("outputs", outputs)
+        if named and output is not None:
+            raise UsageError(f"a node has output= or outputs=; got {output!r} and {', '.join(named)}; leave one out")
 
         def declare(function: F) -> F:
             chosen = name if name is not None else getattr(function, "__name__", "")
             check_node_name(chosen)
             streams = _streams("inputs", inputs)
-            self._add(
+            self._add(*(
                 NodeSpec(
-                    name=chosen,
+                    name=node,
                     inputs=streams,
-                    output=chosen if output is None else output,
-                    function=function,
+                    output=stream,
+                    function=part,
                     max_delay_us=duration_us(max_delay),
                     replicas=replicas,
                     separate=_separate(chosen, function, streams),
@@ -106,13 +112,14 @@ class App:
                     keepalive_us=duration_us(keepalive),
                     output_schema=None if output_schema is None else parse_schema(output_schema),
                 )
-            )
+                for node, stream, part in _parts(chosen, function, output, named)
+            ))  # fmt: skip
             return function
 
         return declare
 
-    def _add(self, node: NodeSpec) -> None:
-        nodes = (*self._nodes, node)
+    def _add(self, *added: NodeSpec) -> None:
+        nodes = (*self._nodes, *added)
         self._diagram = diagram_of(self.name, nodes)
         self._nodes = nodes
 
@@ -134,6 +141,30 @@ class App:
 
     def __repr__(self) -> str:
         return f"App({self.name!r}, nodes: {', '.join(node.name for node in self._nodes) or 'none'})"
+
+
+def _parts(
+    name: str, function: Callable[..., Any], output: str | None, outputs: tuple[str, ...]
+) -> list[tuple[str, str, Callable[..., Any]]]:
+    """The nodes that a declaration stands for: name, output and function of each."""
+    if not outputs:
+        return [(name, name if output is None else output, function)]
+    return [(f"{name}.{stream}", stream, _one_output(name, function, outputs, stream)) for stream in outputs]
+
+
+def _one_output(name: str, function: Callable[..., Any], outputs: tuple[str, ...], stream: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def part(*frames: Any) -> Any:
+        results = function(*frames)
+        if not isinstance(results, dict) or sorted(results) != sorted(outputs):
+            got = f"one with {', '.join(map(str, results))}" if isinstance(results, dict) else type(results).__name__
+            raise UsageError(
+                f"the function of node {name!r} must return a dict with a DataFrame for each of {', '.join(outputs)}; "
+                f"got {got}"
+            )
+        return results[stream]
+
+    return part
 
 
 def _separate(name: str, function: Callable[..., Any], inputs: tuple[str, ...]) -> bool:

@@ -58,7 +58,7 @@ class NodeSpec:
     bucket_us: int | None = None
     """Bucket size of the output; None: that of the inputs."""
     stime: str | None = None
-    """Column of the result that gives stime; None: `stime`, else the end of `window`."""
+    """Column or window of the result that gives stime; None: `stime`, else the one with event time."""
     begin_us: int | None = None
     """Where the node begins to read, the same for all replicas; None: where its inputs began."""
     boundaries: Boundaries = "auto"

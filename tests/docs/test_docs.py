@@ -23,6 +23,7 @@ from holdfast.host.app_file import load_app
 from holdfast.host.catalog import Catalog
 from holdfast.host.deployment import load_deployment
 from holdfast.protocol.dpc.states import FORK_STEPS, NODE_STEPS, diagram
+from tests.spark.query_kinds import listed
 
 HOME = Path(__file__).parents[2]
 PAGES = sorted([HOME / "README.md", *(HOME / "docs").glob("*.md")])
@@ -181,3 +182,11 @@ def test_what_is_installed_is_ours_and_not_the_strangers_package_of_the_same_imp
     texts = [*PAGES, HOME / "Makefile", *(HOME / "src").rglob("*.py"), HOME / "pyproject.toml"]
     theirs = re.compile(r"pip install ['\"]?holdfast(?!-)|[`'\"]holdfast\[")
     assert [path for path in texts if theirs.search(path.read_text())] == []
+
+
+def test_the_kinds_of_query_are_those_that_are_tried() -> None:
+    listed_there = re.search(
+        r"<!-- kinds -->\n(.*?)\n<!-- /kinds -->", (HOME / "docs" / "queries.md").read_text(), re.S
+    )
+    assert listed_there is not None
+    assert listed_there[1] == listed(), "python -m tests.spark.query_kinds"

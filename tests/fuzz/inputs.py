@@ -13,9 +13,9 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+from holdfast.inputs.arrow_body import read_arrow
 
 import holdfast
-from holdfast.inputs.arrow_body import read_arrow
 from holdfast.inputs.decode import Decoder
 from holdfast.model.schema import parse_schema
 from holdfast.stream.rows import Columns

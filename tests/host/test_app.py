@@ -195,3 +195,23 @@ def test_the_pictures_show_every_stream_and_node() -> None:
         ("m1", "union ×2"), ("m2", "union ×2"), ("m3", "union ×2"), ("union ×2", "union"),
         ("union", "join ×1"), ("list.of-names", "join ×1"), ("join ×1", "join"),
     }  # fmt: skip
+
+
+def test_a_function_with_several_outputs_is_a_node_for_each() -> None:
+    app = App("parts")
+
+    @app.node(inputs=["orders"], outputs=["large", "small"], max_delay="2s")
+    def sorted_orders(orders: int) -> dict[str, int]:
+        return {"large": orders * 100, "small": orders}
+
+    nodes = app.diagram().nodes
+    assert [(n.name, n.output, n.max_delay_us) for n in nodes] == [
+        ("sorted_orders.large", "large", 2_000_000), ("sorted_orders.small", "small", 2_000_000)
+    ]  # fmt: skip
+    assert [n.function(3) for n in nodes] == [300, 3]
+    assert sorted_orders(1) == {"large": 100, "small": 1}
+    app.node(inputs=["orders"], outputs=["one", "other"], name="odd")(lambda rows: {"one": rows})
+    with pytest.raises(UsageError, match="a dict with a DataFrame for each of one, other; got one with one"):
+        app.diagram().node("odd.one").function(1)
+    with pytest.raises(UsageError, match="output= or outputs="):
+        app.node(inputs=["orders"], output="x", outputs=["y"])

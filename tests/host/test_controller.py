@@ -99,6 +99,9 @@ class Queries:
         query: Any = Query(self.log)
         return RunningFork(query, plan.parent / "checkpoint", plan, "ab" * 8, 0, 5 * SECOND, Waiting({}, 0, b""))
 
+    def promised_us(self, until_us: int) -> int:
+        return until_us
+
     def ready(self, fork: RunningFork) -> bool:
         return True
 

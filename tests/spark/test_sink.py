@@ -183,7 +183,7 @@ def test_the_sink_creates_a_stream_when_told_to(
         (None, {}, "no stream 'out' below"),
         ("key string, count int, window struct<start:timestamp,end:timestamp>", {}, "select and cast to fit"),
         (WINDOWED, {"stime": "nosuch"}, "a result needs an stime"),
-        (WINDOWED, {"stime": "key"}, "must be a timestamp; key is string"),
+        (WINDOWED, {"stime": "key"}, "must be a timestamp or a window; key of"),
         (WINDOWED, {"boundary": "guess"}, "option boundary must be one of"),
     ],
 )

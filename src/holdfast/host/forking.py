@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from holdfast.clock import monotonic_us
 from holdfast.model.errors import StorageError
-from holdfast.model.time import SECOND_US
+from holdfast.model.time import SECOND_US, closed_until
 from holdfast.protocol.dpc.effects import ExtendFork, StopFork, TentativeBucket
 from holdfast.protocol.dpc.signals import ForkCompleted, ForkFailed, ForkPrepared, ForkSignal
 from holdfast.spark.node import NodeQueries, RunningFork
@@ -94,7 +94,8 @@ class Forking:
         """Rule 2."""
         if self._plan is None:
             first = next(b.bucket for b in order.buckets if b.emit) * self._size
-            root_us = first // self._output.definition.bucket_us * self._output.definition.bucket_us
+            # Where main's results end that come of the input before: a join's lie behind its input.
+            root_us = closed_until(self._queries.promised_us(first), self._output.definition.bucket_us)
             self._output.drop_branch()
             self._output.create_branch(root_us, id=fork.branch, pending=fork.waiting.since(root_us))
             self._plan = PlanWriter(fork.plan)

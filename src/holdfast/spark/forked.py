@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 from holdfast.spark.direct import decode_stage, run_stage
 from holdfast.spark.options import READ_OPTIONS, Options
 from holdfast.spark.restore import Restore
-from holdfast.spark.source import Marks, boundary_row, offset_of, together, until_of
+from holdfast.spark.source import Marks, boundary_row, offset_of, settled, settled_at, together, until_of
 from holdfast.stream.merge import Merge, Piece, sources_of
 from holdfast.stream.tentative import PlannedPiece, PlannedReader, PlanReader
 
@@ -61,6 +61,7 @@ class ForkReader(DataSourceStreamReader):
         self._restore = None if restore is None else Restore.of(restore, options.store)
         self._sources = sources_of(options.streams)
         self._stream_column = options.flag("streamcolumn", len(self._sources) > 1)
+        self._step_us, self._timers = options.integer("step"), options.flag("timers", False)
         self._ready = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -78,8 +79,14 @@ class ForkReader(DataSourceStreamReader):
             ready_mark(self._path).touch()
             self._ready = True
         self._plan.refresh()
-        until = self._plan.until_us
-        return start if until is None or until <= until_of(start) else offset_of(until)
+        since, until = until_of(start), self._plan.until_us
+        if until is None:
+            return start
+        if self._timers and not settled(start):
+            return settled_at(since)
+        if self._step_us is not None:
+            until = self._plan.next_end(since)
+        return start if until is None or until <= since else offset_of(until)
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         since, until, pieces = self._planned(start, end)

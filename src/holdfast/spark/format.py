@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 
 from holdfast.model.errors import UsageError
 from holdfast.spark.options import READ_OPTIONS, Options
+from holdfast.spark.time_column import time_path
 from holdfast.stream.merge import merged_schema, sources_of
 
 if TYPE_CHECKING:
@@ -65,14 +66,20 @@ class HoldfastSource(DataSource):
             raise UsageError("a stream is never overwritten; write with .mode('append'), or delete and create it")
         from holdfast.spark.sink import BatchSink
 
-        return BatchSink(dict(self.options), _arrow(schema))
+        return BatchSink(self._timed(schema), _arrow(schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
         if overwrite:
             raise UsageError("a stream takes results once, in append mode; leave out .outputMode('complete')")
         from holdfast.spark.sink import StreamSink
 
-        return StreamSink(dict(self.options), _arrow(schema))
+        return StreamSink(self._timed(schema), _arrow(schema))
+
+    def _timed(self, schema: StructType) -> dict[str, str]:
+        """The options with the column that gives stime; Spark's note of event time does not survive in Arrow."""
+        given = {key.lower(): value for key, value in self.options.items()}
+        stime = time_path(schema, given.get("stime"), f"the query of {given.get('path') or 'the stream'}")
+        return {**given, "stime": ".".join(stime)}
 
 
 def _arrow(schema: StructType) -> pa.Schema:

@@ -8,6 +8,8 @@ Rules:
 3. Each runs in a scheduler pool of its own, so that catching up on one side does not hold up news on the other.
 4. The function may return a flow of Holdfast's own operators instead (`node_flow`). It is a description, so both
    queries are made of the same one.
+5. What Spark's plan says of the function is asked once (`query_plan`): how the query must be run, and what its output
+   may promise. A function that cannot be right is refused then, before anything runs.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +39,7 @@ from holdfast.model.tuples import STREAM_COLUMN
 from holdfast.spark import control
 from holdfast.spark.beginning import begin_anew, load_beginning
 from holdfast.spark.ending import lasts
+from holdfast.spark.event_time import boundaries_instead_of_watermarks
 from holdfast.spark.flow import Flow
 from holdfast.spark.fork import fork_checkpoint, last_commit
 from holdfast.spark.forked import ready_mark
@@ -46,8 +50,10 @@ from holdfast.spark.keyed_task import Task
 from holdfast.spark.node_flow import NodeFlow
 from holdfast.spark.node_identity import Admission, node_identity
 from holdfast.spark.pools import fork_pool, stable_pool
+from holdfast.spark.query_plan import QueryPlan, plan_of
 from holdfast.spark.results import create_output, node_columns
-from holdfast.spark.session import make_active
+from holdfast.spark.session import make_active, with_settings
+from holdfast.spark.time_column import time_path
 from holdfast.spark.wal import read_wal
 from holdfast.stream.identity import note_identity, read_identity
 from holdfast.stream.store import Stream, StreamStore
@@ -58,8 +64,6 @@ log = logging.getLogger(__name__)
 #: Between the sink's commit and Spark's own lie some milliseconds; a query that stays there longer has failed.
 _SETTLE_US_MAX = 10 * SECOND_US
 _SETTLE_POLL_US = 2_000
-#: Operators that drop a tuple exactly at the watermark: their boundary must stay below it (SPARK-40821).
-_STRICT = ("Deduplicate", "Join", "WithState", "session_window")
 
 
 class Progress(NamedTuple):
@@ -95,7 +99,6 @@ class NodeQueries:
         self._beginning = load_beginning(home)
         self._flow: NodeFlow | None = None
         self._operators: list[Task] = []
-        self._boundaries = node.boundaries if node.boundaries != "auto" else self._suitable_boundaries()
 
     @property
     def checkpoint(self) -> Path:
@@ -300,16 +303,23 @@ class NodeQueries:
 
     # -- frames ------------------------------------------------------------------------------------------------------
 
-    def _results(self, boundaries: str | None = None, **options: str) -> DataFrame:
+    def _results(self, **options: str) -> DataFrame:
+        """What the function gives, over inputs that come as its query needs them."""
+        if self._query.bucket_by_bucket:
+            options["step"] = str(max(stream.definition.bucket_us for stream in self._inputs))
+            options["timers"] = str(self._query.timers).lower()
+        return self._described(self._boundaries, options)
+
+    def _described(self, boundaries: str, options: dict[str, str]) -> DataFrame:
         if self._flow is not None:
             return self._flow.stable(options, self._beginning.generation)
         roots = json.dumps([str(stream.folder.parent) for stream in self._inputs])
         names = [stream.name for stream in self._inputs]
         frame = read_stream(
-            self._spark, *names, boundaries=boundaries or self._boundaries, roots=roots,
+            self._spark, *names, boundaries=boundaries, roots=roots,
             streamColumn=str(self._node.separate or len(names) > 1).lower(), **options,
         )  # fmt: skip
-        with in_node(self.checkpoint) as operators:
+        with in_node(self.checkpoint) as operators, boundaries_instead_of_watermarks(self._node.name):
             results = self._node.function(*(self._split(frame) if self._node.separate else [frame]))
         if "plan" not in options:
             self._operators = operators
@@ -322,7 +332,7 @@ class NodeQueries:
         if not isinstance(results, DataFrame) or not results.isStreaming:
             raise UsageError(
                 f"node {self._node.name} must return a streaming DataFrame or a flow; got {type(results).__name__}; "
-                f"return what your operators give"
+                f"return what your operators give, or a dict of frames and name its streams with outputs="
             )
         return results
 
@@ -335,25 +345,50 @@ class NodeQueries:
             for s in self._inputs
         ]  # fmt: skip
 
-    def _suitable_boundaries(self) -> str:
-        """`exact` closes windows a bucket earlier, but is right only where no operator drops what lies at the
-        watermark."""
-        frame = self._results("before", decision=str(self.decision))
+    @cached_property
+    def _inspected(self) -> tuple[tuple[str, ...], QueryPlan]:
+        """Rule 5: where the result's time is found, and what its plan says."""
+        whose = f"node {self._node.name}"
+        frame = self._described("before", {"decision": str(self.decision)})
+        stime = time_path(frame.schema, self._node.stime, whose)
         if self._flow is not None:
-            return "exact"  # It has no watermark.
-        plan = frame._jdf.queryExecution().analyzed().toString()
-        return "before" if any(operator in plan for operator in _STRICT) else "exact"
+            return stime, QueryPlan()
+        query = plan_of(frame, stime, whose)
+        if query.settings:
+            self._spark = with_settings(self._spark, query.settings)
+        return stime, query
+
+    @property
+    def _query(self) -> QueryPlan:
+        return self._inspected[1]
+
+    @property
+    def _boundaries(self) -> str:
+        """`exact` closes windows a bucket earlier, but is right only where no operator drops what lies at the
+        watermark. Holdfast's own operators have no watermark."""
+        if self._node.boundaries != "auto":
+            return self._node.boundaries
+        return "before" if self._query.drops_at_watermark else "exact"
+
+    def promised_us(self, until_us: int) -> int:
+        """What the output promises once the query has consumed its inputs up to `until_us`."""
+        if not self._query.keeps_rows:
+            return until_us
+        return until_us - self._query.lag_us - (1000 if self._boundaries == "before" else 0)
 
     def _start(
         self, frame: DataFrame, name: str, pool: str, checkpoint: Path, options: dict[str, str]
     ) -> StreamingQuery:
         writer = frame.writeStream.format("holdfast").queryName(name).option("checkpointLocation", str(checkpoint))
         writer = writer.option("root", str(self._outputs)).options(**options)
-        if self._flow is not None:
-            # The operators release what the end of a batch closes in the batch itself.
+        writer = writer.option("stime", ".".join(self._inspected[0]))
+        if self._query.keeps_rows:
+            writer = writer.option("boundary", "watermark").option("lag", f"{self._query.lag_us}us")
+        else:
+            # Holdfast's own operators, too, release what the end of a batch closes in the batch itself.
             writer = writer.option("boundary", "input")
-        if self._node.stime is not None:
-            writer = writer.option("stime", self._node.stime)
+        if self._query.times_are_free:
+            writer = writer.option("late", "lift")
         lasts(name)
         started: list[StreamingQuery | BaseException] = []
 

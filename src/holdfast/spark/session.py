@@ -11,6 +11,7 @@ import stat
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -119,6 +120,14 @@ def make_active(spark: SparkSession) -> None:
     jvm = spark._jvm
     assert jvm is not None
     jvm.SparkSession.setActiveSession(spark._jsparkSession)
+
+
+def with_settings(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
+    """The same session with other settings, for one query: a query takes them from the session that starts it."""
+    cloned = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+    for key, value in settings.items():
+        cloned.conf.set(key, value)
+    return cloned
 
 
 def has_ended(spark: SparkSession) -> bool:

@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from holdfast.clock import now_us
 from holdfast.model.errors import CorruptLog, Fenced, SchemaError, StorageError, UnknownStream, UsageError
@@ -34,6 +35,7 @@ from holdfast.model.schema import STIME_TYPE, result_columns, schema_text, type_
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, duration_us
 from holdfast.spark import control
 from holdfast.spark.options import WRITE_OPTIONS, Options
+from holdfast.spark.time_column import time_path
 from holdfast.spark.wal import batch_boundary, keep_wal
 from holdfast.stream.disk import Disk
 from holdfast.stream.filing import file_results
@@ -73,7 +75,7 @@ class Target:
         names = self.options.names("stream")
         if len(names) != 1:
             raise UsageError(f"name the one stream to write to, for example .start('results'); got {names or 'none'}")
-        self.stime = self._stime_path(schema)
+        self.stime = time_path(from_arrow_schema(schema), self.options.get("stime"), f"the query of {names[0]}")
         columns = [f for f in result_columns(schema, f"the query of {names[0]}") if f.name != control.COLUMN]
         self._controlled = control.COLUMN in schema.names
         self.stream = self._open(names[0], pa.schema(columns))
@@ -93,21 +95,6 @@ class Target:
                 raise UnknownStream(f"{error}, or let the query create it: .option('create', 'true')") from None
             bucket = self.options.get("bucket")
             return store.create(name, columns, exist_ok=True, **({"bucket": bucket} if bucket else {}))
-
-    def _stime_path(self, schema: pa.Schema) -> tuple[str, ...]:
-        named = self.options.get("stime")
-        path = tuple(named.split(".")) if named else ("stime",) if "stime" in schema.names else ("window", "end")
-        kind: pa.DataType = pa.struct(list(schema))
-        for step in path:
-            if not pa.types.is_struct(kind) or kind.get_field_index(step) < 0:
-                raise SchemaError(
-                    f"a result needs an stime: a column `stime`, a `window`, or the column that "
-                    f".option('stime', …) names; got ({schema_text(schema)})"
-                )
-            kind = kind.field(step).type
-        if not pa.types.is_timestamp(kind):
-            raise SchemaError(f"the column that gives stime must be a timestamp; {'.'.join(path)} is {kind}")
-        return path
 
     def stored(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         stimes = batch.column(self.stime[0])
@@ -177,6 +164,14 @@ class Target:
             return batches
         return [b.filter(pc.greater_equal(b.column(0).cast(pa.int64()), first_us)) for b in batches]
 
+    def _timely(self, batches: list[pa.RecordBatch], before_us: int) -> list[pa.RecordBatch]:
+        """A function of the user's may date its results as it likes; what lies below the promise is filed at it.
+        Batches of such a query are the same in every run, so this is, too."""
+        if (self.options.choice("late", "refuse", "lift") or "refuse") == "refuse":
+            return batches
+        lifted = [pc.max_element_wise(b.column(0).cast(pa.int64()), before_us).cast(STIME_TYPE) for b in batches]
+        return [b.set_column(0, b.schema.field(0), stimes) for b, stimes in zip(batches, lifted, strict=True)]
+
     def discard(self, query_id: str, batch: str) -> None:
         """Remove what the tasks of this batch, and of earlier ones that were killed, have staged."""
         if not self.staging.is_dir():
@@ -222,10 +217,10 @@ class Target:
             return
         closed = boundary_us >= FOREVER_US
         before_us = writer.state.boundary_us
+        results = self._timely(self._wanted(messages, before_us), before_us)
         filed = file_results(
-            self._wanted(messages, before_us), writer.pending, self.stream.definition, before_us,
-            END_OF_TIME_US if closed else boundary_us,
-        )  # fmt: skip
+            results, writer.pending, self.stream.definition, before_us, END_OF_TIME_US if closed else boundary_us
+        )
         if writer.state.closed and not filed.events:
             return
         old = {id: FORGET for id, n in runs.items() if n <= last - RUNS_KEPT}
@@ -246,6 +241,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         self._target = Target(dict(given), schema)
         self._boundary = self._target.options.choice("boundary", "auto", "input", "watermark", "data") or "auto"
         self._slack_us = duration_us(self._target.options.get("slack") or "0s")
+        self._lag_us = duration_us(self._target.options.get("lag") or "0s")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Rows:
         context = TaskContext.get()
@@ -261,7 +257,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         query_id, run_id = (rows[0].query_id, rows[0].run_id) if rows else ("", "")
         high = max((m.stime_max_us for m in rows), default=BEGINNING_US)
         checkpoint = target.options.get("checkpointlocation")
-        boundary = batch_boundary(checkpoint, batchId, self._boundary, high, self._slack_us)
+        boundary = batch_boundary(checkpoint, batchId, self._boundary, high, self._slack_us, self._lag_us)
         if checkpoint is not None and target.options.get("branch") is None:
             keep_wal(checkpoint, batchId, Disk())
         target.append(rows, boundary, query_id, run_id, batchId)

@@ -8,6 +8,8 @@ Rules:
 4. The BOUNDARY row, if asked for, is the last row of the last task. `before` puts it a millisecond below the boundary,
    because Spark drops a row exactly at the watermark from deduplication and joins; `exact` closes a window that ends
    at the boundary one batch earlier and is right for windowed aggregation.
+5. With `step`, batches are the same in every run: one step of stime each. With `timers`, a batch without tuples follows
+   each of them, in which Spark calls the timers that the step's boundary has passed, before it sees later tuples.
 """
 
 from __future__ import annotations
@@ -188,6 +190,7 @@ class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         decision, restore = self._options.get("decision"), self._options.get("restore")
         self._decision = None if decision is None else Decision(Path(decision))
         self._marks = self._options.integer("marks")
+        self._step_us, self._timers = self._options.integer("step"), self._options.flag("timers", False)
         self._restore = None if restore is None else Restore.of(restore, self._options.store)
         start = self._options.get("start", "beginning")
         self._told_us = None if start in ("beginning", "live") else instant_us(start or "")
@@ -221,8 +224,12 @@ class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         until = self._last if self._last is not None else self._merge.complete_until_us
         if self._decision is not None:
             until = min(until, self._decision.until_us)
+        if self._timers and not settled(start):
+            return settled_at(since)
         if until <= since:
             return start
+        if self._step_us is not None:
+            return offset_of(self._merge.step(since, until, self._step_us))
         if isinstance(limit, ReadMaxRows):
             until = self._merge.admit(since, until, rows_max=limit.max_rows)
         elif isinstance(limit, ReadMaxBytes):
@@ -281,6 +288,15 @@ class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
 
 def offset_of(until_us: int) -> dict[str, int]:
     return {"format": 1, "until_us": until_us}
+
+
+def settled_at(until_us: int) -> dict[str, int]:
+    """Rule 5: the position behind the batch without tuples."""
+    return {**offset_of(until_us), "settled": 1}
+
+
+def settled(offset: dict[str, int]) -> bool:
+    return until_of(offset) <= BEGINNING_US or bool(offset.get("settled"))
 
 
 def until_of(offset: dict[str, int]) -> int:

@@ -15,16 +15,19 @@ from urllib.parse import unquote, urlparse
 from holdfast.model.errors import StorageError, UsageError
 from holdfast.model.time import BEGINNING_US
 from holdfast.stream.disk import Disk
+from holdfast.stream.merge import FOREVER_US
 
 _FORMATS = ("v1", "v2")
 
 
-def batch_boundary(checkpoint: str | None, batch_id: int, mode: str, stime_max_us: int, slack_us: int) -> int:
+def batch_boundary(
+    checkpoint: str | None, batch_id: int, mode: str, stime_max_us: int, slack_us: int, lag_us: int = 0
+) -> int:
     """What the output stream may promise once the batch is committed.
 
-    `watermark`: later results have a larger stime than the batch's watermark, if stime is a window's end or an event
-    time. `input`: later results come from later input, if the query keeps no rows back. `data`: the largest stime less
-    the slack.
+    `watermark`: later results have a larger stime than the batch's watermark less the lag, if stime is a window's end
+    or an event time. `input`: later results come from later input, if the query keeps no rows back. `data`: the largest
+    stime less the slack.
     """
     if mode == "data":
         return stime_max_us - slack_us if stime_max_us > BEGINNING_US else BEGINNING_US
@@ -37,7 +40,9 @@ def batch_boundary(checkpoint: str | None, batch_id: int, mode: str, stime_max_u
     watermark_ms, ends = read_wal(folder, batch_id)
     # Spark makes the folder of a query's state before the first batch is committed, and none for a query without state.
     if mode == "watermark" or (mode == "auto" and (folder / "state").exists()):
-        return watermark_ms * 1000 if watermark_ms > 0 else BEGINNING_US
+        if watermark_ms * 1000 >= FOREVER_US:
+            return FOREVER_US  # Nothing is kept back any more, however far an operator reaches.
+        return watermark_ms * 1000 - lag_us if watermark_ms > 0 else BEGINNING_US
     if ends is None:
         if mode == "input":
             raise UsageError("boundary 'input' needs inputs that are streams of Holdfast; use 'watermark' or 'data'")

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from holdfast.model.errors import SchemaError, UsageError
 from holdfast.model.schema import parse_schema, reader_schema, stored_schema
-from holdfast.model.time import END_OF_TIME_US
+from holdfast.model.time import BEGINNING_US, END_OF_TIME_US
 from holdfast.model.tuples import STREAM_COLUMN, TupleType
 from holdfast.stream.index import Fields
 from holdfast.stream.reader import LogReader, cut, read_extent, with_header
@@ -109,6 +109,17 @@ class Merge:
                 return admitted
             step *= 4
         return self._within_limits(start_us, end_us, rows_max, bytes_max)
+
+    def step(self, start_us: int, end_us: int, step_us: int) -> int:
+        """The end of one step of stime behind `start_us`. The first one is that of the first tuple; behind the last
+        tuple of closed streams there is one more, to the end."""
+        if start_us <= BEGINNING_US:
+            firsts = [r.stime_min_us for r in self.readers if r.stime_min_us is not None]
+            start_us = min(firsts, default=end_us)
+        last = max((r.stime_max_us for r in self.readers if r.stime_max_us is not None), default=start_us)
+        if start_us > last and end_us >= FOREVER_US:
+            return end_us
+        return min((start_us // step_us + 1) * step_us, end_us)
 
     def _within_limits(self, start_us: int, end_us: int, rows_max: int | None, bytes_max: int | None) -> int:
         looks = [(r.entries(start_us, end_us), size) for r, size in zip(self.readers, self.bucket_us, strict=True)]

@@ -93,6 +93,10 @@ class PlanReader:
         """The end of the last bucket; None before the first."""
         return self._until_us
 
+    def next_end(self, after_us: int) -> int | None:
+        """The end of the first bucket that ends behind `after_us`."""
+        return next((bucket.end_us for bucket in self._buckets if bucket.end_us > after_us), None)
+
     def forget(self, until_us: int) -> None:
         """What ends here or before was read and committed: a failure may last for days."""
         self._buckets = [bucket for bucket in self._buckets if bucket.end_us > until_us]

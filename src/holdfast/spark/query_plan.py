@@ -1,0 +1,268 @@
+"""What Spark's plan of a query says about its results: how old they may be, how it must be run, what cannot be right.
+
+Rules:
+1. Spark's planner is asked, not the text of the user's function. The plan is the one that `explain` shows for a
+   streaming frame: nothing is started.
+2. The output boundary may follow the watermark that *leaves the last* operator with state. Spark computes it for each
+   operator (`produceOutputWatermark`) to tell the next one what is late; a join's lies behind the one that enters it by
+   the reach of its condition. For the operators that there are the distance is a constant of the query: the **lag**.
+3. Some queries keep no result back although they have state: deduplication lets a row through at once, a function
+   without timers answers to its rows, and the later time of an inner join's pair is that of the row that has just come.
+   Their output may promise what their input does.
+4. Some operators see whole batches (a function with a state of its own, duplicates within a time). Their results are
+   the same in every run only if the batches are: they are run **bucket by bucket**. Where a function has timers, a
+   batch without tuples follows each bucket, in which those are due that its boundary has passed.
+5. What depends on chance, on the clock or on machines gives other results to each replica and each repetition. It is
+   refused where the node is declared.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from holdfast.model.errors import UsageError
+from holdfast.spark.time_column import DELAY
+
+log = logging.getLogger(__name__)
+
+_RUNTIME = "org.apache.spark.sql.execution.streaming.runtime"
+_CHECKPOINTING = "org.apache.spark.sql.execution.streaming.checkpointing"
+_STATEFUL = "org.apache.spark.sql.execution.streaming.operators.stateful.StateStoreWriter"
+#: Any watermark will do to see the distance; this one is far from both ends of time.
+_PROBE_MS = 1_700_000_000_000
+
+_AGGREGATE = "StateStoreSaveExec"
+_JOIN = "StreamingSymmetricHashJoinExec"
+_FUNCTIONS = ("FlatMapGroupsWithStateExec", "FlatMapGroupsInPandasWithStateExec", "TransformWithStateExec",
+              "TransformWithStateInPySparkExec")  # fmt: skip
+_WHOLE_BATCHES = (*_FUNCTIONS, "StreamingDeduplicateWithinWatermarkExec")
+_AT_ONCE = (*_WHOLE_BATCHES, "StreamingDeduplicateExec")
+#: Spark offers these operators with RocksDB only.
+_ROCKSDB = ("TransformWithStateExec", "TransformWithStateInPySparkExec")
+
+_CLOCKS = ("CurrentTimestamp", "CurrentBatchTimestamp", "Now", "CurrentDate", "LocalTimestamp", "CurrentTime")
+_ORDERED = ("First", "Last", "AnyValue", "CollectList", "ListAgg", "Mode")
+_FLOATING_SUMS = ("Sum", "Average", "VariancePop", "VarianceSamp", "StddevPop", "StddevSamp")
+
+
+@dataclass(frozen=True)
+class QueryPlan:
+    """The operators with state, as Spark would run them, and what follows from them."""
+
+    operators: tuple[str, ...] = ()
+    lag_us: int = 0
+    """How far the times of results may lie behind the watermark (rule 2)."""
+    keeps_rows: bool = False
+    """Whether results may come later than the batch that brought their input; then they follow the watermark."""
+    timers: bool = False
+    """Whether a function asks to be called again at a time."""
+
+    @property
+    def drops_at_watermark(self) -> bool:
+        """Whether an operator drops a row exactly at the watermark, which must then stay below the boundary
+        (SPARK-40821). A windowed aggregation does not: its windows end at the watermark."""
+        return any(operator != _AGGREGATE for operator in self.operators)
+
+    @property
+    def bucket_by_bucket(self) -> bool:
+        """Rule 4."""
+        return any(operator in _WHOLE_BATCHES for operator in self.operators)
+
+    @property
+    def times_are_free(self) -> bool:
+        """Whether a user's function gives results the times that it likes."""
+        return any(operator in _FUNCTIONS for operator in self.operators)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Settings of the session that such a query needs and others do not."""
+        needed = {}
+        if any(operator in _ROCKSDB for operator in self.operators):
+            needed["spark.sql.streaming.stateStore.providerClass"] = (
+                "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+            )
+            needed["spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"] = "true"
+        if self.bucket_by_bucket:
+            # They come or do not come, as it happens.
+            needed["spark.sql.streaming.noDataMicroBatches.enabled"] = "false"
+        return needed
+
+
+def plan_of(frame: DataFrame, stime: tuple[str, ...], whose: str) -> QueryPlan:
+    """The plan of a streaming frame whose column `stime` gives its results their time. Refuses rule 5."""
+    analysed = frame._jdf.queryExecution().analyzed()
+    _check(analysed, whose)
+    physical = _physical(frame)
+    stateful = _class(frame, _STATEFUL)
+    operators: list[Any] = []
+    leaving_ms = _leaving(physical, stateful, operators)
+    names = tuple(_name(operator) for operator in operators)
+    timers = any("EventTime" in _call(o, "timeoutConf") + _call(o, "timeMode") for o in operators)
+    at_once = all(name in _AT_ONCE for name in names) or _later_of_pairs(analysed, stime[0], operators)
+    lag_ms = 0 if leaving_ms is None else _PROBE_MS - leaving_ms
+    return QueryPlan(names, lag_ms * 1000, keeps_rows=timers or not at_once, timers=timers)
+
+
+def _physical(frame: DataFrame) -> Any:
+    """Rule 1: what `frame.explain()` makes."""
+    jvm = frame.sparkSession._jvm
+    assert jvm is not None
+    package = _package(jvm, _RUNTIME)
+    execution, metadata = package.IncrementalExecution, _package(jvm, _CHECKPOINTING).OffsetSeqMetadata
+    defaults = [getattr(execution, f"$lessinit$greater$default${n}")() for n in range(12, 17)]
+    made = execution(
+        frame._jdf.sparkSession(), frame._jdf.queryExecution().analyzed(),
+        jvm.org.apache.spark.sql.streaming.OutputMode.Append(), "<unknown>", jvm.java.util.UUID.randomUUID(),
+        jvm.java.util.UUID.randomUUID(), 0, jvm.scala.Option.empty(),
+        metadata.apply(0, 0, getattr(metadata, "apply$default$3")()), package.WatermarkPropagator.noop(), False,
+        *defaults,
+    )  # fmt: skip
+    return made.sparkPlan()
+
+
+def _package(jvm: Any, name: str) -> Any:
+    for step in name.split("."):
+        jvm = getattr(jvm, step)
+    return jvm
+
+
+def _class(frame: DataFrame, name: str) -> Any:
+    jvm = frame.sparkSession._jvm
+    assert jvm is not None
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    return jvm.java.lang.Class.forName(name, True, loader)
+
+
+def _leaving(node: Any, stateful: Any, operators: list[Any]) -> int | None:
+    """The watermark that leaves a node of the physical plan, in milliseconds (rule 2); None if there is none."""
+    entering = [ms for child in _each(node.children()) if (ms := _leaving(child, stateful, operators)) is not None]
+    if _name(node) == "EventTimeWatermarkExec":
+        return _PROBE_MS
+    lowest = min(entering, default=None)
+    if not stateful.isInstance(node):
+        return lowest
+    operators.append(node)
+    if lowest is None:
+        return None
+    leaving = node.produceOutputWatermark(lowest)
+    # A function with a state of its own gives no promise; the times of its results are seen to where they are filed.
+    return int(leaving.get()) if leaving.isDefined() else lowest
+
+
+def _later_of_pairs(analysed: Any, stime: str, operators: list[Any]) -> bool:
+    """Rule 3: stime is greatest(…) of the times of all sides of inner joins, and nothing else keeps rows."""
+    if not all(_name(operator) == _JOIN and operator.joinType().sql() == "INNER" for operator in operators):
+        return False
+    wanted = next(a for a in _each(analysed.output()) if a.name() == stime).exprId().id()
+    for node in _nodes(analysed):
+        if _name(node) != "Project":
+            continue
+        for named in _each(node.projectList()):
+            if _name(named) == "Alias" and named.exprId().id() == wanted and _name(named.child()) == "Greatest":
+                sides = list(_each(named.child().children()))
+                marked = {s.exprId().id() for s in sides if _name(s) == "AttributeReference" and _is_time(s)}
+                return len(marked) == len(sides) > len(operators)
+    return False
+
+
+def _is_time(attribute: Any) -> bool:
+    return bool(attribute.metadata().contains(DELAY))
+
+
+# -- what cannot be right ----------------------------------------------------------------------------------------------
+
+
+def _check(analysed: Any, whose: str) -> None:
+    """Rule 5."""
+    warned: set[str] = set()
+    for node in _nodes(analysed):
+        _check_node(node, whose)
+        for expression in _each(node.expressions()):
+            for part in _nodes(expression):
+                _check_expression(part, whose, warned)
+
+
+def _check_node(node: Any, whose: str) -> None:
+    name = _name(node)
+    if name in ("StreamingRelation", "StreamingRelationV2", "StreamingExecutionRelation") and not _is_input(node, name):
+        raise UsageError(
+            f"{whose} must read only the frames that it is given; got a readStream of its own; name that stream in "
+            f"inputs=, or send it to one first"
+        )
+    if name == "EventTimeWatermark" and _name(node.child()) != "StreamingRelationV2":
+        raise UsageError(
+            f"{whose} must not set a watermark in SQL: boundaries say when a bucket is complete; leave it out"
+        )
+    if "WithState" in name and "ProcessingTime" in _call(node, "timeout"):
+        raise UsageError(
+            f"{whose} must not use processing-time timeouts: each replica would give other results; use "
+            f"GroupStateTimeout.EventTimeTimeout, which follows the boundaries"
+        )
+    if "TransformWithState" in name and "ProcessingTime" in _call(node, "timeMode"):
+        log.warning("%s: results that depend on a processing-time timer or on a time to live differ between replicas "
+                    "and from run to run; use timeMode='EventTime' where they matter", whose)  # fmt: skip
+
+
+def _is_input(node: Any, name: str) -> bool:
+    if name != "StreamingRelationV2" or node.sourceName() != "holdfast":
+        return False
+    options = node.extraOptions()
+    return bool(options.containsKey("decision") or options.containsKey("plan"))
+
+
+def _check_expression(part: Any, whose: str, warned: set[str]) -> None:
+    name = _name(part)
+    if name in _CLOCKS:
+        raise UsageError(
+            f"{whose} must not look at the clock: each replica and each repetition would give other results; got "
+            f"{part.sql()}; use stime"
+        )
+    aggregate = ".aggregate." in part.getClass().getName()
+    if not aggregate and not part.deterministic() and all(child.deterministic() for child in _each(part.children())):
+        raise UsageError(
+            f"{whose} must give the same results for the same rows; got {part.sql()}, which does not: each replica and "
+            f"each repetition would differ; leave it out, or compute it where the stream is filled"
+        )
+    if aggregate and name in _ORDERED and name not in warned:
+        warned.add(name)
+        log.warning("%s: %s depends on the order in which Spark brings rows together; replicas may differ in it; sort "
+                    "what it gives (array_sort), or use max_by and min_by", whose, part.sql())  # fmt: skip
+    if aggregate and name in _FLOATING_SUMS and name not in warned and _is_floating(part):
+        warned.add(name)
+        log.warning("%s: %s adds floating-point numbers in any order: replicas are equal up to rounding only; cast to "
+                    "decimal where that matters", whose, part.sql())  # fmt: skip
+
+
+def _is_floating(part: Any) -> bool:
+    return any(child.dataType().simpleString() in ("float", "double") for child in _each(part.children()))
+
+
+# -- Scala from Python -------------------------------------------------------------------------------------------------
+
+
+def _each(sequence: Any) -> Iterator[Any]:
+    for i in range(sequence.size()):
+        yield sequence.apply(i)
+
+
+def _nodes(tree: Any) -> Iterator[Any]:
+    yield tree
+    for child in _each(tree.children()):
+        yield from _nodes(child)
+
+
+def _name(node: Any) -> str:
+    return str(node.getClass().getSimpleName()).removesuffix("$")
+
+
+def _call(node: Any, method: str) -> str:
+    """The text of a property that not every node of the kind has."""
+    try:
+        return str(getattr(node, method)().toString())
+    except Exception:
+        return ""

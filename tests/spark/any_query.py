@@ -1,0 +1,234 @@
+"""Runs kinds of query as nodes, in a process that can be killed.
+
+    python -m tests.spark.any_query ROOT end:KIND… cut:KIND…
+
+`cut` runs a node, cuts an input and heals it; `end`, in a later process, starts it again, ends its inputs and compares
+its results with the oracle. Each line of the output is JSON about one kind; the last one is `{"done": true}`. Then the
+process waits to be killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+import holdfast
+from holdfast.clock import monotonic_us, pause
+from holdfast.host.embedded import Running, node_session
+from holdfast.model.tuples import TupleType
+from tests.spark.query_kinds import BUCKET_S, KINDS, Kind
+
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+SECOND = 1_000_000
+#: X of every node here: queries in Python start slowly on two busy cores.
+MAX_DELAY_S = 4.0
+#: Rows of each input in a second of stime.
+RATE = 10
+#: Cases at work at the same time.
+ABREAST = 3
+
+
+def row(stream: str, i: int) -> dict[str, Any]:
+    """The i-th row of an input. The two overlap in `v`, with gaps on either side."""
+    first = stream == "a"
+    stime = T0 + timedelta(seconds=i / RATE, milliseconds=0 if first else 7)
+    return {
+        "stime": stime,
+        "k": i * (3 if first else 1) % 5,
+        "v": i if first else i - i % 3,
+        "name": f"{stream}{i % 3}",
+    }
+
+
+class Feeder(threading.Thread):
+    """Fills both inputs from where they are, a second of stime in a second of the clock, until it is told to end."""
+
+    def __init__(self, store: holdfast.StreamStore) -> None:
+        super().__init__(daemon=True)
+        self._producers = {s: store.open(s).producer(stime="stime", slack="0s") for s in ("a", "b")}
+        self._next = {s: store.open(s).reader().rows for s in self._producers}
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        began, first = monotonic_us(), max(self._next.values())
+        while not self._over.wait(0.1):
+            self._send(first + (monotonic_us() - began) * RATE // SECOND)
+        for producer in self._producers.values():
+            producer.close()
+
+    def _send(self, upto: int) -> None:
+        for stream, producer in self._producers.items():
+            producer.send_many([row(stream, i) for i in range(self._next[stream], upto)])
+            self._next[stream] = max(upto, self._next[stream])
+            producer.advance(round(T0.timestamp()) * SECOND + self._next[stream] * SECOND // RATE)
+
+    def end(self) -> None:
+        self._over.set()
+        self.join()
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = 60) -> None:
+    deadline = monotonic_us() + round(seconds * SECOND)
+    while not condition():
+        if monotonic_us() > deadline:
+            raise TimeoutError(f"not within {seconds} s: {what}")
+        pause(20_000)
+
+
+class Case:
+    """One kind as an application of its own."""
+
+    def __init__(self, root: Path, name: str, spark: SparkSession) -> None:
+        self.name, self.kind, self._spark = name, KINDS[name], spark
+        self.root = root / name
+        self.store = holdfast.open(self.root)
+        for stream in ("a", "b"):
+            self.store.create(stream, "k bigint, v bigint, name string", bucket=f"{BUCKET_S}s", exist_ok=True)
+        self.app = holdfast.App("any", root=self.root)
+        self.app.node(
+            inputs=["a", "b"],
+            name=name.replace("_", "-"),
+            output="out",
+            max_delay=MAX_DELAY_S,
+            **dict(self.kind.options),
+        )(self.kind.function)
+        self.running: Running | None = None
+        self.feeder = Feeder(self.store)
+        self.feeder.start()
+
+    def cut(self) -> dict[str, Any]:
+        """Run it, cut one input until tentative results come, let it heal."""
+        self.running = running = self.app.start(spark=self._spark)
+        running.wait_until_stable("60s")
+        out = self.store.open("out")
+        subscriber = out.subscribe(tentative=True)
+        seen: Counter[TupleType] = Counter()
+        last, silence = monotonic_us(), 0
+
+        def look() -> Counter[TupleType]:
+            nonlocal last, silence
+            for batch in subscriber.poll():
+                seen.update(TupleType(t) for t in batch.column("tuple_type").to_pylist())
+                silence, last = max(silence, monotonic_us() - last), monotonic_us()
+            return seen
+
+        until(lambda: look()[TupleType.INSERTION] > 0, "stable results")
+        silence, last = 0, monotonic_us()
+        before = look()[TupleType.INSERTION]
+        until(lambda: look()[TupleType.INSERTION] > before + RATE, "more stable results")
+        usual, silence, last = silence, 0, monotonic_us()
+        running.fail("b")
+        until(lambda: self.status()["fork"]["state"] == "running", "a fork that runs")
+        until(lambda: look()[TupleType.TENTATIVE] > 0, "tentative results", self.patience_s)
+        running.heal("b")
+        until(lambda: self.status()["state"] == "STABLE" and self.status()["fork"]["state"] == "none", "STABLE again")
+        until(lambda: look()[TupleType.UNDO] == look()[TupleType.REC_DONE] > 0, "REC_DONE")
+        return {
+            "usual_s": usual / SECOND, "silence_s": silence / SECOND, "tentative": look()[TupleType.TENTATIVE],
+            "undo": look()[TupleType.UNDO],
+        }  # fmt: skip
+
+    @property
+    def patience_s(self) -> float:
+        return 30
+
+    def status(self) -> dict[str, Any]:
+        assert self.running is not None
+        found: dict[str, Any] = self.running.status()["replicas"][0]
+        return {"fork": {"state": "none"}, **found}
+
+    def end(self) -> dict[str, Any]:
+        """Start it again, end its inputs, compare."""
+        with self.app.start(spark=self._spark) as self.running:
+            self.running.wait_until_stable("60s")
+            self.feeder.end()
+            out = self.store.open("out")
+            until(lambda: out.reader().closed, "the end of the output")
+        got, wanted = Counter(self.got()), Counter(self.wanted())
+        return {
+            "rows": sum(wanted.values()), "missing": [str(r) for r in list((wanted - got).elements())[:3]],
+            "extra": [str(r) for r in list((got - wanted).elements())[:3]], "equal": got == wanted,
+        }  # fmt: skip
+
+    def got(self) -> list[tuple[Any, ...]]:
+        columns = self.kind.columns
+        frame = self._spark.read.format("holdfast").option("root", str(self.root)).load("out")
+        if columns is None:
+            return _tuples(frame.drop("tuple_type", "tuple_id", "stime"))
+        return _tuples(frame.select(*columns))
+
+    def wanted(self) -> list[tuple[Any, ...]]:
+        if self.kind.expected is not None:
+            rows = [r.asDict() for r in self._read("a,b").collect()]
+            return [_plain(r) for r in self.kind.expected(rows)]
+        frame = self._batch(self.kind)
+        if self.kind.columns is not None:
+            return _tuples(frame.select(*self.kind.columns))
+        return _tuples(frame.drop("tuple_type", "tuple_id", "stime", "stream"))
+
+    def _batch(self, kind: Kind) -> DataFrame:
+        inputs = ("a", "b") if kind.function.__code__.co_argcount == 2 else ("a,b",)
+        found = kind.function(*map(self._read, inputs))
+        assert isinstance(found, DataFrame)
+        return found
+
+    def _read(self, names: str) -> DataFrame:
+        return self._spark.read.format("holdfast").option("root", str(self.root)).load(names)
+
+
+def _tuples(frame: DataFrame) -> list[tuple[Any, ...]]:
+    return [_plain(tuple(row)) for row in frame.collect()]
+
+
+def _plain(value: Any) -> Any:
+    """What can be counted: rows and lists as tuples, times without a zone."""
+    if isinstance(value, tuple | list):
+        return tuple(_plain(v) for v in value)
+    return value.replace(tzinfo=None) if isinstance(value, datetime) else value
+
+
+def run(root: Path, name: str, phase: str, spark: SparkSession) -> None:
+    began = monotonic_us()
+    case = None
+    try:
+        case = Case(root, name, spark)
+        found: dict[str, Any] = case.cut() if phase == "cut" else case.end()
+    except BaseException as error:
+        found = {"error": "".join(traceback.format_exception_only(error)).strip()[:1500]}
+        if case is not None and case.running is not None:
+            with contextlib.suppress(Exception):
+                found["status"] = str(case.status())[:800]
+                case.running.stop()
+    print(
+        json.dumps({"kind": name, "phase": phase, **found, "took_s": round((monotonic_us() - began) / SECOND, 1)}),
+        flush=True,
+    )
+
+
+def main(root: str, *tasks: str) -> None:
+    spark = node_session(
+        "any-query", master="local[2,4]", spark_sql_shuffle_partitions="1",
+        spark_driver_extraJavaOptions="-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=200m -XX:+UseSerialGC",
+    )  # fmt: skip
+    spark.sparkContext.setLogLevel("OFF")
+    with ThreadPoolExecutor(ABREAST) as pool:
+        for task in tasks:
+            phase, _, name = task.partition(":")
+            pool.submit(run, Path(root), name, phase, spark)
+    print(json.dumps({"done": True}), flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

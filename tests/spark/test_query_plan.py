@@ -1,0 +1,134 @@
+"""What Spark's plan says of a query, and what is refused before it runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+
+import holdfast
+from holdfast.model.errors import SchemaError, UsageError
+from holdfast.spark import read_stream
+from holdfast.spark.event_time import boundaries_instead_of_watermarks
+from holdfast.spark.query_plan import QueryPlan, plan_of
+from holdfast.spark.time_column import time_path
+
+NEAR = "l.key = r.key and r.stime between l.stime - interval 2 seconds and l.stime + interval 5 seconds"
+
+
+@pytest.fixture
+def rows(spark: SparkSession, store: holdfast.StreamStore) -> DataFrame:
+    store.create("in", "key string, value bigint", bucket="1s")
+    return read_stream(spark, "in", root=store.root, decision=str(store.root / "decision"))
+
+
+def plan(function: Callable[..., DataFrame], rows: DataFrame, stime: str | None = None) -> QueryPlan:
+    with boundaries_instead_of_watermarks("n"):
+        frame = function(rows)
+    return plan_of(frame, time_path(frame.schema, stime, "node n"), "node n")
+
+
+def joined(rows: DataFrame, how: str) -> DataFrame:
+    return rows.alias("l").join(rows.alias("r"), F.expr(NEAR), how)
+
+
+@pytest.mark.parametrize(
+    ("function", "lag_ms", "keeps_rows"),
+    [
+        (lambda rows: rows.filter("value > 1"), 0, False),
+        (lambda rows: rows.groupBy(F.window("stime", "2 seconds")).count(), 0, True),
+        (lambda rows: rows.dropDuplicates(["key"]), 0, False),
+        (lambda rows: joined(rows, "inner").select("l.stime", "l.key"), 5001, True),
+        (lambda rows: joined(rows, "left").select("l.stime", "l.key"), 5001, True),
+        (lambda rows: joined(rows, "inner").groupBy(F.window("l.stime", "1 second")).count(), 5001, True),
+        (lambda rows: joined(rows, "inner").select(F.greatest("l.stime", "r.stime").alias("stime")), 5001, False),
+        (lambda rows: joined(rows, "left").select(F.greatest("l.stime", "r.stime").alias("stime")), 5001, True),
+    ],
+)  # fmt: skip
+def test_results_lie_behind_by_what_the_last_operator_keeps_back(
+    function: Callable[..., DataFrame], lag_ms: int, keeps_rows: bool, rows: DataFrame
+) -> None:
+    found = plan(function, rows)
+    assert (found.lag_us, found.keeps_rows) == (lag_ms * 1000, keeps_rows)
+
+
+def never(key: Any, frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+    yield from ()
+
+
+def with_state(rows: DataFrame, timeout: str) -> DataFrame:
+    return rows.groupBy("key").applyInPandasWithState(never, "stime timestamp, n bigint", "n bigint", "append", timeout)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda rows: rows.withColumn("x", F.rand()), "must give the same results for the same rows; got rand"),
+        (lambda rows: rows.where(F.col("value") > F.rand()), "must give the same results"),
+        (lambda rows: rows.withColumn("x", F.current_timestamp()), "must not look at the clock"),
+        (lambda rows: rows.withColumn("x", F.udf(len).asNondeterministic()("key")), "must give the same results"),
+        (lambda rows: with_state(rows, GroupStateTimeout.ProcessingTimeTimeout), "processing-time timeouts"),
+        (lambda rows: rows.sparkSession.readStream.format("rate").load().select(F.col("timestamp").alias("stime")),
+         "must read only the frames that it is given"),
+        (lambda rows: rows.withColumn("t", F.expr("stime + interval 1 second")).withWatermark("t", "1 second"),
+         r"withWatermark must be on the time of the inputs.*got 't'.*producer\(stime='t'"),
+        (lambda rows: rows.dropDuplicatesWithinWatermark(["key"]), "must be told within which time"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_right_is_refused_with_the_way_out(
+    function: Callable[..., DataFrame], said: str, rows: DataFrame
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        plan(function, rows)
+
+
+def test_a_watermark_on_the_time_of_the_inputs_is_taken_and_does_not_wait(
+    rows: DataFrame, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "holdfast"):
+        found = plan(
+            lambda r: r.withWatermark("stime", "10 minutes").groupBy(F.window("stime", "1 second")).count(), rows
+        )
+    assert (found.operators, found.lag_us) == (("StateStoreSaveExec",), 0)
+    assert "does not wait 10m" in caplog.text
+    assert rows.withWatermark("stime", "1 second").schema["stime"].metadata == {"spark.watermarkDelayMs": 1000}, (
+        "outside a node's function withWatermark must be Spark's own"
+    )
+
+
+def test_functions_with_a_state_run_bucket_by_bucket_and_those_with_timers_keep_results(rows: DataFrame) -> None:
+    without, timed = (plan(lambda r, t=t: with_state(r, t), rows) for t in ("NoTimeout", "EventTimeTimeout"))
+    assert (without.bucket_by_bucket, without.timers, without.keeps_rows) == (True, False, False)
+    assert (timed.bucket_by_bucket, timed.timers, timed.keeps_rows) == (True, True, True)
+    assert not plan(lambda r: r.dropDuplicates(["key"]), rows).bucket_by_bucket
+
+
+def test_sums_of_floats_and_spark_s_order_are_warned_of(rows: DataFrame, caplog: pytest.LogCaptureFixture) -> None:
+    window = F.window("stime", "1 second")
+    plan(lambda r: r.groupBy(window).agg(F.sum(F.col("value").cast("double")), F.first("key")), rows)
+    assert "up to rounding" in caplog.text
+    assert "the order in which Spark brings rows together" in caplog.text
+
+
+def test_the_time_of_a_result_is_the_one_that_spark_marks(rows: DataFrame) -> None:
+    def path(frame: DataFrame, named: str | None = None) -> tuple[str, ...]:
+        return time_path(frame.schema, named, "node n")
+
+    counts = rows.groupBy(F.window("stime", "1 second").alias("span"), "key").count()
+    assert path(rows) == ("stime",)
+    assert path(counts) == ("span", "end")
+    assert path(counts.select(F.window_time("span").alias("t"))) == ("t",)
+    assert path(rows.groupBy(F.session_window("stime", "1 second")).count()) == ("session_window", "end")
+    assert path(counts.select(F.col("span.end").alias("until")), "until") == ("until",)
+    with pytest.raises(SchemaError, match="gives several columns with event time: a, b"):
+        path(rows.select(F.col("stime").alias("a"), F.col("stime").alias("b")))
+    with pytest.raises(SchemaError, match="a result needs an stime"):
+        path(rows.select("key"))
+    with pytest.raises(SchemaError, match="must be a timestamp or a window; key of node n is string"):
+        path(rows, "key")
