@@ -358,16 +358,21 @@ def apply_in_pandas_with_state(rows: DataFrame) -> DataFrame:
 
 
 def _silences(rows: list[Row]) -> list[tuple[Any, ...]]:
-    """Keys whose rows leave a gap of more than a second: how many came before it."""
-    found, n, last = [], dict.fromkeys(range(5), 0), {}
-    for row in sorted(rows, key=lambda r: r["stime"]):
-        k, at = row["k"], row["stime"]
-        if n[k] and at - last[k] > timedelta(seconds=2):
-            found.append((k, n[k]))
-            n[k] = 0
-        n[k] += 1
-        last[k] = at
-    return sorted(found + [(k, c) for k, c in n.items() if c])
+    """How many rows of a key came before two seconds of silence; timers are called behind the bucket they lie in."""
+    found: list[tuple[Any, ...]] = []
+    counts: dict[int, int] = {}
+    last: dict[int, datetime] = {}
+    few = [row for row in rows if row["v"] % 40 < 12]
+    start = _bucket(min(row["stime"] for row in rows))
+    while start <= max(row["stime"] for row in rows):
+        end = start + timedelta(seconds=BUCKET_S)
+        for row in sorted((r for r in few if start <= r["stime"] < end), key=lambda r: r["stime"]):
+            counts[row["k"]] = counts.get(row["k"], 0) + 1
+            last[row["k"]] = row["stime"]
+        for k in [k for k in counts if last[k] + timedelta(seconds=2) < end]:
+            found.append((k, counts.pop(k)))
+        start = end
+    return [*found, *counts.items()]
 
 
 class Totals(StatefulProcessor):
