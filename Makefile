@@ -24,19 +24,14 @@ $(READY): pyproject.toml
 demo: setup
 	$(BIN)/python -m holdfast.demo
 
-# Two at a time: first tests that take a moment, then those that start clusters and kill hosts; those that measure delays
-# come last and alone. What failed is shown and then run once more alone: real processes on a starved machine miss
-# deadlines that are theirs to keep. A test that fails twice fails.
-PYTEST := $(BIN)/python -m pytest
-AGAIN := --last-failed --last-failed-no-failures none
+# Two tests at a time, and those that measure delays alone. A failure is a failure; only the latter may be run again, at
+# most two of them. Ends with a table of what is promised and what was checked (tests/suite).
 test: setup
-	$(PYTEST) -m "not slow" -n 2 --dist loadfile || { [ $$? -eq 1 ] && $(PYTEST) -m "not slow" $(AGAIN); }
-	$(PYTEST) -m "slow and not alone" -n 2 --dist loadfile || { [ $$? -eq 1 ] && $(PYTEST) -m "slow and not alone" $(AGAIN); }
-	$(PYTEST) -m alone tests/faults || { [ $$? -eq 1 ] && $(PYTEST) -m alone tests/faults $(AGAIN); }
+	$(BIN)/python -m tests.suite
 
 # What is killed, cut and moved, at length: some hours.
 test-faults: setup
-	HOLDFAST_SPARK_KILLS=20 HOLDFAST_NODE_FAULTS=10 HOLDFAST_MOVES=20 $(PYTEST) tests/faults tests/load tests/host
+	HOLDFAST_SPARK_KILLS=20 HOLDFAST_NODE_FAULTS=10 HOLDFAST_MOVES=20 $(BIN)/python -m pytest tests/faults tests/load tests/host
 
 # The stores at length, with HBase beside them where Maven can bring it: 10,000 operations, 1,000 power cuts.
 test-stores: setup

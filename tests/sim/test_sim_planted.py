@@ -1,4 +1,4 @@
-"""Every checker sees: each planted bug is caught, and a failing plan shrinks."""
+"""Every checker sees (D1–D14): each planted bug is caught, and a failing plan shrinks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules without violations, and what they must have touched."""
+"""Schedules without violations (D1–D14), and what they must have touched."""
 
 from __future__ import annotations
 

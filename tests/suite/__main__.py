@@ -1,0 +1,127 @@
+"""Runs all tests and says what was checked: `make test`, or `python -m tests.suite [PHASE…] [--OPTION OF PYTEST…]`.
+
+Rules:
+1. Two at a time: first tests that take a moment, then those that start clusters and kill hosts. Those that measure
+   delays (marked `alone`) come last, one by one.
+2. A failure is a failure. Only a test marked `alone` may be run again, because it measures real time on a machine that
+   may not be ours alone; each second run is listed at the end, and more than two tests that need one fail the run.
+3. A worker that died is a failure, whatever the tests on it said.
+4. At the end stands a table of promises: how many tests of each were run, how many were skipped, and why.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.suite.promises import promises
+from tests.suite.record import Record, read_records
+
+TWO = ["-n", "2", "--dist", "loadfile"]
+PHASES = {
+    "quick": ["-m", "not slow and not alone", *TWO],
+    "slow": ["-m", "slow and not alone", *TWO],
+    "alone": ["-m", "alone"],
+}
+#: More than this many tests that fail at first are no accident of timing.
+AGAIN_MAX = 2
+#: What pytest returns if all tests passed, if some failed, and if it was left with none.
+PASSED, FAILED, NONE = 0, 1, 5
+
+
+class Suite:
+    """The runs of pytest so far, and what they found."""
+
+    def __init__(self, options: Sequence[str], folder: Path) -> None:
+        self._options, self._folder = list(options), folder
+        self.records: dict[str, Record] = {}
+        self.again: list[Record] = []
+        self.trouble: list[str] = []
+        self.seconds: dict[str, float] = {}
+
+    def run(self, phase: str) -> None:
+        """One phase; then what may be run again."""
+        self._pytest(phase, PHASES[phase])
+        failed = [record for record in self.records.values() if record.outcome == "failed" and record.alone]
+        if phase == "alone" and failed:
+            self._second_runs(failed)
+
+    def _second_runs(self, failed: list[Record]) -> None:
+        if len(failed) > AGAIN_MAX:
+            self.trouble.append(f"{len(failed)} tests marked alone failed; at most {AGAIN_MAX} may be run again")
+            return
+        self.again = failed
+        self._pytest("again", [record.test for record in failed])
+
+    def _pytest(self, name: str, words: Sequence[str]) -> None:
+        file = self._folder / name
+        print(f"\n== {name}", flush=True)
+        begun = time.monotonic()
+        command = [sys.executable, "-m", "pytest", "-p", "tests.suite.record", f"--record={file}"]
+        code = subprocess.run([*command, *self._options, *words], check=False).returncode
+        self.seconds[name] = time.monotonic() - begun
+        if code not in (PASSED, FAILED, NONE):
+            self.trouble.append(f"pytest ended with {code} in the phase {name}")
+        for record in read_records(file):
+            if record.test:
+                self.records[record.test] = record
+            else:
+                self.trouble.append(record.why)
+
+    @property
+    def failed(self) -> list[Record]:
+        return [record for record in self.records.values() if record.outcome == "failed"]
+
+
+def promise_table(records: Sequence[Record]) -> list[str]:
+    """A line for each promise, and one more for each reason to have skipped a test of it."""
+    lines = [f"{'promise':72} {'run':>5} {'skipped':>8}"]
+    for label, sentence in promises().items():
+        own = [record for record in records if label in record.labels]
+        skipped = [record for record in own if record.outcome == "skipped"]
+        run = len(own) - len(skipped)
+        said = f"{label:3} {sentence}"
+        said = said if len(said) <= 72 else said[:71] + "…"
+        lines.append(f"{said:72} {run:5} {len(skipped):8}" + ("" if run else "  NOT CHECKED"))
+        lines += [f"{'':6}{count} skipped: {why}" for why, count in Counter(r.why for r in skipped).most_common()]
+    return lines
+
+
+def report(suite: Suite) -> list[str]:
+    """What is said at the end, after everything that pytest has said."""
+    records = list(suite.records.values())
+    counts = Counter(record.outcome for record in records)
+    spent = ", ".join(f"{name} {seconds / 60:.1f}" for name, seconds in suite.seconds.items())
+    lines = ["", *promise_table(records), ""]
+    lines += [f"run again: {r.test} ({r.why}): {suite.records[r.test].outcome} the second time" for r in suite.again]
+    lines += [f"FAILED {record.test} ({record.why})" for record in suite.failed]
+    lines += [f"FAILED {what}" for what in suite.trouble]
+    lines.append(
+        f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped, {len(suite.again)} run"
+        f" again; minutes: {spent}, together {sum(suite.seconds.values()) / 60:.1f}"
+    )
+    return lines
+
+
+def main(words: Sequence[str]) -> int:
+    phases = [word for word in words if not word.startswith("-")]
+    if unknown := set(phases) - set(PHASES):
+        print(f"phases are {', '.join(PHASES)}; got {', '.join(sorted(unknown))}", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="holdfast-suite-") as folder:
+        suite = Suite([word for word in words if word.startswith("-")], Path(folder))
+        for phase in phases or PHASES:
+            suite.run(phase)
+    if not suite.records:
+        suite.trouble.append("no test was run")
+    print("\n".join(report(suite)), flush=True)
+    return 1 if suite.failed or suite.trouble else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
