@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -54,15 +55,19 @@ class Feed(threading.Thread):
         self._producer = stream.producer(id="feed", stime="stime", slack="1h")
         self._end = threading.Event()
         self.promising = True
+        self.rows = _ROWS
         self.sent = 0
+        self.sends: list[tuple[int, int, int]] = []
+        """(stime, the first number, how many): row k has source k % 7 and k bytes."""
 
     def run(self) -> None:
         while not self._end.is_set():
-            now = now_us()
+            now, count = now_us(), self.rows
             stime = datetime.fromtimestamp(now / 1e6, UTC)
-            rows = [{"stime": stime, "source": f"s{(self.sent + k) % 7}", "bytes": self.sent + k} for k in range(_ROWS)]
-            self._producer.send_many(rows)
-            self.sent += _ROWS
+            numbers = range(self.sent, self.sent + count)
+            self._producer.send_many([{"stime": stime, "source": f"s{k % 7}", "bytes": k} for k in numbers])
+            self.sends.append((now, self.sent, count))
+            self.sent += count
             if self.promising:
                 self._producer.advance(now)
             pause(_SEND_EVERY_US)
@@ -112,8 +117,9 @@ class Hosts:
     """The processes of one deployment. `spark_hosts` run nodes; `src` holds the sources and runs none."""
 
     def __init__(
-        self, folder: Path, app: str, bucket: str, sources: Sequence[str], nodes: dict[str, list[str]]
+        self, folder: Path, app: str, bucket: str, sources: Sequence[str], nodes: dict[str, list[str]], **streams: Any
     ) -> None:
+        """`streams`: options of the source streams."""
         self.folder, self.bucket = folder, bucket
         names = list(dict.fromkeys(["src", *(host for hosts in nodes.values() for host in hosts)]))
         ports = _free_ports(len(names))
@@ -130,7 +136,7 @@ class Hosts:
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._clients: list[Client] = []
         self._connections: list[Connection] = []
-        self.feeds = {s: Feed(self.store("src").create(s, COLUMNS, bucket=bucket)) for s in sources}
+        self.feeds = {s: Feed(self.store("src").create(s, COLUMNS, bucket=bucket, **streams)) for s in sources}
 
     def store(self, host: str) -> holdfast.StreamStore:
         return holdfast.open(self.folder / host)
@@ -159,6 +165,15 @@ class Hosts:
             else:
                 process.kill()
                 process.wait()
+
+    def signal(self, host: str, number: int) -> None:
+        """For the host's own process; its JVM does not notice."""
+        self._processes[host].send_signal(number)
+
+    def pid(self, host: str) -> int | None:
+        """The host's own process, while there is one."""
+        process = self._processes.get(host)
+        return None if process is None else process.pid
 
     def end(self) -> None:
         """Nothing of it is left running, in whatever state it is."""
@@ -227,17 +242,20 @@ class Hosts:
             self.client_of(host).faults(heal=[link])
 
 
-def undisturbed(hosts: Hosts, output: str, first_us: int) -> list[pa.RecordBatch]:
-    """What the same inputs give without a failure, from where the client began to listen."""
+def undisturbed(hosts: Hosts, outputs: dict[str, int]) -> dict[str, list[pa.RecordBatch]]:
+    """The outputs of the same inputs without a failure, each from where a client began to listen."""
     root = hosts.folder / "undisturbed"
     command = [sys.executable, "-m", "tests.faults.undisturbed", str(hosts.file), str(root), hosts.bucket]
     log = hosts.folder / "undisturbed.log"
     with log.open("w") as out:
         done = subprocess.run(command, cwd=REPOSITORY, env=environment(), stdout=out, stderr=out, timeout=240)
     assert done.returncode == 0, log.read_text()[-3000:]
-    stream = holdfast.open(root).open(output)
-    with stream.subscribe(bucket=first_us // stream.definition.bucket_us) as subscriber:
-        return list(subscriber.poll())
+    found = {}
+    for output, first_us in outputs.items():
+        stream = holdfast.open(root).open(output)
+        with stream.subscribe(bucket=first_us // stream.definition.bucket_us) as subscriber:
+            found[output] = list(subscriber.poll())
+    return found
 
 
 def wait_us(condition: Callable[[], object], seconds: float, every_us: int = 500_000) -> int | None:

@@ -83,7 +83,7 @@ def test_a_query_killed_at_random_leaves_the_bytes_of_an_undisturbed_run(
     store: holdfast.StreamStore, tmp_path: Path
 ) -> None:
     """S2, L7: driver, executor and Python worker die in turn, at a random moment of a random batch."""
-    rows = 4 * KILLS + 20
+    rows = 4 * KILLS + 8
     fill(store, "a", [(i * 0.5, f"k{i % 11}", i) for i in range(2 * rows)])
     fill(store, "b", [(i * 0.25, f"k{i % 5}", i) for i in range(4 * rows)])
     for name in ("calm", "out"):

@@ -107,7 +107,7 @@ def provider(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[st
 
 def check(spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path, name: str) -> None:
     fill(store, "a", FIRST, end=False, until=20)
-    frame = QUERIES[name](read_stream(spark, "a", root=store.root, maxRowsPerBatch=30))
+    frame = QUERIES[name](read_stream(spark, "a", root=store.root, maxRowsPerBatch=50))
     run(frame, tmp_path / "parent")
     before = snapshot(tmp_path / "parent")
     forked = fork_checkpoint(tmp_path / "parent", tmp_path / "fork")
