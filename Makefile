@@ -7,7 +7,7 @@ BENCHES := log_append spark_read microbatch batch_growth stores window_join outp
            bpm_convergence bpm_contracts bpm_prototype dpc_overhead \
            dpc_tradeoff
 
-.PHONY: setup demo test test-faults test-stores lint bench clean
+.PHONY: setup demo test test-faults test-stores soak lint bench clean
 
 setup: $(READY)
 
@@ -33,10 +33,15 @@ test: setup
 test-faults: setup
 	HOLDFAST_SPARK_KILLS=20 HOLDFAST_NODE_FAULTS=10 HOLDFAST_MOVES=20 $(BIN)/python -m pytest tests/faults tests/load tests/host
 
-# The stores at length, with HBase beside them where Maven can bring it: 10,000 operations, 1,000 power cuts.
+# The stores at length: 10,000 operations, 1,000 power cuts; HBase too, if Maven can bring it.
 test-stores: setup
-	HOLDFAST_STORE_OPS=10000 HOLDFAST_STORE_CUTS=1000 HOLDFAST_STORE_FLIPS=2000 $(BIN)/python -m tests.checkpoint.hbase_server \
-		$(BIN)/python -m pytest tests/checkpoint
+	-$(BIN)/python -m tests.checkpoint.hbase_server --fetch
+	HOLDFAST_STORE_OPS=10000 HOLDFAST_STORE_CUTS=1000 HOLDFAST_STORE_FLIPS=2000 $(BIN)/python -m pytest tests/checkpoint
+
+# Real Spark under random failures and load: nothing may grow, and the results must be those of a plain batch.
+SOAK_MINUTES ?= 60
+soak: setup
+	$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES)
 
 lint: setup
 	$(BIN)/ruff check src tests benches

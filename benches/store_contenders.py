@@ -129,16 +129,16 @@ def present() -> list[str]:
 @contextlib.contextmanager
 def hbase(folder: Path) -> Iterator[Callable[[], Opened] | str]:
     """A standalone HBase, as long as it is needed: gives a fresh table each time; or the reason why there is none."""
-    from tests.checkpoint.hbase_server import HBase, jars
+    from tests.checkpoint.hbase_server import HBase, fetch, jars
 
     from holdfast.checkpoint.stores.hbase import HBaseStore
 
     if shutil.which("java") is None:
         yield "there is no Java here"
         return
-    lib = jars()
+    why, lib = fetch(), jars()
     if lib is None:
-        yield "its jars could not be had from Maven"
+        yield why or "its jars are not there"
         return
     server = HBase(lib, folder)
     try:

@@ -1,23 +1,27 @@
-"""Runs a command beside a standalone HBase with its REST gateway, both on loopback and gone afterwards.
+"""A standalone HBase with its REST gateway, both on loopback and gone when the tests are.
 
-    python -m tests.checkpoint.hbase_server pytest tests/checkpoint
+    python -m tests.checkpoint.hbase_server --fetch
 
-The servers come from Maven's artifacts (`mvn` and a Java are needed), kept in the user's cache. The command finds the
-gateway in HOLDFAST_HBASE; where no server can be had, it runs without, and the tests say what they skip.
+brings the servers from Maven's artifacts (`mvn` is needed) into the user's cache. Where they are there, the tests of
+the store start them; otherwise they say what they skip.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import pytest
 
+from holdfast.spark.java import find_java
 from tests.checkpoint.servers import free_port
 
 VERSION = "2.5.8"
@@ -33,24 +37,39 @@ _OPENS = [
 ] + ["--add-exports=java.base/jdk.internal.misc=ALL-UNNAMED"]  # fmt: skip
 
 
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "holdfast" / f"hbase-{VERSION}"
+
+
 def jars() -> Path | None:
-    """The folder of the server's jars; None if they cannot be had here."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "holdfast" / f"hbase-{VERSION}"
-    if not (cache / "ready").exists():
-        if shutil.which("mvn") is None:
-            print("no HBase: mvn is not installed", file=sys.stderr)
-            return None
-        cache.mkdir(parents=True, exist_ok=True)
-        (cache / "pom.xml").write_text(_POM)
-        command = ["mvn", "-q", "-B", "-f", str(cache / "pom.xml"), "dependency:copy-dependencies",
-                   f"-DoutputDirectory={cache}/lib"]  # fmt: skip
-        if subprocess.run(command, check=False).returncode:
-            print("no HBase: its artifacts could not be had from Maven", file=sys.stderr)
-            return None
-        for old in (*cache.glob("lib/servlet-api-2*"), *cache.glob("lib/jsp-api-2*")):
-            old.unlink()  # An older servlet interface that hides the gateway's own.
-        (cache / "ready").touch()
-    return cache / "lib"
+    """The folder of the server's jars; None if they were not fetched."""
+    return _cache() / "lib" if (_cache() / "ready").exists() else None
+
+
+def fetch() -> str | None:
+    """Bring the jars, unless they are there; why not, if they cannot be had."""
+    cache = _cache()
+    if jars() is not None:
+        return None
+    if shutil.which("mvn") is None:
+        return "mvn is not installed"
+    cache.mkdir(parents=True, exist_ok=True)
+    (cache / "pom.xml").write_text(_POM)
+    command = ["mvn", "-q", "-B", "-f", str(cache / "pom.xml"), "dependency:copy-dependencies",
+               f"-DoutputDirectory={cache}/lib"]  # fmt: skip
+    if subprocess.run(command, check=False).returncode:
+        return "its artifacts could not be had from Maven"
+    for old in (*cache.glob("lib/servlet-api-2*"), *cache.glob("lib/jsp-api-2*")):
+        old.unlink()  # An older servlet interface that hides the gateway's own.
+    (cache / "ready").touch()
+    return None
+
+
+def _java() -> str:
+    home = find_java()
+    if home is None:
+        pytest.skip("HBase needs Java")
+    return str(home / "bin" / "java")
 
 
 class HBase:
@@ -73,7 +92,7 @@ class HBase:
         pairs = "".join(f"<property><name>{k}</name><value>{v}</value></property>" for k, v in settings.items())
         (folder / "conf" / "hbase-site.xml").write_text(f"<configuration>{pairs}</configuration>")
         self._log = (folder / "log").open("wb")
-        java = ["java", "-Xmx512m", *_OPENS, "-cp", f"{folder}/conf:{lib}/*"]
+        java = [_java(), "-Xmx512m", *_OPENS, "-cp", f"{folder}/conf:{lib}/*"]
         self._processes = [
             subprocess.Popen([*java, f"org.apache.hadoop.hbase.{what}", *rest], stdout=self._log, stderr=self._log)
             for what, rest in (("master.HMaster", ["start"]), ("rest.RESTServer", ["-p", str(self.port), "start"]))
@@ -100,23 +119,23 @@ class HBase:
         self._log.close()
 
 
-def main(command: list[str]) -> int:
+@contextlib.contextmanager
+def hbase() -> Iterator[str]:
+    """The address of a server of our own, as long as the machine has the programs."""
     lib = jars()
     if lib is None:
-        return subprocess.run(command, check=False).returncode
+        pytest.skip("no HBase here; `python -m tests.checkpoint.hbase_server --fetch` brings it from Maven")
     with tempfile.TemporaryDirectory(prefix="holdfast-hbase-") as folder:
         server = HBase(lib, Path(folder))
         try:
-            environment = dict(os.environ)
-            if server.ready(120):
-                environment["HOLDFAST_HBASE"] = f"hbase://127.0.0.1:{server.port}"
-            else:
-                print("no HBase: the server did not come up", file=sys.stderr)
-                print(Path(folder, "log").read_text()[-2000:], file=sys.stderr)
-            return subprocess.run(command, env=environment, check=False).returncode
+            if not server.ready(240):
+                raise AssertionError(f"HBase did not come up:\n{Path(folder, 'log').read_text()[-2000:]}")
+            yield f"hbase://127.0.0.1:{server.port}"
         finally:
             server.stop()
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    if sys.argv[1:] != ["--fetch"]:
+        sys.exit("usage: python -m tests.checkpoint.hbase_server --fetch")
+    sys.exit(None if (why := fetch()) is None else f"no HBase: {why}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import socket
 import subprocess
@@ -57,11 +56,3 @@ class RedisServer:
     def stop(self) -> None:
         self._process.terminate()
         self._process.wait()
-
-
-def hbase_address() -> str:
-    """The gateway that `make test-stores` started (`tests/checkpoint/hbase_server.py`)."""
-    found = os.environ.get("HOLDFAST_HBASE")
-    if not found:
-        pytest.skip("no HBase here; `make test-stores` starts one from Maven's artifacts")
-    return found

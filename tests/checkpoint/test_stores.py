@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -21,7 +22,8 @@ from holdfast.checkpoint.stores.redis import RedisStore
 from holdfast.checkpoint.stores.rocksdb import RocksStore
 from holdfast.model.errors import PeerError, StorageError, StreamBusy, UsageError
 from holdfast.testing.stores import OPERATIONS, StoreConformance
-from tests.checkpoint.servers import RedisServer, hbase_address
+from tests.checkpoint.hbase_server import hbase
+from tests.checkpoint.servers import RedisServer
 
 
 class TestMemory(StoreConformance):
@@ -119,8 +121,14 @@ class TestHBase(StoreConformance):
 
     operations = OPERATIONS if OPERATIONS > 1000 else 150  # Some 20 ms each.
 
+    address: str
+
+    @pytest.fixture(scope="class", autouse=True)
+    def _server(self, request: pytest.FixtureRequest) -> Iterator[None]:
+        with hbase() as request.cls.address:
+            yield
+
     def start(self, folder: Path) -> None:
-        self.address = hbase_address()
         self.table = "t" + os.urandom(6).hex()
 
     def open(self) -> CheckpointStore:
