@@ -1,0 +1,86 @@
+"""How large the processes of a host are, what it has on disk and how long its batches take; and whether that grows.
+
+Rules:
+1. Processes are found below those that we started, never by name. They are of three kinds: the host itself, Spark's
+   JVM, and Spark's Python workers.
+2. A batch lasts from the file in which Spark notes its offsets to the one in which it notes its commit.
+3. Growth is the median of the last quarter of the samples beside that of the second: the first is for warming up, and
+   medians leave out what a failure does for a moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+from tests.spark.processes import descendants
+
+#: More than this is no longer flat.
+GROWTH_MAX = 0.05
+Sample = dict[str, float]
+
+
+def process_sizes(name: str, pid: int) -> Sample:
+    """Memory, threads and descriptors of a host's processes, by kind; what has just gone counts for nothing."""
+    found: Sample = {}
+    for number, command in [(pid, "host"), *descendants(pid)]:
+        kind = "host" if number == pid else "jvm" if "java" in command.partition(" ")[0] else "workers"
+        with contextlib.suppress(OSError, KeyError):
+            lines = (line.split(":", 1) for line in Path(f"/proc/{number}/status").read_text().splitlines())
+            said = {key: value.strip() for key, value in lines}
+            sizes = {
+                f"{name} {kind}: memory, MB": int(said["VmRSS"].split()[0]) / 1024,
+                f"{name} {kind}: threads": int(said["Threads"]),
+                f"{name} {kind}: descriptors": len(list(Path(f"/proc/{number}/fd").iterdir())),
+            }
+            for key, value in sizes.items():
+                found[key] = found.get(key, 0) + value
+    return found
+
+
+def bytes_below(folder: Path, without: Iterable[Path] = ()) -> int:
+    """What a folder takes on disk."""
+    left_out, total = set(without), 0
+    for path in folder.rglob("*"):
+        if left_out.isdisjoint(path.parents):
+            with contextlib.suppress(OSError):
+                total += path.lstat().st_blocks * 512
+    return total
+
+
+class BatchTimes:
+    """How long the batches of one query took, each once."""
+
+    def __init__(self, checkpoints: Path) -> None:
+        self._checkpoints, self._seen = checkpoints, -1
+
+    def new(self) -> list[float]:
+        """Milliseconds of the batches that were committed since the last look."""
+        times = []
+        for commit in sorted(self._checkpoints.glob("checkpoint*/commits/[0-9]*"), key=lambda path: int(path.name)):
+            number = int(commit.name)
+            if number > self._seen:
+                with contextlib.suppress(OSError):
+                    begun = (commit.parent.parent / "offsets" / commit.name).stat().st_mtime
+                    times.append(max(0.0, commit.stat().st_mtime - begun) * 1000)
+                self._seen = number
+        return times
+
+
+def growth(samples: Sequence[Sample]) -> Mapping[str, tuple[float, float, float]]:
+    """For everything that was sampled: the median of the second quarter, that of the last, and how much more it is.
+
+    >>> growth([{"x": 1}, {"x": 2}, {"x": 2}, {"x": 3}])
+    {'x': (2, 3, 0.5)}
+    """
+    quarter = len(samples) // 4
+    second, last = samples[quarter : 2 * quarter], samples[-quarter:]
+    found = {}
+    for key in dict.fromkeys(key for sample in samples for key in sample):
+        a, b = ([sample[key] for sample in part if key in sample] for part in (second, last))
+        if a and b:
+            before, after = median(a), median(b)
+            found[key] = (before, after, after / before - 1 if before else 0.0)
+    return found
