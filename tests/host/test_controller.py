@@ -4,6 +4,7 @@ the queries do what the test says, everything else is real."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -36,6 +37,7 @@ from holdfast.stream.decision import Decision
 from holdfast.stream.disk import Disk
 from holdfast.stream.holes import read_holes
 from holdfast.stream.pack import pack
+from holdfast.stream.report import ReportWriter, read_report, report_path
 from holdfast.stream.waiting import Waiting
 
 SECOND = 1_000_000
@@ -131,6 +133,44 @@ def until(controller: Controller, condition: Callable[[], object]) -> None:
         assert monotonic_us() < deadline, "it did not come true"
         controller.pulse()
         pause(5_000)
+
+
+def test_readers_on_this_machine_see_what_the_replica_publishes_from_its_first_look_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D12, D15: a host that was killed left a branch and a report; the next one drops the branch, says that it has
+    nothing to give, and is STABLE when it is level. Then its input falls silent."""
+    asked: list[str] = []
+    controller, _ = replica(tmp_path, lambda _, send: asked.append(send.to))
+    output = controller.output
+    output.create_branch(5 * SECOND)
+    ReportWriter(output.folder).publish(StreamReport("out", StreamState.STABILIZATION, 0, True))
+    said: list[tuple[StreamState, bool]] = []
+    write = ReportWriter.publish
+
+    def publish(writer: ReportWriter, report: StreamReport) -> None:
+        said.append((report.state, output.branch() is None))
+        write(writer, report)
+
+    monkeypatch.setattr(ReportWriter, "publish", publish)
+    until(controller, lambda: said)
+    assert said == [(StreamState.FAILURE, True)]
+    assert read_report(report_path(output.folder)).state is StreamState.FAILURE
+    source = KeepaliveReply((StreamReport("s", StreamState.STABLE, 5 * SECOND, False),))
+
+    def answered() -> bool:
+        while asked:
+            controller.deliver(asked.pop(), source)
+        return len(said) > 2
+
+    until(controller, answered)
+    states = [state for state, _ in said]
+    assert states[:2] == [StreamState.FAILURE, StreamState.STABLE]
+    assert states[2] in (StreamState.UP_FAILURE, StreamState.FAILURE)
+    os.utime(report_path(output.folder), (1, 1))
+    until(controller, lambda: report_path(output.folder).stat().st_mtime > 1)
+    controller.stop_queries()
+    controller.close()
 
 
 def test_a_beginning_that_could_not_be_made_is_tried_again_and_the_query_never_goes_on_where_the_gap_is(

@@ -63,7 +63,7 @@ class Latency(Observer):
         self.worst_us = 0
         self.kinds: set[str] = set()
 
-    def on_deliver(self, now_us, kind, bucket, rows):
+    def on_deliver(self, now_us, reader, kind, bucket, rows):
         self.kinds.add(kind)
         if bucket > 2:
             self.worst_us = max(self.worst_us, now_us - (bucket + 1) * BUCKET_US)

@@ -9,7 +9,10 @@ import pytest
 
 import holdfast
 from holdfast.model.errors import StorageError
+from holdfast.protocol.dpc.messages import StreamReport
+from holdfast.protocol.dpc.states import StreamState
 from holdfast.stream.disk import Disk
+from holdfast.stream.report import ReportWriter
 
 SECOND = 1_000_000
 
@@ -34,7 +37,7 @@ class FilledStream:
         producer.send_many(rows, seq=numbers[-1])
 
     def dress(self) -> None:
-        """Add what not every stream has: acknowledgements, a head, a branch."""
+        """Add what not every stream has: acknowledgements, a head, a branch, a report."""
         subscriber = self.stream.subscribe(name="reader", end=40)
         list(subscriber.batches(timeout=0))
         subscriber.ack()
@@ -43,6 +46,7 @@ class FilledStream:
         branch = holdfast.Producer(self.stream.definition, self.stream.branch_writer(), stime="at")
         self.send(branch, range(70, 80))
         branch.close(end=False)
+        ReportWriter(self.folder).publish(StreamReport("s", StreamState.UP_FAILURE, 60 * SECOND, True))
 
     def numbers(self) -> list[int]:
         with self.stream.producer() as producer:

@@ -168,7 +168,7 @@ def test_a_lost_segment_is_replaced_by_its_promises(filled: FilledStream) -> Non
     assert set(by_id(filled.folder)) | lost_ids(report) == set(range(1, 61))
 
 
-@pytest.mark.parametrize("file", ["stream", "acks/reader", "main/head", "tentative/branch"])
+@pytest.mark.parametrize("file", ["stream", "acks/reader", "main/head", "tentative/branch", "report"])
 def test_one_wrong_bit_in_a_small_file_is_put_right(filled: FilledStream, file: str) -> None:
     filled.dress()
     path = filled.folder / file
@@ -185,6 +185,15 @@ def test_an_unreadable_acknowledgement_counts_as_none(filled: FilledStream) -> N
     mended(filled.folder)
     assert filled.stream.acks()["reader"].until_us < 0
     assert filled.stream.retain(holdfast.Retention(acknowledged=True)).segments == 0
+
+
+def test_an_unreadable_report_is_found_and_removed(filled: FilledStream) -> None:
+    """The host of the stream makes another."""
+    filled.dress()
+    (filled.folder / "report").write_bytes(b"rot")
+    assert [f.file.name for f in verify(filled.folder) if f.severity > Severity.NOTE] == ["report"]
+    assert mended(filled.folder).remaining == []
+    assert not (filled.folder / "report").exists()
 
 
 def test_an_unreadable_head_is_built_again(filled: FilledStream) -> None:

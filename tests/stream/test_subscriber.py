@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast.model.errors import CorruptLog, UsageError
 from holdfast.model.tuples import TupleType
+from holdfast.protocol.dpc.messages import StreamReport
+from holdfast.protocol.dpc.states import StreamState
+from holdfast.stream.frame import crc32c
 from holdfast.stream.holes import note_hole
+from holdfast.stream.report import ReportWriter, report_path
 from holdfast.stream.store import Stream, StreamStore
 from holdfast.stream.subscriber import Subscriber
 from tests.faults.units import QuietDisk
@@ -163,60 +170,123 @@ def tentative(stream: Stream, numbers: range) -> None:
         writer.release(1)
 
 
-def test_stable_tentative_undo_corrections_done(tmp_path: Path) -> None:
-    """Figure 4-6, through files: D1, D2, D3, D4."""
+def publish(stream: Stream, state: StreamState) -> None:
+    ReportWriter(stream.folder, QuietDisk()).publish(StreamReport(stream.name, state, 0, False))
+
+
+def test_stable_tentative_undo_corrections_as_they_come_done(tmp_path: Path) -> None:
+    """Figure 4-6, through files: D1, D2, D3, D4, D15."""
     stream = filled(tmp_path, 3)
+    publish(stream, StreamState.STABLE)
     with stream.subscribe(tentative=True) as subscriber, stream.subscribe() as stable_only:
         assert polled(subscriber) == [0, 1, 2]
+        publish(stream, StreamState.UP_FAILURE)
         stream.create_branch(3 * SECOND)
         tentative(stream, range(3, 5))
         assert polled(subscriber) == ["~3", "~4"]
         assert not subscriber.finished
         tentative(stream, range(5, 6))
         assert polled(subscriber) == ["~5"]
-        send(stream, range(3, 6))
-        assert polled(subscriber) == ["UNDO after 3", 3, 4, 5, "REC_DONE"]
+        publish(stream, StreamState.STABILIZATION)
+        send(stream, range(3, 4))
+        assert polled(subscriber) == ["UNDO after 3", 3]
         tentative(stream, range(6, 7))
+        assert polled(subscriber) == ["~6"]
+        send(stream, range(4, 7))
+        assert polled(subscriber) == [4, 5, "UNDO after 6", 6]
+        stream.drop_branch()
         assert polled(subscriber) == []
-        stream.drop_branch()
-        send(stream, range(6, 7))
-        assert polled(subscriber) == [6]
-        stream.create_branch(7 * SECOND)
-        tentative(stream, range(7, 8))
-        assert polled(subscriber) == ["~7"]
-        stream.drop_branch()
-        stream.create_branch(7 * SECOND)
-        tentative(stream, range(7, 9))
-        assert polled(subscriber) == ["UNDO after 7", "REC_DONE", "~7", "~8"]
-        stream.drop_branch()
+        publish(stream, StreamState.STABLE)
+        assert polled(subscriber) == ["REC_DONE"]
         send(stream, range(7, 9), end=True)
-        assert polled(subscriber) == ["UNDO after 7", 7, 8, "REC_DONE"]
+        assert polled(subscriber) == [7, 8]
         assert subscriber.finished
         assert polled(stable_only) == list(range(9))
 
 
 def test_a_branch_that_goes_on_in_another_failure_is_followed_again(tmp_path: Path) -> None:
-    """D4, D5: what was delivered may be corrected long before the writer of the branch knows that it is."""
+    """D4, D5: another failure strikes before main is level. What an UNDO took back comes again."""
     stream = filled(tmp_path, 3)
+    publish(stream, StreamState.UP_FAILURE)
+    with stream.subscribe(tentative=True) as subscriber:
+        stream.create_branch(3 * SECOND)
+        tentative(stream, range(3, 7))
+        assert polled(subscriber) == [0, 1, 2, "~3", "~4", "~5", "~6"]
+        publish(stream, StreamState.STABILIZATION)
+        send(stream, range(3, 5))
+        assert polled(subscriber) == ["UNDO after 3", 3, 4]
+        publish(stream, StreamState.UP_FAILURE)
+        tentative(stream, range(7, 8))
+        assert polled(subscriber) == ["REC_DONE", "~5", "~6", "~7"]
+        publish(stream, StreamState.STABILIZATION)
+        send(stream, range(5, 8))
+        assert polled(subscriber) == ["UNDO after 5", 5, 6, 7]
+
+
+def test_the_branch_of_a_dead_producer_is_not_followed_and_a_restart_corrects_what_was(tmp_path: Path) -> None:
+    """D15: killed in the middle of a failure; report and branch stay behind."""
+    stream = filled(tmp_path, 3)
+    publish(stream, StreamState.UP_FAILURE)
+    stream.create_branch(3 * SECOND)
+    tentative(stream, range(3, 5))
+    with stream.subscribe(tentative=True) as subscriber:
+        assert polled(subscriber) == [0, 1, 2, "~3", "~4"]
+        before = time.time() - 60
+        os.utime(report_path(stream.folder), (before, before))
+        with stream.subscribe(tentative=True) as newcomer:
+            assert polled(newcomer) == [0, 1, 2]
+        stream.drop_branch()  # As a host does when it starts.
+        publish(stream, StreamState.FAILURE)
+        assert polled(subscriber) == []
+        send(stream, range(3, 4))
+        assert polled(subscriber) == ["UNDO after 3", 3]
+        send(stream, range(4, 5))
+        publish(stream, StreamState.STABLE)
+        assert polled(subscriber) == [4, "REC_DONE"]
+
+
+def test_a_stream_with_a_branch_and_no_report_is_corrected_when_main_has_passed_the_branch(tmp_path: Path) -> None:
+    """Written before there were reports: the branch counts its failures, and nobody says how the producer does."""
+    stream = filled(tmp_path, 3)
+    root = stream.create_branch(3 * SECOND)
+    tentative(stream, range(3, 6))
+    old = {"id": root.id, "root_us": root.root_us, "created_us": root.created_us, "format": 1, "failure": 2}
+    text = msgspec.json.format(msgspec.json.encode(old), indent=1)
+    (stream.folder / "tentative" / "branch").write_bytes(text + b"\n%08x\n" % crc32c(text))
+    with stream.subscribe(tentative=True) as subscriber, stream.subscribe() as stable_only:
+        assert polled(subscriber) == [0, 1, 2, "~3", "~4", "~5"]
+        send(stream, range(3, 5))
+        assert polled(subscriber) == ["UNDO after 3", 3, 4]
+        send(stream, range(5, 6))
+        assert polled(subscriber) == [5, "REC_DONE"]
+        tentative(stream, range(6, 7))
+        assert polled(subscriber) == []
+        stream.drop_branch()
+        send(stream, range(6, 7), end=True)
+        assert polled(subscriber) == [6]
+        assert subscriber.finished
+        assert polled(stable_only) == list(range(7))
+
+
+def test_what_a_damaged_report_says_is_not_believed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """L4: stable tuples go on; nothing tentative is shown, and no correction closed, until there is another report."""
+    stream = filled(tmp_path, 3)
+    publish(stream, StreamState.UP_FAILURE)
+    stream.create_branch(3 * SECOND)
+    tentative(stream, range(3, 5))
+    path = report_path(stream.folder)
+    raw = path.read_bytes()
+    path.write_bytes(raw.replace(b"UP_FAILURE", b"UP_FAILURF"))
     with stream.subscribe(tentative=True) as subscriber:
         assert polled(subscriber) == [0, 1, 2]
-        stream.create_branch(3 * SECOND)
-        tentative(stream, range(3, 5))
+        assert "does not match its checksum" in caplog.text
+        publish(stream, StreamState.UP_FAILURE)
         assert polled(subscriber) == ["~3", "~4"]
+        path.write_bytes(b"x" * 10_000)
         send(stream, range(3, 5))
-        assert polled(subscriber) == ["UNDO after 3", 3, 4, "REC_DONE"]
-        tentative(stream, range(5, 6))
-        assert polled(subscriber) == []
-        assert stream.renew_branch()
-        assert polled(subscriber) == ["~5"]
-        tentative(stream, range(6, 7))
-        assert polled(subscriber) == ["~6"]
-        assert stream.renew_branch()
-        assert polled(subscriber) == ["UNDO after 5", "REC_DONE", "~5", "~6"]
-        send(stream, range(5, 7))
-        assert polled(subscriber) == ["UNDO after 5", 5, 6, "REC_DONE"]
-        assert stream.drop_branch()
-        assert not stream.renew_branch()
+        assert polled(subscriber) == ["UNDO after 3", 3, 4]
+        publish(stream, StreamState.STABLE)
+        assert polled(subscriber) == ["REC_DONE"]
 
 
 def test_buckets_without_tentative_tuples_are_not_undone(tmp_path: Path) -> None:

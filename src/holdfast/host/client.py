@@ -32,7 +32,6 @@ from holdfast.protocol.dpc.client import ClientCore, ClientEffects, ClientSignal
 from holdfast.protocol.dpc.effects import Part
 from holdfast.protocol.dpc.messages import KeepaliveReply, KeepaliveRequest, Message, StreamReport
 from holdfast.protocol.dpc.plan import KEEPALIVE_US, ClientPlan, InputPlan
-from holdfast.protocol.dpc.sequence import Delivery
 from holdfast.protocol.dpc.signals import InputAdvanced, InputGap, Lane, Received, Tick
 from holdfast.protocol.dpc.states import StreamState
 from holdfast.stream.definition import Definition
@@ -71,11 +70,11 @@ class Stable:
 
 @dataclass(frozen=True, slots=True)
 class Tentative:
-    """One bucket of a branch, and what it is worth."""
+    """One bucket of a branch, and what it is worth; None if that was said before."""
 
     bucket: int
     pieces: tuple[PlannedPiece, ...]
-    worth: float
+    worth: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,30 +264,22 @@ class Client:
         self._wake_us = effects.wake_us
 
     def _deliver(self, effects: ClientEffects, signal: ClientSignal) -> None:
-        """Steps for the consumer; buckets of main that follow each other become one."""
-        steps: list[Step] = []
+        """Steps for the consumer."""
         for delivery in effects.deliver:
-            bucket = delivery.bucket
             if delivery.kind is TupleType.INSERTION:
-                last = steps[-1] if steps else None
-                if isinstance(last, Stable) and last.end_us == bucket * self._size:
-                    steps[-1] = Stable(last.start_us, (bucket + 1) * self._size)
-                else:
-                    steps.append(Stable(bucket * self._size, (bucket + 1) * self._size))
+                self._told(Stable(delivery.bucket * self._size, delivery.end * self._size))
             elif delivery.kind is TupleType.TENTATIVE:
                 assert isinstance(signal, InputAdvanced)
-                steps.append(self._tentative(delivery, signal))
+                worths = {arrival.bucket: arrival.worth for arrival in signal.arrivals}
+                for bucket in range(delivery.bucket, delivery.end):
+                    self._told(self._tentative(bucket, worths.get(bucket), signal))
             else:
-                steps.append(Undo() if delivery.kind is TupleType.UNDO else RecDone())
-        for step in steps:
-            self._told(step)
+                self._told(Undo() if delivery.kind is TupleType.UNDO else RecDone())
 
-    def _tentative(self, delivery: Delivery, signal: InputAdvanced) -> Tentative:
-        start_us = delivery.bucket * self._size
+    def _tentative(self, bucket: int, worth: float | None, signal: InputAdvanced) -> Tentative:
+        start_us = bucket * self._size
         part = Part(signal.stream, signal.lane, signal.replica, 0, True)
-        worth = next(arrival.worth for arrival in signal.arrivals if arrival.bucket == delivery.bucket)
-        pieces = self._intake.pieces(0, start_us, start_us + self._size, part)
-        return Tentative(delivery.bucket, tuple(pieces), worth)
+        return Tentative(bucket, tuple(self._intake.pieces(0, start_us, start_us + self._size, part)), worth)
 
     # What is asked and said -----------------------------------------------------------------------------------------
 

@@ -2,10 +2,7 @@
 
 Rules:
 1. Steps come from the client's loop in another thread; their tuples are read here, from the client's folder.
-2. UNDO names the last stable tuple that was handed out, and comes only if something tentative was (D2). REC_DONE comes
-   only after an UNDO.
-3. Unlike a local subscriber, which waits until main has caught up with the branch, corrections are handed out as they
-   arrive: UNDO with the first of them, REC_DONE with the last.
+2. What comes, and in which order, the core of the client decides; it is the same `Sequence` as a local subscriber's.
 """
 
 from __future__ import annotations
@@ -26,8 +23,8 @@ from holdfast.model.schema import reader_schema
 from holdfast.model.time import BEGINNING_US, SECOND_US, closed_until, duration_us, instant_us
 from holdfast.model.tuples import TupleType
 from holdfast.stream.definition import Definition
-from holdfast.stream.reader import LogReader, cut, read_extent, with_header
-from holdfast.stream.subscriber import Row, Subscriber, control_tuple
+from holdfast.stream.reader import LogReader, cut, read_extent
+from holdfast.stream.subscriber import Marks, Row, Subscriber, control_tuple
 from holdfast.stream.worth import Worth
 
 #: How long nothing more may come of a branch before `present` takes it for all there is.
@@ -50,9 +47,8 @@ class ClientSubscriber:
         self._trouble: HoldfastError | None = None
         self._under_way: Iterator[pa.RecordBatch] | None = None
         self._delivered_us = BEGINNING_US
-        self._ended = self._tentative_sent = self._undone = False
-        self._holds_tentative = False
-        self._last_stable: tuple[int, int | None] = (0, None)
+        self._ended = self._holds_tentative = False
+        self._marks = Marks(self.schema)
         self._worths: dict[int, Worth] = {}
         self._files: dict[Path, int] = {}
         self._reader: LogReader | None = None
@@ -96,7 +92,7 @@ class ClientSubscriber:
     @property
     def finished(self) -> bool:
         """Nothing can follow: the stream is closed, or the end that was asked for is reached."""
-        if self._holds_tentative or self._undone or self._steps or self._under_way is not None:
+        if self._holds_tentative or self._marks.undone or self._steps or self._under_way is not None:
             return False
         return self._ended or (self._end_us is not None and self._delivered_us >= self._end_us)
 
@@ -128,13 +124,9 @@ class ClientSubscriber:
             yield from self._tentative(step)
         elif isinstance(step, Undo):
             self._holds_tentative = False
-            if self._tentative_sent:
-                self._tentative_sent, self._undone = False, True
-                yield control_tuple(self.schema, TupleType.UNDO, *self._last_stable)
+            yield from self._marks.undo()
         elif isinstance(step, RecDone):
-            if self._undone:
-                self._undone = False
-                yield control_tuple(self.schema, TupleType.REC_DONE, 0, None)
+            yield from self._marks.rec_done()
         else:
             assert isinstance(step, Ended)
             self._ended = True
@@ -148,8 +140,7 @@ class ClientSubscriber:
             # Not strict: a gap further on is noted in the mirror while what lies before it is still to be read.
             for extent in self._reader.extents(start_us, end_us, strict=False):
                 for fields, batch in cut(extent.fields, self._reader.read(extent), start_us, end_us):
-                    self._last_stable = fields.first_tuple_id + batch.num_rows - 1, batch.column(0)[-1].value
-                    yield with_header(fields, batch, TupleType.INSERTION, self.schema)
+                    yield self._marks.stable(fields, batch)
             self._delivered_us = end_us
             if self._boundaries:
                 yield control_tuple(self.schema, TupleType.BOUNDARY, 0, end_us)
@@ -161,7 +152,8 @@ class ClientSubscriber:
         if end_us <= start_us:
             return
         self._holds_tentative = True
-        self._worths[step.bucket] = Worth(step.bucket, step.worth)
+        if step.worth is not None:
+            self._worths[step.bucket] = Worth(step.bucket, step.worth)
         while len(self._worths) > _WORTHS_MAX:
             del self._worths[next(iter(self._worths))]
         for piece in step.pieces:
@@ -170,8 +162,7 @@ class ClientSubscriber:
             except Removed:
                 return  # Let go of long ago: the UNDO that takes the rest back is among the next steps.
             for fields, rows in cut(piece.fields, batch, start_us, end_us):
-                self._tentative_sent = True
-                yield with_header(fields, rows, TupleType.TENTATIVE, self.schema)
+                yield self._marks.tentative(fields, rows)
 
     def _until(self, end_us: int) -> int:
         return end_us if self._end_us is None else min(end_us, self._end_us)

@@ -56,6 +56,7 @@ from holdfast.stream.disk import Disk
 from holdfast.stream.holes import note_hole
 from holdfast.stream.merge import FOREVER_US
 from holdfast.stream.reader import LogReader
+from holdfast.stream.report import ReportWriter
 from holdfast.stream.retention import retention_text
 from holdfast.stream.store import Stream
 from holdfast.stream.tentative import PlannedPiece
@@ -92,6 +93,7 @@ class Controller:
         self._size = plan.bucket_us
         self._decision = Decision(queries.decision)
         self._main = LogReader(output.folder / "main", output.definition.schema, output.definition.bucket_us)
+        self._report = ReportWriter(output.folder)
         self._forking = Forking(queries, output, plan.bucket_us, plan.replica)
         self._starter = ThreadPoolExecutor(1, thread_name_prefix=f"stable-{plan.replica}")
         self._starting: Future[StreamingQuery] | None = None
@@ -159,6 +161,7 @@ class Controller:
             self.tell(fork)
         if self._effects is None or now >= self._effects.wake_us:
             self.tell(Tick())
+        self._report.renew()
 
     def _begin(self, now: int) -> bool:
         """Start the stable query; once it runs, build the core from what is on disk. A query that has committed nothing
@@ -333,8 +336,6 @@ class Controller:
         effects = self.core.handle(signal, monotonic_us())
         if effects.state != before:
             log.info("%s: %s after %s", self.plan.replica, effects.state.name, type(signal).__name__)
-        if (before, effects.state) == (NodeState.STABILIZATION, NodeState.UP_FAILURE):
-            self._forking.struck_again()
         self._carry_out(effects)
         self._effects = effects
 
@@ -360,13 +361,11 @@ class Controller:
         progress = self._queries.progress(self._batch)
         if progress is not None:
             self._batch, self._pause_us, self._deaths = progress.batch_id, _RESTART_US_MIN, 0
-            before_us = self._main.boundary_us
             self._main.refresh()
             if progress.until_us is not None:
                 ended = progress.until_us >= FOREVER_US
                 upto = END_OF_TIME_US // self._size if ended else max(progress.until_us // self._size, self._first)
                 self.tell(StableCompleted(upto, self._main.boundary_us))
-                self._published(before_us)
                 self._retain()
         self._watch_health(now)
 
@@ -398,13 +397,6 @@ class Controller:
             f"batch {batch} is not done after {(now - since) // SECOND_US} s; it has much to read, or its function "
             "waits for something"
         )
-
-    def _published(self, before_us: int) -> None:
-        """Spark publishes the last windows of what it has read a batch later. Readers whom that brings level with the
-        branch take it for over, although the failure goes on."""
-        assert self.core is not None
-        if self.core.state == NodeState.UP_FAILURE and self._main.boundary_us > before_us:
-            self._forking.struck_again()
 
     def _died(self, now: int, error: BaseException | None) -> None:
         self._stable, self._died_of = None, sentence(error)
@@ -474,6 +466,8 @@ class Controller:
             self._intakes[gone.stream].unsubscribe(gone.replica, gone.lane)
         for new in effects.subscribe:
             self._intakes[new.stream].subscribe(new.replica, new.lane, new.from_us)
+        if effects.publish is not None:
+            self._report.publish(effects.publish)
         if effects.truncate is not None:
             self._truncate(effects.truncate)
         for send in effects.send:

@@ -5,8 +5,6 @@ Rules:
    end of its predecessor, which may hang in a batch: each has its own checkpoint, and its own branch to write to.
 2. The branch is created with the first bucket that is to be seen, at that bucket: before it, main speaks.
 3. Whoever asks is told what is true: prepared when the fork could run a batch, completed when Spark has committed it.
-4. If another failure strikes before main is level, the fork goes on with its branch. Readers may have all that they
-   were given corrected by then and take the branch for over; so it is renewed with the next bucket that it is given.
 """
 
 from __future__ import annotations
@@ -55,7 +53,6 @@ class Forking:
         self._running: RunningFork | None = None
         self._ready = False
         self._plan: PlanWriter | None = None
-        self._struck_again = False
         self._batch = -1
         self._failed_us: int | None = None
         self._health_us = 0
@@ -99,19 +96,12 @@ class Forking:
             self._output.drop_branch()
             self._output.create_branch(root_us, id=fork.branch, pending=fork.waiting.since(root_us))
             self._plan = PlanWriter(fork.plan)
-        elif self._struck_again:
-            self._output.renew_branch()
-        self._struck_again = False
         note_worth(self._output.folder, [self._worth(bucket) for bucket in order.buckets if bucket.emit])
         self._plan.append(planned)
 
     def _worth(self, given: TentativeBucket) -> Worth:
         inputs = tuple(part.stream for part in given.parts if part.lane is not None)
         return Worth(given.bucket * self._size // self._output.definition.bucket_us, round(given.worth, 4), inputs)
-
-    def struck_again(self) -> None:
-        """Rule 4."""
-        self._struck_again = True
 
     def stop(self, order: StopFork) -> None:
         if order.fork == self._id:

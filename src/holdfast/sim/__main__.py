@@ -22,7 +22,8 @@ what it does
   Faults strike for the first seconds (crashes, pauses, hanging queries, cuts, one-way cuts, partitions, slow links,
   lost and repeated messages, silent sources; many of them wait for a replica to be recovering or stabilising), then
   everything is healed. In some schedules nothing fails at all, and nobody may suspect anything.
-  Checkers D1 to D14 and D16 (docs/promises.md) judge every step; the world must settle in bounded time.
+  Readers on the machines of the last replicas follow the output as it lies on disk, too.
+  Checkers D1 to D16 (docs/promises.md) judge every step; the world must settle in bounded time.
 
 examples
   python -m holdfast.sim --seconds 60             as many schedules as a minute allows, on all cores

@@ -3,6 +3,8 @@
 s1 ─┐
 s2 ─┼─► n1a, n1b ─► n2a, n2b ─► client
 s3 ─┘
+
+Beside n2a and n2b, on the same machines, readers follow the output as it lies on disk.
 """
 
 from __future__ import annotations
@@ -10,8 +12,21 @@ from __future__ import annotations
 from random import Random
 
 from holdfast.protocol.dpc.plan import ClientPlan, InputPlan, NodePlan, OutputPlan
-from holdfast.sim.faults import BUCKET_US, CLIENT, FIRST, HEAL_US, LINKS, SECOND, SETTLE_US, SOURCES, Plan
+from holdfast.sim.faults import (
+    BUCKET_US,
+    CALM_US,
+    CLIENT,
+    FIRST,
+    HEAL_US,
+    LINKS,
+    LOCAL,
+    SECOND,
+    SETTLE_US,
+    SOURCES,
+    Plan,
+)
 from holdfast.sim.hosts import ClientHost, SourceHost
+from holdfast.sim.local import LocalHost
 from holdfast.sim.query import Expected, Query, Rows
 from holdfast.sim.replica import ReplicaHost
 from holdfast.sim.world import Link, World
@@ -90,5 +105,9 @@ def build(world: World, plan: Plan, truth: Truth) -> ClientHost:
     for replica in SECOND:
         output = OutputPlan("n2", ("n1",), (CLIENT,), setting.capacity_us, setting.full)
         node(replica, SECOND, (InputPlan("n1", FIRST),), output)
+    for name, replica in LOCAL.items():
+        rng = Random(f"{plan.seed}/{name}")
+        local = LocalHost(world, name, world.hosts[replica], rng)
+        world.at(rng.randrange(CALM_US, HEAL_US) if name == "local-late" else 0, local.begin)
     spec = InputPlan("n2", SECOND)
     return ClientHost(world, ClientPlan(CLIENT, spec, BUCKET_US, setting.delay_us, convergent=bool(setting.window)))

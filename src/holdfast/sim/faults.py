@@ -20,6 +20,8 @@ SOURCES = ("s1", "s2", "s3")
 FIRST = ("n1a", "n1b")
 SECOND = ("n2a", "n2b")
 CLIENT = "client"
+#: Readers on the machine of a replica, and of which; the last one begins some time later than the others.
+LOCAL = {"local-a": "n2a", "local-b": "n2b", "local-late": "n2a"}
 REPLICAS = FIRST + SECOND
 LINKS = (
     tuple((s, r) for s in SOURCES for r in FIRST)
@@ -101,6 +103,7 @@ PROFILES = {
     "overflow": 6,
     "blackout": 4,
     "calm": 4,
+    "orphan": 4,
 }
 
 
@@ -245,6 +248,16 @@ def _blackout(rng: Random, setting: Setting) -> list[Fault]:
     return [*every, _one(rng, rng.choice(KINDS), CALM_US + rng.randrange(1_000_000), 1_500_000)]
 
 
+def _orphan(rng: Random, setting: Setting) -> list[Fault]:
+    """A replica dies for long while it has a branch: readers on its machine find what it has left there."""
+    start = CALM_US + setting.delay_us + rng.randrange(500_000, 900_000)
+    return [
+        Fault("partition", (rng.choice(SOURCES),), CALM_US, HEAL_US),
+        Fault("crash", ("n2a",), start, rng.randrange(1_700_000, 2_200_000), rng.random() < 0.5),
+        _one(rng, rng.choice(KINDS), start, 500_000),
+    ]
+
+
 def _overflow(rng: Random, setting: Setting) -> list[Fault]:
     """A failure that lasts longer than the buffers do, and some others."""
     long = Fault("partition", (rng.choice(SOURCES + REPLICAS),), CALM_US, HEAL_US)
@@ -266,4 +279,5 @@ _DRAW = {
     "overflow": _overflow,
     "blackout": _blackout,
     "calm": _calm,
+    "orphan": _orphan,
 }

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from holdfast.model.tuples import TupleType
 from holdfast.protocol.dpc.buffers import Buffer
 from holdfast.protocol.dpc.client import ClientCore
 from holdfast.protocol.dpc.effects import Subscribe, Unsubscribe
@@ -239,10 +240,8 @@ class ClientHost(Machine):
         now = self.world.now_us
         effects = self.core.handle(signal, now)
         for step in effects.deliver:
-            kind = step.kind.name
-            rows = self.mirror.have.get(step.bucket) if kind == "INSERTION" else self.mirror.fresh.get(step.bucket)
-            for hook in self.world.observers.deliver:
-                hook(now, kind, step.bucket, rows)
+            have = self.mirror.have if step.kind is TupleType.INSERTION else self.mirror.fresh
+            self.world.observers.delivered(now, self.name, step.kind.name, step.bucket, step.end, have)
         for gone in effects.unsubscribe:
             self.world.send(self.name, gone.replica, gone)
         for new in effects.subscribe:

@@ -7,6 +7,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ class Observer:
     """Base of all checkers: every hook does nothing. A checker overrides the facts it cares about."""
 
     label = ""
+    #: Whose steps it wants to hear of.
+    readers: tuple[str, ...] = ("client",)
 
     def __init__(self) -> None:
         self.violations: list[Violation] = []
@@ -63,8 +66,11 @@ class Observer:
     def on_hole(self, now_us: int, host: str, first: int, upto: int) -> None:
         """Buckets that will never be stable were declared as such."""
 
-    def on_deliver(self, now_us: int, kind: str, bucket: int, rows: Any) -> None:
-        """The client received one step."""
+    def on_deliver(self, now_us: int, reader: str, kind: str, bucket: int, rows: Any) -> None:
+        """One of `readers` received one step."""
+
+    def on_branch(self, now_us: int, host: str, fork: int, bucket: int, rows: Any) -> None:
+        """A fork wrote one bucket of its branch."""
 
     def on_produce(self, now_us: int, host: str, bucket: int, head: int, kept: int) -> None:
         """A source took one bucket in from outside, or had no room for it (bucket == -1)."""
@@ -73,7 +79,7 @@ class Observer:
         """The run is over."""
 
 
-_HOOKS = ("fault", "state", "commit", "message", "heard", "push", "fork", "truncate", "hole", "deliver", "produce")
+_HOOKS = ("fault", "state", "commit", "message", "heard", "push", "fork", "branch", "truncate", "hole", "produce")
 
 
 class Observers:
@@ -85,6 +91,11 @@ class Observers:
             name = f"on_{hook}"
             takers = [getattr(o, name) for o in observers if getattr(type(o), name) is not getattr(Observer, name)]
             setattr(self, hook, takers)
+        self._deliver: dict[str, list[Any]] = {}
+        for observer in observers:
+            if type(observer).on_deliver is not Observer.on_deliver:
+                for reader in observer.readers:
+                    self._deliver.setdefault(reader, []).append(observer.on_deliver)
 
     fault: list[Any]
     state: list[Any]
@@ -95,8 +106,17 @@ class Observers:
     fork: list[Any]
     truncate: list[Any]
     hole: list[Any]
-    deliver: list[Any]
+    branch: list[Any]
     produce: list[Any]
+
+    def delivered(self, now_us: int, reader: str, kind: str, first: int, end: int, rows: Mapping[int, Any]) -> None:
+        """A reader received the buckets in [first, end), or an UNDO or REC_DONE that names `first`."""
+        takers = self._deliver.get(reader, ())
+        buckets = range(first, end) if kind in ("INSERTION", "TENTATIVE") else (first,)
+        for bucket in buckets:
+            found = rows.get(bucket) if end > first else None
+            for hook in takers:
+                hook(now_us, reader, kind, bucket, found)
 
     def violations(self) -> list[Violation]:
         """All violations, in the order of time."""

@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from holdfast.protocol.dpc import buffers, fork, monitor, node, sequence, stagger, sunion, switch, upstream
+from holdfast.model.tuples import TupleType
+from holdfast.protocol.dpc import buffers, fork, local, monitor, node, sequence, stagger, sunion, switch, upstream
+from holdfast.protocol.dpc.states import StreamState
 from holdfast.sim import replica
 
 
@@ -31,8 +33,8 @@ class Bug:
 
 
 def _resends_last(right: Any) -> Any:
-    def caught_up(self: Any) -> Any:
-        done = right(self)
+    def caught_up(self: Any, ended: bool = False) -> Any:
+        done = right(self, ended)
         if done:
             self.next -= 1
         return done
@@ -41,23 +43,49 @@ def _resends_last(right: Any) -> Any:
 
 
 def _undo_too_far(right: Any) -> Any:
-    def stable(self: Any, bucket: int) -> Any:
-        steps = right(self, bucket)
-        return (replace(steps[0], bucket=bucket - 1), *steps[1:]) if len(steps) > 1 else steps
+    def stable(self: Any, upto: int) -> Any:
+        return tuple(_earlier(step) if step.kind is TupleType.UNDO else step for step in right(self, upto))
 
     return stable
+
+
+def _earlier(step: Any) -> Any:
+    return replace(step, bucket=step.bucket - 1, end=step.end - 1)
 
 
 def _undo_always(right: Any) -> Any:
-    def stable(self: Any, bucket: int) -> Any:
-        self._low = bucket if self._low is None else self._low
-        return right(self, bucket)
+    def stable(self: Any, upto: int) -> Any:
+        self._low = self.next if self._low is None else self._low
+        return right(self, upto)
 
     return stable
 
 
-def _corrections_always_go_on(right: Any) -> Any:
-    return lambda self, bucket, going_on: right(self, bucket, True)
+def _local_sees(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A local reader that sees something else than what is there."""
+    return lambda right: lambda self, view, now_us: right(self, change(view), now_us)
+
+
+def _reported(state: StreamState) -> Callable[[Any], Any]:
+    def change(view: Any) -> Any:
+        return view if view.report is None else replace(view, report=replace(view.report, state=state))
+
+    return change
+
+
+def _local_forgets_undo(right: Any) -> Any:
+    def look(self: Any, view: Any, now_us: int) -> Any:
+        return tuple(step for step in right(self, view, now_us) if step.kind is not TupleType.UNDO)
+
+    return look
+
+
+def _local_tells_once(right: Any) -> Any:
+    def news(self: Any, branch: Any, report: Any) -> Any:
+        known = branch.id == self._branch
+        return right(self, replace(branch, first=max(branch.first, self._told)) if known else branch, report)
+
+    return news
 
 
 def _releases_at_once(right: Any) -> Any:
@@ -142,7 +170,7 @@ BUGS = {
     "never-renews": Bug("D3", "a subscription that brings nothing is never renewed", upstream.Upstream, "_find_silent",
                         _constant([])),
     "no-forced-rec-done": Bug("D4", "a failure during recovery does not close the corrections", sequence.Sequence,
-                              "tentative", _corrections_always_go_on, "relapse"),
+                              "stop_short", _constant(()), "relapse"),
     "never-releases": Bug("D5", "the fork never gets a bucket", fork.Fork, "due_us", _constant(fork.NEVER_US)),
     "releases-at-once": Bug("D6", "the fork does not wait out the delay", fork.Fork, "due_us", _releases_at_once,
                             "short"),
@@ -165,6 +193,22 @@ BUGS = {
                           "overflow"),
     "knows-no-cadence": Bug("D16", "a producer that moves seldom is doubted like one that moves with every bucket",
                             monitor.Monitor, "cadence_us", _constant(0), "calm"),
+    "local-reads-ahead": Bug("D1", "a local reader takes the open bucket for a closed one", local.LocalReader, "look",
+                             _local_sees(lambda view: replace(view, main=view.main + 1))),
+    "local-forgets-undo": Bug("D2", "a local reader gets corrections without UNDO", local.LocalReader, "look",
+                              _local_forgets_undo),
+    "local-never-closes": Bug("D3", "a local reader does not notice that its producer is STABLE", local.LocalReader,
+                              "look", _local_sees(_reported(StreamState.STABILIZATION))),
+    "local-goes-on": Bug("D4", "a local reader does not notice a failure during recovery", local.LocalReader, "_news",
+                         lambda right: lambda self, branch, report: right(
+                             self, branch, replace(report, state=StreamState.STABILIZATION)), "relapse"),
+    "local-takes-branch-for-over": Bug("D15", "a local reader ends with a branch once it was corrected, whatever is "
+                                       "reported", local.LocalReader, "look",
+                                       _local_sees(lambda view: replace(view, report=None)), "relapse"),
+    "local-tells-once": Bug("D15", "a local reader does not get again what an UNDO took back", local.LocalReader,
+                            "_news", _local_tells_once, "relapse"),
+    "local-follows-the-dead": Bug("D15", "a local reader follows the branch of a dead replica", local.LocalReader,
+                                  "_lives", _constant(True), "orphan"),
 }  # fmt: skip
 
 

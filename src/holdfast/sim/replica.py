@@ -5,7 +5,8 @@ Rules:
    does not. Output and checkpoint are committed together.
 2. A fork takes the checkpoint of the last commit, starts after a while, processes exactly the parts it is given, and
    writes its own branch; nothing it does touches the checkpoint (S1).
-3. A crash loses mirrors, forks, branches and subscriptions; the next start finds output and checkpoint.
+3. A crash loses mirrors, forks and subscriptions; the next start finds output and checkpoint. Report and branch stay
+   where local readers see them until then.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from random import Random
 from typing import Any
 
 from holdfast.protocol.dpc.effects import Effects, ExtendFork, Part, SkipStable, Subscribe, TentativeBucket, Unsubscribe
-from holdfast.protocol.dpc.messages import AuthorisationDone
+from holdfast.protocol.dpc.local import LocalReader
+from holdfast.protocol.dpc.messages import AuthorisationDone, StreamReport
 from holdfast.protocol.dpc.node import NodeCore
 from holdfast.protocol.dpc.plan import NodePlan, Resume
 from holdfast.protocol.dpc.signals import (
@@ -75,6 +77,13 @@ class ReplicaHost(Machine):
             world, plan.replica, plan.output.stream, self.size, self.log, self._branch_view, self._state_name
         )
         self.branch: Branch | None = None
+        #: A branch on disk that no fork writes any more.
+        self._left: Branch | None = None
+        #: What was published, and since when the replica gives no sign of life (None: it does).
+        self.report: StreamReport | None = None
+        self._silent_us: int | None = None
+        #: Readers on this machine.
+        self.local: list[LocalReader] = []
         self._rows: set[int] = set()
         self.state = "DOWN"
         self.up = False
@@ -86,12 +95,23 @@ class ReplicaHost(Machine):
     def _branch_view(self) -> tuple[dict[int, tuple[Rows, float]], int]:
         return (self.branch.rows, self.branch.closed) if self.branch is not None else ({}, 0)
 
+    @property
+    def branch_on_disk(self) -> Branch | None:
+        """What a reader on this machine finds. A branch is made with its first bucket."""
+        return self.branch if self.branch is not None and self.branch.rows else self._left
+
+    @property
+    def renewed_us(self) -> int:
+        """When the replica last gave a sign of life."""
+        return self.world.now_us if self._silent_us is None else self._silent_us
+
     # Life -------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start, for the first time or again, from what is on disk."""
         super().start()
         now = self.world.now_us
+        self._left = None
         resume = Resume(self.next, self.log.next * self.size, self.log.kept * self.size, self._last_fork)
         self.core = NodeCore(self.plan, resume, now)
         self.mirrors = {spec.stream: Mirror(self.next) for spec in self.plan.inputs}
@@ -116,9 +136,21 @@ class ReplicaHost(Machine):
         """The process dies."""
         super().crash()
         self._rows = self.table_rows
-        self.branch = None
+        self._left, self.branch = self.branch_on_disk, None
+        self._silent_us = self.renewed_us
         self.serving.clear()
         self._told_state("DOWN")
+
+    def pause(self) -> None:
+        """Stand still without dying."""
+        self._silent_us = self.renewed_us
+        super().pause()
+
+    def resume(self) -> None:
+        """Go on."""
+        if self.paused == 1 and self.up:
+            self._silent_us = None
+        super().resume()
 
     def _told_state(self, after: str) -> None:
         before, self.state = self.state, after
@@ -173,6 +205,8 @@ class ReplicaHost(Machine):
                 self.branch = None
             else:
                 self.branch.queue.clear()
+            if effects.stop_fork.drop_branch:
+                self._left = None
         if effects.skip_stable is not None:
             self._skip(effects.skip_stable)
         if effects.read_stable is not None:
@@ -191,10 +225,13 @@ class ReplicaHost(Machine):
         for new in effects.subscribe:
             self._reading.add((new.stream, new.replica, new.lane))
             world.send(self.name, new.replica, new)
+        if effects.publish is not None:
+            self.report, self._silent_us = effects.publish, None
         if effects.truncate is not None:
             for hook in world.observers.truncate:
                 hook(world.now_us, self.name, effects.truncate.upto_us, effects.truncate.lost_us)
-            self.log.truncate(effects.truncate.upto_us // self.size)
+            unread = [reader.sequence.next for reader in self.local]
+            self.log.truncate(min([effects.truncate.upto_us // self.size, *unread]))
         for send in effects.send:
             self.say(send.to, send.message, self.state)
         if effects.wake_us != self._timer_us:
@@ -257,7 +294,7 @@ class ReplicaHost(Machine):
         if self.paused:
             self.world.at(self.world.now_us + 20_000, self._prepared, branch, life)
             return
-        self.branch = branch
+        self._left, self.branch = self.branch_on_disk, branch
         self._do(ForkPrepared(branch.id, branch.closed))
 
     def _extend(self, order: ExtendFork) -> None:
@@ -288,6 +325,8 @@ class ReplicaHost(Machine):
             branch.state, rows = self.query.apply(branch.state, item.bucket, inputs)
             if item.emit:
                 branch.rows[item.bucket] = (rows, item.worth)
+                for hook in self.world.observers.branch:
+                    hook(self.world.now_us, self.name, branch.id, item.bucket, rows)
             branch.closed = item.bucket + 1
         if given:
             self._do(ForkCompleted(branch.id, branch.closed))

@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.sim.checks import all_checks
 from holdfast.sim.checks.client import D3
 from holdfast.sim.diagram import Truth, build
-from holdfast.sim.faults import CLIENT, HEAL_US, REPLICAS, SETTLE_US, SOURCES, Plan, draw
+from holdfast.sim.faults import CLIENT, HEAL_US, LOCAL, REPLICAS, SETTLE_US, SOURCES, Plan, draw
 from holdfast.sim.inject import Injector
 from holdfast.sim.observe import Observer, Observers, Violation
 from holdfast.sim.world import World
@@ -44,6 +44,8 @@ class Outcome:
 class Trace(Observer):
     """A fingerprint of everything observable, and, on request, the text of it."""
 
+    readers = (CLIENT, *LOCAL)
+
     def __init__(self, keep: bool) -> None:
         super().__init__()
         self._hash = hashlib.sha256()
@@ -70,10 +72,10 @@ class Trace(Observer):
         buckets = [item.bucket for item in detail.buckets if item.emit] if what == "extend" else ""
         self._note(now_us, f"{host} fork {detail.fork} {what} {buckets}")
 
-    def on_deliver(self, now_us: int, kind: str, bucket: int, rows: Any) -> None:
+    def on_deliver(self, now_us: int, reader: str, kind: str, bucket: int, rows: Any) -> None:
         """Note it."""
-        self.tentative += kind == "TENTATIVE"
-        self._note(now_us, f"{CLIENT} {kind} {bucket} {len(rows) if rows is not None else ''}")
+        self.tentative += kind == "TENTATIVE" and reader == CLIENT
+        self._note(now_us, f"{reader} {kind} {bucket} {len(rows) if rows is not None else ''}")
 
     def digest(self) -> str:
         """The fingerprint."""
@@ -87,10 +89,10 @@ def run_plan(plan: Plan, keep: bool = False) -> tuple[Outcome, list[str]]:
     world = World(Observers([injector, trace, *checks]))
     build(world, plan, truth)
     injector.begin(world)
-    settled = next(check for check in checks if isinstance(check, D3))
+    settled = [check for check in checks if isinstance(check, D3)]
     try:
         world.run(_LEAST_US)
-        while not settled.settled(world.now_us) and world.now_us < HEAL_US + SETTLE_US:
+        while world.now_us < HEAL_US + SETTLE_US and not all(check.settled(world.now_us) for check in settled):
             world.run(world.now_us + _STEP_US)
         for check in checks:
             check.finish(world.now_us)
@@ -107,13 +109,21 @@ def run_plan(plan: Plan, keep: bool = False) -> tuple[Outcome, list[str]]:
         rows,
         sum(len(source[b]) for source in truth.sources for b in range(produced)),
         sum(check.checked for check in checks if check.label in ("D1", "D9")),
-        {check.label: check.checked for check in checks if check.checked},
+        _judged(checks),
         trace.tentative,
         world.now_us,
         world.events,
         trace.digest(),
     )
     return outcome, trace.lines or []
+
+
+def _judged(checks: list[Observer]) -> dict[str, int]:
+    judged: dict[str, int] = {}
+    for check in checks:
+        if check.checked:
+            judged[check.label] = judged.get(check.label, 0) + check.checked
+    return judged
 
 
 def run_seed(seed: int) -> Outcome:

@@ -2,8 +2,8 @@
 
 Rules:
 1. A stream has at most one. It is rooted at a point of main: it holds tuples with stime at or after its root.
-2. Each has an id of its own, so that a reader can tell a new failure from the one before (D4). A branch that goes on in
-   a further failure, which struck before it was corrected, keeps its writer and counts its failures.
+2. Each has an id of its own. Which failure it belongs to, and whether anybody still answers for it, stands in the
+   stream's report.
 3. It is thrown away as a whole once the corrections are complete; so its bytes are never synced.
 """
 
@@ -34,8 +34,6 @@ class BranchRoot(msgspec.Struct, frozen=True):
     root_us: int
     created_us: int
     format: int = FORMAT_VERSION
-    failure: int = 0
-    """How many failures struck while the branch was being corrected."""
 
 
 def branch_folder(stream_folder: Path) -> Path:
@@ -91,16 +89,6 @@ def create_branch(
     return root
 
 
-def renew_branch(stream_folder: Path) -> bool:
-    """Another failure has struck: readers who hold the branch for corrected go on with it. False if there is none."""
-    root = find_branch(stream_folder)
-    if root is None:
-        return False
-    renewed = msgspec.structs.replace(root, failure=root.failure + 1)
-    VolatileDisk().replace_file(branch_folder(stream_folder) / "branch", seal(renewed))
-    return True
-
-
 def drop_branch(stream_folder: Path) -> bool:
     """Throw the branch away; False if there was none. Readers see it vanish at once, as a whole.
 
@@ -146,9 +134,7 @@ class BranchReader:
     def refresh(self) -> BranchRoot | None:
         while True:
             root = find_branch(self._folder)
-            if root is not None and self.root is not None and root.id == self.root.id:
-                self.root = root
-            else:
+            if root is None or self.root is None or root.id != self.root.id:
                 self.close()
                 self.root = root
                 if root is not None:

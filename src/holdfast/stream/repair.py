@@ -30,6 +30,7 @@ from holdfast.stream.frame import FILE_HEADER_SIZE, decode_file_header
 from holdfast.stream.losses import Loss
 from holdfast.stream.manifest import SEGMENT_FILE
 from holdfast.stream.mend import mend
+from holdfast.stream.report import Report, report_path
 from holdfast.stream.restore import Action, BranchRepair, Step, mend_step
 from holdfast.stream.sealed import seal, unseal
 from holdfast.stream.verify import Progress, verify
@@ -94,6 +95,7 @@ class _Todo:
         steps = mend_step(self.folder, self.folder / "stream", Definition) or []
         for path in sorted((self.folder / "acks").glob("*")):
             steps += self._acknowledgement(path)
+        steps += self._report()
         tentative = branch_folder(self.folder)
         if tentative.is_dir():
             if self._hopeless(tentative):
@@ -127,6 +129,18 @@ class _Todo:
             disk.replace_file(path, seal(Acknowledged(until_us=BEGINNING_US, wall_us=self._now_us)))
 
         return [Step(Action(path, "let the subscriber have acknowledged nothing, until it does so again"), run)]
+
+    def _report(self) -> list[Step]:
+        path = report_path(self.folder)
+        steps = mend_step(self.folder, path, Report)
+        if steps is not None:
+            return steps
+
+        def run(disk: Disk) -> None:
+            keep(self.folder, path, disk)
+            disk.unlink(path)
+
+        return [Step(Action(path, "remove it: the host of the stream makes another"), run)]
 
     def _give_up_branch(self, branch: Path) -> Step:
         def run(disk: Disk) -> None:

@@ -13,7 +13,7 @@ from holdfast.model.errors import StorageError, UnknownStream, UsageError
 from holdfast.model.names import check_name, contained
 from holdfast.model.schema import SchemaLike
 from holdfast.stream.acks import Acknowledged, forget, read_acks
-from holdfast.stream.branch import BranchRoot, branch_writer, create_branch, drop_branch, find_branch, renew_branch
+from holdfast.stream.branch import BranchRoot, branch_writer, create_branch, drop_branch, find_branch
 from holdfast.stream.definition import SEGMENT_BYTES_MIN, Definition, Retention, define
 from holdfast.stream.disk import Disk, storage_error
 from holdfast.stream.producer import Producer
@@ -90,9 +90,6 @@ class Stream:
 
     def branch_writer(self, *, id: str | None = None, takeover: bool = False) -> LogWriter:
         return branch_writer(self.folder, self.definition, self._clock(), id=id, takeover=takeover)
-
-    def renew_branch(self) -> bool:
-        return renew_branch(self.folder)
 
     def drop_branch(self) -> bool:
         return drop_branch(self.folder)

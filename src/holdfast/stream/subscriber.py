@@ -21,13 +21,16 @@ from holdfast.model.errors import CorruptLog, HoldfastError, Removed, UsageError
 from holdfast.model.schema import STIME_TYPE, reader_schema
 from holdfast.model.time import BEGINNING_US, duration_us, instant_text, instant_us
 from holdfast.model.tuples import TupleType
+from holdfast.protocol.dpc.local import BranchView, LocalReader, View
+from holdfast.protocol.dpc.sequence import Delivery
 from holdfast.stream.acks import acknowledge, check_subscriber
 from holdfast.stream.branch import BranchReader
 from holdfast.stream.definition import Definition
 from holdfast.stream.disk import Disk
 from holdfast.stream.holes import Hole, read_holes
+from holdfast.stream.index import Fields
 from holdfast.stream.reader import LogReader, with_header
-from holdfast.stream.subscription import BranchView, Range, Step, Subscription
+from holdfast.stream.report import ReportReader
 from holdfast.stream.worth import Worth, Worths
 
 _logger = logging.getLogger(__name__)
@@ -54,6 +57,36 @@ def control_tuple(schema: pa.Schema, kind: TupleType, tuple_id: int, stime_us: i
     return pa.RecordBatch.from_arrays([*header, *nothing], schema=schema)
 
 
+class Marks:
+    """Tuples with their header, and UNDO and REC_DONE between them: only where there is something to take back. Buckets
+    without tuples leave nothing (D2)."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._last_stable: tuple[int, int | None] = (0, None)
+        self._tentative = False
+        #: Whether an UNDO was handed out that waits for its REC_DONE.
+        self.undone = False
+
+    def stable(self, fields: Fields, batch: pa.RecordBatch) -> pa.RecordBatch:
+        self._last_stable = fields.first_tuple_id + batch.num_rows - 1, batch.column(0)[-1].value
+        return with_header(fields, batch, TupleType.INSERTION, self._schema)
+
+    def tentative(self, fields: Fields, batch: pa.RecordBatch) -> pa.RecordBatch:
+        self._tentative = True
+        return with_header(fields, batch, TupleType.TENTATIVE, self._schema)
+
+    def undo(self) -> Iterator[pa.RecordBatch]:
+        if self._tentative:
+            self._tentative, self.undone = False, True
+            yield control_tuple(self._schema, TupleType.UNDO, *self._last_stable)
+
+    def rec_done(self) -> Iterator[pa.RecordBatch]:
+        if self.undone:
+            self.undone = False
+            yield control_tuple(self._schema, TupleType.REC_DONE, 0, None)
+
+
 class Subscriber:
     """Reads one stream. Get one from `Stream.subscribe`."""
 
@@ -73,23 +106,22 @@ class Subscriber:
         self.schema = reader_schema(definition.schema)
         self._main = LogReader(folder / "main", definition.schema, definition.bucket_us)
         self._branch = BranchReader(folder, definition) if tentative else None
+        self._report = ReportReader(folder)
         self._worths = Worths(folder)
         self._boundaries = boundaries
         self._main.refresh()
         self._end_us = None if end is None else instant_us(end)
-        self._core = Subscription(self._start_us(start, bucket))
-        self._delivered_us = self._core.stable_until_us
+        self._delivered_us = start_us = self._start_us(start, bucket)
+        self._core = LocalReader(start_us // definition.bucket_us)
+        self._marks = Marks(self.schema)
         self._under_way: Iterator[pa.RecordBatch] | None = None
         self._trouble: HoldfastError | None = None
-        self._tentative_sent = False
-        self._main.check_present(self._core.stable_until_us)
+        self._main.check_present(start_us)
         if name is not None:
             # Known from now on: retention waits for what it has not acknowledged yet.
-            acknowledge(folder, check_subscriber(name), self._core.stable_until_us, now_us(), Disk())
+            acknowledge(folder, check_subscriber(name), start_us, now_us(), Disk())
         #: Ranges that were passed and never written.
         self.holes: list[Hole] = []
-        self._last_stable_id = 0
-        self._last_stable_stime_us: int | None = None
 
     def _start_us(self, start: Start, bucket: int | None) -> int:
         if bucket is not None:
@@ -113,7 +145,7 @@ class Subscriber:
     @property
     def finished(self) -> bool:
         """Nothing can follow: the stream is closed, or the end that was asked for is reached."""
-        if self._core.tentative_until_us is not None:
+        if self._core.sequence.outstanding or self._under_way is not None:
             return False
         if self._end_us is not None and self.position_us >= self._end_us:
             return True
@@ -124,9 +156,7 @@ class Subscriber:
         if self._trouble is not None:
             raise self._trouble  # What could not be read is not passed over.
         if self._under_way is None:
-            self._main.refresh()
-            until = self._until(self._main.closed_until_us)
-            self._under_way = self._deliver(self._core.advance(until, self._branch_view()))
+            self._under_way = self._deliver(self._core.look(self._look(), monotonic_us()))
         try:
             for batch in self._under_way:  # noqa: UP028 - `yield from` would close it with us.
                 yield batch
@@ -135,22 +165,57 @@ class Subscriber:
             raise
         self._under_way = None
 
+    def _look(self) -> View:
+        """In this order: see `local`, rule 2."""
+        if self._branch is not None:
+            self._report.refresh()
+        self._main.refresh()
+        until_us = self._until(self._main.closed_until_us)
+        main = -(-until_us // self.definition.bucket_us) if until_us > self._delivered_us else BEGINNING_US
+        ended = self._main.closed or (self._end_us is not None and until_us >= self._end_us)
+        return View(self._report.report, self._report.renewed_us, main, ended, self._branch_view())
+
     def _until(self, until_us: int) -> int:
         return until_us if self._end_us is None else min(until_us, self._end_us)
 
-    def _deliver(self, steps: list[Step]) -> Iterator[pa.RecordBatch]:
+    def _deliver(self, steps: tuple[Delivery, ...]) -> Iterator[pa.RecordBatch]:
         before = self._delivered_us
         for step in steps:
-            yield from self._take(step)
-            if isinstance(step, Range) and step.source == "main":
-                self._pass_holes(step)
-                self._delivered_us = step.end_us
+            if step.kind is TupleType.INSERTION:
+                yield from self._stable(step)
+            elif step.kind is TupleType.TENTATIVE:
+                yield from self._tentative(step)
+            elif step.kind is TupleType.UNDO:
+                yield from self._marks.undo()
+            else:
+                yield from self._marks.rec_done()
         if self._boundaries and self._delivered_us > before:
-            yield self._control(TupleType.BOUNDARY, 0, self._delivered_us)
+            yield control_tuple(self.schema, TupleType.BOUNDARY, 0, self._delivered_us)
 
-    def _pass_holes(self, step: Range) -> None:
+    def _stable(self, step: Delivery) -> Iterator[pa.RecordBatch]:
+        start_us, end_us = self._delivered_us, self._until(step.end * self.definition.bucket_us)
+        for fields, batch in self._main.scan(start_us, end_us):
+            yield self._marks.stable(fields, batch)
+        self._pass_holes(start_us, end_us)
+        self._delivered_us = end_us
+
+    def _tentative(self, step: Delivery) -> Iterator[pa.RecordBatch]:
+        size = self.definition.bucket_us
+        assert self._branch is not None
+        assert self._branch.log is not None
+        try:
+            for fields, batch in self._branch.log.scan(
+                max(step.bucket * size, self._delivered_us), self._until(step.end * size)
+            ):
+                yield self._marks.tentative(fields, batch)
+        except (Removed, CorruptLog):
+            # A branch may be dropped while it is read; what was delivered of it is taken back by the UNDO to come.
+            if self._branch.current():
+                raise
+
+    def _pass_holes(self, start_us: int, end_us: int) -> None:
         for hole in read_holes(self.folder):
-            if hole.first_us < step.end_us and hole.upto_us > step.start_us and hole not in self.holes:
+            if hole.first_us < end_us and hole.upto_us > start_us and hole not in self.holes:
                 self.holes.append(hole)
                 first, upto = instant_text(hole.first_us), instant_text(hole.upto_us)
                 _logger.warning(
@@ -164,40 +229,8 @@ class Subscriber:
         root = self._branch.refresh() if self._branch is not None else None
         if self._branch is None or root is None or self._branch.log is None:
             return None
-        return BranchView(f"{root.id}-{root.failure}", root.root_us, self._until(self._branch.log.closed_until_us))
-
-    def _take(self, step: Step) -> Iterator[pa.RecordBatch]:
-        if step == "UNDO":
-            if self._tentative_sent:  # Buckets without tuples leave nothing to take back (D2).
-                yield self._control(TupleType.UNDO, self._last_stable_id, self._last_stable_stime_us)
-        elif step == "REC_DONE":
-            if self._tentative_sent:
-                self._tentative_sent = False
-                yield self._control(TupleType.REC_DONE, 0, None)
-        else:
-            assert isinstance(step, Range)
-            yield from self._tuples(step)
-
-    def _tuples(self, step: Range) -> Iterator[pa.RecordBatch]:
-        stable = step.source == "main"
-        log = self._main if stable else self._branch.log if self._branch is not None else None
-        assert log is not None
-        kind = TupleType.INSERTION if stable else TupleType.TENTATIVE
-        try:
-            for fields, batch in log.scan(step.start_us, step.end_us):
-                if stable:
-                    self._last_stable_id = fields.first_tuple_id + batch.num_rows - 1
-                    self._last_stable_stime_us = batch.column(0)[-1].value
-                else:
-                    self._tentative_sent = True
-                yield with_header(fields, batch, kind, self.schema)
-        except (Removed, CorruptLog):
-            # A branch may be dropped while it is read; what was delivered of it is taken back by the UNDO to come.
-            if stable or self._branch is None or self._branch.current():
-                raise
-
-    def _control(self, kind: TupleType, tuple_id: int, stime_us: int | None) -> pa.RecordBatch:
-        return control_tuple(self.schema, kind, tuple_id, stime_us)
+        size = self.definition.bucket_us
+        return BranchView(root.id, root.root_us // size, -(-self._until(self._branch.log.closed_until_us) // size))
 
     def worth(self, stime: datetime | None) -> Worth | None:
         """What the tentative bucket of this stime is worth; None if nobody said so, or the branch is gone."""

@@ -38,6 +38,7 @@ from holdfast.stream.manifest import (
     manifest_path,
     manifest_versions,
 )
+from holdfast.stream.report import Report, report_path
 from holdfast.stream.sealed import unseal
 from holdfast.stream.segment import Window
 from holdfast.stream.survey import survey
@@ -75,6 +76,7 @@ class _Verification:
                 definition = None
         for path in _files(self.folder / "acks"):
             yield from self._sealed(path, Acknowledged)[0]
+        yield from self._sealed(report_path(self.folder), Report)[0]
         yield from self._branch(self.folder / "main", definition)
         tentative = branch_folder(self.folder)
         if tentative.is_dir():

@@ -5,12 +5,15 @@ Each test names its section. The names are the claims; docstrings say where Hold
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 
 from holdfast.model.errors import UsageError
 from holdfast.model.time import END_OF_TIME_US
 from holdfast.model.tuples import TupleType
 from holdfast.protocol.dpc.client import ClientCore
+from holdfast.protocol.dpc.local import BranchView, LocalReader, View
 from holdfast.protocol.dpc.messages import (
     Ack,
     AuthorisationReply,
@@ -29,6 +32,7 @@ from holdfast.protocol.dpc.plan import (
     Resume,
     Stabilise,
 )
+from holdfast.protocol.dpc.sequence import Delivery
 from holdfast.protocol.dpc.signals import Arrival, InputAdvanced, InputGap, Lane, Received
 from holdfast.protocol.dpc.states import NODE_STEPS, ForkState, NodeState, StreamState
 from tests.protocol.dpc.dpc_scene import (
@@ -269,7 +273,15 @@ def report(core: ClientCore, replica: str, state: StreamState, main: int, fresh:
 
 
 def kinds(effects) -> list[str]:
-    return [f"{step.kind.name}{step.bucket}" for step in effects.deliver]
+    """Each bucket by itself, UNDO and REC_DONE by the bucket that they name."""
+    steps = [(step.kind.name, range(step.bucket, max(step.end, step.bucket + 1))) for step in effects.deliver]
+    return [f"{kind}{bucket}" for kind, buckets in steps for bucket in buckets]
+
+
+class Steps(NamedTuple):
+    """What a local reader is handed, as `kinds` takes it."""
+
+    deliver: tuple[Delivery, ...]
 
 
 def main(core: ClientCore, replica: str, upto: int, now: int = 0):
@@ -448,7 +460,33 @@ def test_4_10_1_no_tentative_tuple_follows_rec_done_unless_a_new_failure_began()
     report(core, "p", Z, 3, fresh=True)
     main(core, "p", 3)
     report(core, "p", U, 3, fresh=True)
-    assert kinds(branch(core, "p", range(4, 5))) == ["REC_DONE3", "TENTATIVE4"]
+    assert kinds(branch(core, "p", range(4, 5))) == ["REC_DONE3", "TENTATIVE3", "TENTATIVE4"]
+
+
+def test_4_10_1_a_reader_beside_the_stream_sees_what_a_client_sees():
+    """In the seeds every client has a proxy that gets the stream by message. Here one that lives on the producer's
+    machine may read the stream's files instead; the report beside them is the message, and `Sequence` decides for both.
+    What only the client needs (several producers, lost messages) is not in the local reader; so the simulator runs
+    both, and judges D1 to D4 for each."""
+    core, beside = failing_client(), LocalReader(0)
+    looks = [
+        (S, 2, None), (U, 2, (2, 4)), (Z, 3, (2, 4)), (Z, 3, (2, 5)), (U, 3, (2, 6)), (Z, 6, (2, 6)), (S, 6, None),
+    ]  # fmt: skip
+    local = []
+    for state, upto, buckets in looks:
+        seen = BranchView("b", *buckets) if buckets else None
+        local.append(kinds(Steps(beside.look(View(StreamReport("s", state, 0, False), 0, upto, False, seen), 0))))
+    remote = [["INSERTION0", "INSERTION1"], ["TENTATIVE2", "TENTATIVE3"]]
+    report(core, "p", Z, 3, fresh=True)
+    remote.append(kinds(main(core, "p", 3)))
+    remote.append(kinds(branch(core, "p", range(4, 5))))
+    report(core, "p", U, 3, fresh=True)
+    remote.append(kinds(branch(core, "p", range(5, 6))))
+    report(core, "p", Z, 6, fresh=True)
+    remote.append(kinds(main(core, "p", 6)))
+    remote.append(kinds(report(core, "p", S, 6)))
+    assert local == remote
+    assert local[4] == ["UNDO3", "REC_DONE3", "TENTATIVE3", "TENTATIVE4", "TENTATIVE5"]
 
 
 def test_4_10_1_news_and_corrections_come_intertwined():

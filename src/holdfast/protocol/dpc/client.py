@@ -5,6 +5,7 @@ Rules:
 2. Whatever it hands on goes through `Sequence`, which alone decides on UNDO and REC_DONE.
 3. Tentative buckets count only when closed: a client gets whole buckets.
 4. Corrections go on as long as table 4.3 finds somebody to bring them (rows 1, 3, 6); else another failure has struck.
+   Then the branch that goes on is told again from where main ends: its buckets are still in the reader's copy.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class ClientCore:
         self.monitor = Monitor(plan.input.producers)
         self.upstream = Upstream(plan.input, self.monitor, plan.patience)
         self.sequence = Sequence(first)
+        #: What has arrived of each replica's branch and main does not have: runs of buckets, [first, end).
+        self._branches: dict[str, list[tuple[int, int]]] = {}
         self._main_us = first * plan.bucket_us
         self._keepalive_us = now_us
         self._keepalives = 0
@@ -92,14 +95,31 @@ class ClientCore:
             self._main_us = max(self._main_us, signal.boundary_us)
             if signal.boundary_us >= END_OF_TIME_US:
                 upto = max((arrival.bucket + 1 for arrival in signal.arrivals), default=0)
-            while self.sequence.next < upto:
-                deliver += self.sequence.stable(self.sequence.next)
+            deliver += self.sequence.stable(upto)
         else:
-            going_on = self.upstream.choice.row in _CORRECTING_ROWS
-            for arrival in signal.arrivals:
-                if arrival.bucket < upto:
-                    deliver += self.sequence.tentative(arrival.bucket, going_on)
+            self._branch_advanced(signal, upto, deliver)
         return review or self.sequence.correcting
+
+    def _branch_advanced(self, signal: InputAdvanced, upto: int, deliver: list[Delivery]) -> None:
+        """Rules 3 and 4."""
+        sequence, known = self.sequence, self._branches.setdefault(signal.replica, [])
+        closed = [arrival.bucket for arrival in signal.arrivals if arrival.bucket < upto]
+        if not closed:
+            return
+        while known and known[0][1] <= sequence.next:
+            del known[0]
+        if sequence.correcting and self.upstream.choice.row not in _CORRECTING_ROWS:
+            deliver += sequence.stop_short()
+            for first, end in known:
+                deliver += sequence.tentative(first, end)
+        for bucket in closed:
+            if sequence.correcting and known and bucket < known[-1][1]:
+                continue  # The lane was read again; an UNDO took the bucket back, and main is on its way to it.
+            deliver += sequence.tentative(bucket, bucket + 1)
+            if known and known[-1][1] == bucket:
+                known[-1] = (known[-1][0], bucket + 1)
+            elif not known or bucket > known[-1][1]:
+                known.append((bucket, bucket + 1))
 
     def _gap(self, signal: InputGap, deliver: list[Delivery]) -> None:
         if not self.plan.convergent:

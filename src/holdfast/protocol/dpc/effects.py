@@ -130,7 +130,8 @@ class Effects:
     unsubscribe: tuple[Unsubscribe, ...] = ()
     subscribe: tuple[Subscribe, ...] = ()
     publish: StreamReport | None = None
-    """The output's state changed; show it and keep it with the branch."""
+    """The output's state changed: readers on this machine are to see it, durably. A branch that it speaks of is there
+    before, one that it no longer speaks of is gone before (`stop_fork`, `extend_fork`)."""
     truncate: Truncate | None = None
     send: tuple[Send, ...] = ()
     wake_us: int = 0

@@ -343,10 +343,9 @@ class NodeCore:
         return ReadStable(upto)
 
     def _publish(self) -> StreamReport | None:
-        """Appendix A; the report if it is news."""
-        if not self.answers:
-            return None
-        self._out_state = output_state(self.state, self._out_state, self.inputs.states(), self._blocking)
+        """Appendix A; the report if it is news. The first one says that a replica which starts has nothing to give."""
+        if self.answers:
+            self._out_state = output_state(self.state, self._out_state, self.inputs.states(), self._blocking)
         report = self.report()
         if (report.state, report.fresh) == self._published:
             return None

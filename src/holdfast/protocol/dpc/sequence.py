@@ -6,12 +6,15 @@ Rules:
 3. The first stable bucket after tentative ones is preceded by UNDO: it names the last stable bucket and takes back
    every tentative one (D2). Tentative buckets delivered during the corrections are taken back by a further UNDO before
    main reaches them. No tentative bucket outstanding: no UNDO.
-4. REC_DONE closes the corrections once main has caught up and nothing tentative is left. If corrections stop short
-   because of another failure, REC_DONE comes before the next tentative bucket (D4): what follows belongs to the new
-   one.
+4. REC_DONE closes the corrections once main has passed everything that was delivered tentatively and nothing tentative
+   is left.
+5. If another failure strikes before that, the corrections stop short: what is left of the tentative buckets is taken
+   back and REC_DONE closes them (D4). The tentative buckets that follow belong to the new failure and begin where main
+   ends, so that none that an UNDO took back is missing while it lasts.
 
 The intuition: the reader holds a stable prefix plus a tentative rest; every step either lengthens the prefix, lengthens
-the rest, or throws the rest away.
+the rest, or throws the rest away. Both kinds of reader drive it: a client of other hosts (`client`), and one that reads
+the files of the stream itself (`local`).
 """
 
 from __future__ import annotations
@@ -23,17 +26,18 @@ from holdfast.model.tuples import TupleType
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One step for the reader. `bucket` is the bucket delivered; for UNDO the first bucket that is no longer valid; for
-    REC_DONE the next stable bucket."""
+    """One step for the reader: the buckets in [bucket, end). UNDO and REC_DONE have none: `bucket` is then the first
+    one that is no longer valid, or the next stable one."""
 
     kind: TupleType
     bucket: int
+    end: int
 
 
 class Sequence:
     """The state machine behind one reader."""
 
-    __slots__ = ("_correcting", "_head", "_low", "next")
+    __slots__ = ("_correcting", "_goal", "_head", "_low", "next")
 
     def __init__(self, first: int) -> None:
         #: The next bucket of main.
@@ -42,6 +46,8 @@ class Sequence:
         self._low: int | None = None
         self._head = first
         self._correcting = False
+        #: Corrections are not complete before main is here: so far went what they replace.
+        self._goal = first
 
     @property
     def outstanding(self) -> bool:
@@ -53,45 +59,58 @@ class Sequence:
         """Whether an UNDO waits for its REC_DONE."""
         return self._correcting
 
-    def stable(self, bucket: int) -> tuple[Delivery, ...]:
-        """Main now has `bucket`; it must be the next one."""
-        assert bucket == self.next, f"main must go on with bucket {self.next}; got {bucket}"
-        self.next = bucket + 1
-        insertion = Delivery(TupleType.INSERTION, bucket)
-        if self._low is None or (self._correcting and bucket < self._low):
-            return (insertion,)
-        self._low = None
-        self._correcting = True
-        return (Delivery(TupleType.UNDO, bucket), insertion)
-
-    def tentative(self, bucket: int, corrections_go_on: bool) -> tuple[Delivery, ...]:
-        """A branch has `bucket`. Nothing comes of it if main has it or a tentative one at or after it was delivered."""
-        if bucket < self.next or (self._low is not None and bucket < self._head):
+    def stable(self, upto: int) -> tuple[Delivery, ...]:
+        """Main now has every bucket below `upto`."""
+        first, low = self.next, self._low
+        if upto <= first:
             return ()
-        forced = self._correcting and not corrections_go_on
-        if forced:
-            self._correcting = False
+        self.next = upto
+        if low is None:
+            return (Delivery(TupleType.INSERTION, first, upto),)
+        before: tuple[Delivery, ...] = ()
+        if self._correcting and first < low:
+            before = (Delivery(TupleType.INSERTION, first, min(low, upto)),)
+            if upto <= low:
+                return before
+            first = low
+        return (*before, self._undo(first), Delivery(TupleType.INSERTION, first, upto))
+
+    def tentative(self, first: int, end: int) -> tuple[Delivery, ...]:
+        """A branch has the buckets in [first, end). Those that main has, or that lie before a tentative one which was
+        delivered, are left out."""
+        first = max(first, self.next if self._low is None else self._head)
+        if first >= end:
+            return ()
         if self._low is None:
-            self._low = bucket
-        self._head = bucket + 1
-        news = Delivery(TupleType.TENTATIVE, bucket)
-        return (Delivery(TupleType.REC_DONE, self.next), news) if forced else (news,)
+            self._low = first
+        self._head = end
+        return (Delivery(TupleType.TENTATIVE, first, end),)
+
+    def stop_short(self) -> tuple[Delivery, ...]:
+        """Another failure has struck, and a branch is about to go on from `next`: close the corrections, if any."""
+        if not self._correcting:
+            return ()
+        undo = () if self._low is None else (self._undo(self.next),)
+        self._correcting, self._goal = False, self.next
+        return (*undo, Delivery(TupleType.REC_DONE, self.next, self.next))
 
     def skip(self, to: int) -> tuple[Delivery, ...]:
         """Main goes on at `to`; what lies before is gone for ever (§4.9.4)."""
         if to <= self.next:
             return ()
-        undo: tuple[Delivery, ...] = ()
-        if self._low is not None:
-            undo = (Delivery(TupleType.UNDO, self.next),)
-            self._low = None
-            self._correcting = True
+        undo = () if self._low is None else (self._undo(self.next),)
         self.next = to
         return undo
 
-    def caught_up(self) -> tuple[Delivery, ...]:
-        """The producer is STABLE and main has all it has: close the corrections, if any."""
-        if not self._correcting or self._low is not None:
+    def caught_up(self, ended: bool = False) -> tuple[Delivery, ...]:
+        """The producer is STABLE and main has all it has: close the corrections, if any. What was delivered beyond the
+        end of a stream that has `ended` has no counterpart."""
+        if not self._correcting or self._low is not None or (self.next < self._goal and not ended):
             return ()
         self._correcting = False
-        return (Delivery(TupleType.REC_DONE, self.next),)
+        return (Delivery(TupleType.REC_DONE, self.next, self.next),)
+
+    def _undo(self, bucket: int) -> Delivery:
+        self._low, self._correcting = None, True
+        self._goal = max(self._goal, self._head)
+        return Delivery(TupleType.UNDO, bucket, bucket)

@@ -31,7 +31,7 @@ class D14(Observer):
         """Whoever jumps a hole never asks for it again."""
         self._at[host] = max(self._at.get(host, 0), upto)
 
-    def on_deliver(self, now_us: int, kind: str, bucket: int, rows: Any) -> None:
+    def on_deliver(self, now_us: int, reader: str, kind: str, bucket: int, rows: Any) -> None:
         """The client reads by receiving."""
         if kind == "INSERTION":
             self._at[CLIENT] = bucket + 1

@@ -1,4 +1,4 @@
-"""D1–D4: what the client receives, in what order, and how it ends."""
+"""D1–D4: what a reader receives, in what order, and how it ends: the client, and each reader on a replica's machine."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ class D1(Observer):
 
     label = "D1"
 
-    def __init__(self, truth: Truth) -> None:
+    def __init__(self, truth: Truth, reader: str = CLIENT) -> None:
         super().__init__()
+        self.readers = (reader,)
         self._expected = truth.second
         self.next = 0
 
     def on_hole(self, now_us: int, host: str, first: int, upto: int) -> None:
         """A declared hole may be jumped."""
-        if host == CLIENT:
+        if host in self.readers:
             self.next = max(self.next, upto)
 
-    def on_deliver(self, now_us: int, kind: str, bucket: int, rows: Any) -> None:
+    def on_deliver(self, now_us: int, reader: str, kind: str, bucket: int, rows: Any) -> None:
         """Compare with the oracle."""
         if kind == "UNDO" and bucket < self.next:
             self.fail(now_us, f"UNDO takes back stable bucket {bucket}; stable up to {self.next}")
@@ -48,17 +49,18 @@ class D2(Observer):
 
     label = "D2"
 
-    def __init__(self) -> None:
+    def __init__(self, reader: str = CLIENT) -> None:
         super().__init__()
+        self.readers = (reader,)
         self._next = 0
         self._tentative: set[int] = set()
 
     def on_hole(self, now_us: int, host: str, first: int, upto: int) -> None:
         """A declared hole may be jumped."""
-        if host == CLIENT:
+        if host in self.readers:
             self._next = max(self._next, upto)
 
-    def on_deliver(self, now_us: int, kind: str, bucket: int, rows: Any) -> None:
+    def on_deliver(self, now_us: int, reader: str, kind: str, bucket: int, rows: Any) -> None:
         """Follow the reader's view."""
         if kind == "INSERTION":
             if any(held <= bucket for held in self._tentative):
@@ -81,8 +83,9 @@ class D3(Observer):
 
     label = "D3"
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, reader: str = CLIENT) -> None:
         super().__init__()
+        self.readers = (reader,)
         self._next = 0
         self._tentative: set[int] = set()
         self._open = False
@@ -99,7 +102,7 @@ class D3(Observer):
         """Remember how far the world has come."""
         self._produced = max(self._produced, head)
 
-    def on_deliver(self, now_us: int, kind: str, bucket: int, rows: Any) -> None:
+    def on_deliver(self, now_us: int, reader: str, kind: str, bucket: int, rows: Any) -> None:
         """Follow the reader's view."""
         if kind == "INSERTION":
             self._next = bucket + 1
@@ -126,8 +129,9 @@ class D3(Observer):
         if not self.settled(now_us):
             self.fail(
                 now_us,
-                f"not settled {(now_us - HEAL_US) / 1e6:.1f} s after healing: stable up to {self._next} of "
-                f"{self._produced}, {len(self._tentative)} tentative, corrections open: {self._open}, {self._states}",
+                f"{self.readers[0]} not settled {(now_us - HEAL_US) / 1e6:.1f} s after healing: stable up to "
+                f"{self._next} of {self._produced}, {len(self._tentative)} tentative, "
+                f"corrections open: {self._open}, {self._states}",
             )
 
 
@@ -135,11 +139,12 @@ class D4(Observer):
     """No tentative tuple after REC_DONE unless something failed; corrections that stop are closed first."""
 
     label = "D4"
-    #: If for so long no replica of the last node was able to correct anything, corrections have stopped.
+    #: If for so long nobody whom the reader reads was able to correct anything, corrections have stopped.
     PAUSE_US = 1_000_000
 
-    def __init__(self, plan: Plan, health: Health) -> None:
+    def __init__(self, plan: Plan, health: Health, reader: str = CLIENT, producers: tuple[str, ...] = SECOND) -> None:
         super().__init__()
+        self.readers, self._producers = (reader,), producers
         self._health = health
         self._learned_us = plan.setting.learned_us
         self._done_us: int | None = None
@@ -152,14 +157,14 @@ class D4(Observer):
 
     def on_state(self, now_us: int, host: str, before: str, after: str) -> None:
         """Who could bring corrections."""
-        if host in SECOND:
+        if host in self._producers:
             if after in ("STABLE", "STABILIZATION"):
                 self._able.add(host)
             elif host in self._able:
                 self._able.discard(host)
                 self._able_us = now_us
 
-    def on_deliver(self, now_us: int, kind: str, bucket: int, rows: Any) -> None:
+    def on_deliver(self, now_us: int, reader: str, kind: str, bucket: int, rows: Any) -> None:
         """Follow the corrections."""
         if self._forced and kind != "TENTATIVE":
             self.fail(now_us, "REC_DONE came while tentative tuples were left, and no new failure followed")

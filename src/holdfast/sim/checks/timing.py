@@ -31,7 +31,7 @@ class D5(Observer):
         self._first_us: dict[int, int] = {}
         self._end_us = 0
 
-    def on_deliver(self, now_us: int, kind: str, bucket: int, rows: Any) -> None:
+    def on_deliver(self, now_us: int, reader: str, kind: str, bucket: int, rows: Any) -> None:
         """When a bucket first came, in whatever form."""
         if kind in ("INSERTION", "TENTATIVE"):
             self._first_us.setdefault(bucket, now_us)
@@ -81,7 +81,7 @@ class D6(Observer):
         self._health = health
         self._tentative: list[tuple[int, int]] = []
 
-    def on_deliver(self, now_us: int, kind: str, bucket: int, rows: Any) -> None:
+    def on_deliver(self, now_us: int, reader: str, kind: str, bucket: int, rows: Any) -> None:
         """Note every tentative bucket."""
         if kind == "TENTATIVE" and now_us >= self._plan.setting.learned_us:
             self._tentative.append((now_us, bucket))
@@ -144,7 +144,7 @@ class D7(Observer):
                 return "TENTATIVE"
         return ""
 
-    def on_deliver(self, now_us: int, kind: str, bucket: int, rows: Any) -> None:
+    def on_deliver(self, now_us: int, reader: str, kind: str, bucket: int, rows: Any) -> None:
         """What comes near the end of the static time."""
         recent = HEAL_US - 2 * self._plan.setting.delay_us - 1_200_000
         if HEAL_US - 1_000_000 < now_us < HEAL_US and (bucket + 1) * BUCKET_US > recent:
@@ -173,7 +173,7 @@ class D13(Observer):
         self._next = 0
         self._at_heal = 0
 
-    def on_deliver(self, now_us: int, kind: str, bucket: int, rows: Any) -> None:
+    def on_deliver(self, now_us: int, reader: str, kind: str, bucket: int, rows: Any) -> None:
         """How far stable output got before all was healed."""
         if kind == "INSERTION" and now_us < HEAL_US:
             self._at_heal = bucket + 1
