@@ -498,6 +498,13 @@ def test_4_10_1_news_and_corrections_come_intertwined():
     assert kinds(main(core, "p", 6)) == ["UNDO4", "INSERTION4", "INSERTION5"]
 
 
+def test_4_10_1_a_branch_that_is_read_again_during_corrections_brings_only_what_is_new():
+    core = failing_client()
+    report(core, "p", Z, 3, fresh=True)
+    assert kinds(main(core, "p", 3)) == ["UNDO2", "INSERTION2"]
+    assert kinds(branch(core, "p", range(3, 5))) == ["TENTATIVE4"]
+
+
 def test_4_10_1_the_end_of_a_stream_delivers_what_is_left_and_nothing_more():
     core = client()
     main(core, "p", 2)

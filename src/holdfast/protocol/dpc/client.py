@@ -48,8 +48,8 @@ class ClientCore:
         self.monitor = Monitor(plan.input.producers)
         self.upstream = Upstream(plan.input, self.monitor, plan.patience)
         self.sequence = Sequence(first)
-        #: What has arrived of each replica's branch and main does not have: runs of buckets, [first, end).
-        self._branches: dict[str, list[tuple[int, int]]] = {}
+        #: What has arrived of each replica's branch: the first bucket, and one past the last.
+        self._branches: dict[str, tuple[int, int]] = {}
         self._main_us = first * plan.bucket_us
         self._keepalive_us = now_us
         self._keepalives = 0
@@ -102,24 +102,19 @@ class ClientCore:
 
     def _branch_advanced(self, signal: InputAdvanced, upto: int, deliver: list[Delivery]) -> None:
         """Rules 3 and 4."""
-        sequence, known = self.sequence, self._branches.setdefault(signal.replica, [])
-        closed = [arrival.bucket for arrival in signal.arrivals if arrival.bucket < upto]
+        sequence = self.sequence
+        closed = [a.bucket for a in signal.arrivals if sequence.next <= a.bucket < upto]
         if not closed:
             return
-        while known and known[0][1] <= sequence.next:
-            del known[0]
+        first, end = self._branches.get(signal.replica, (closed[0], closed[0]))
         if sequence.correcting and self.upstream.choice.row not in _CORRECTING_ROWS:
             deliver += sequence.stop_short()
-            for first, end in known:
-                deliver += sequence.tentative(first, end)
+            deliver += sequence.tentative(first, end)
         for bucket in closed:
-            if sequence.correcting and known and bucket < known[-1][1]:
-                continue  # The lane was read again; an UNDO took the bucket back, and main is on its way to it.
-            deliver += sequence.tentative(bucket, bucket + 1)
-            if known and known[-1][1] == bucket:
-                known[-1] = (known[-1][0], bucket + 1)
-            elif not known or bucket > known[-1][1]:
-                known.append((bucket, bucket + 1))
+            # If a lane is read again during corrections, an UNDO took the bucket back, and main is on its way to it.
+            if bucket >= end or not sequence.correcting:
+                deliver += sequence.tentative(bucket, bucket + 1)
+        self._branches[signal.replica] = (min(first, closed[0]), max(end, closed[-1] + 1))
 
     def _gap(self, signal: InputGap, deliver: list[Delivery]) -> None:
         if not self.plan.convergent:
