@@ -245,6 +245,19 @@ def test_the_branch_of_a_dead_producer_is_not_followed_and_a_restart_corrects_wh
         assert polled(subscriber) == [4, "REC_DONE"]
 
 
+def test_a_stream_that_ends_before_its_branch_does_leaves_nothing_tentative(tmp_path: Path) -> None:
+    """D3: otherwise a reader would wait for ever for corrections that cannot come."""
+    stream = filled(tmp_path, 3)
+    publish(stream, StreamState.UP_FAILURE)
+    stream.create_branch(3 * SECOND)
+    tentative(stream, range(3, 6))
+    with stream.subscribe(tentative=True) as subscriber:
+        assert polled(subscriber) == [0, 1, 2, "~3", "~4", "~5"]
+        send(stream, range(0), end=True)
+        assert polled(subscriber) == ["UNDO after 3", "REC_DONE"]
+        assert subscriber.finished
+
+
 def test_a_stream_with_a_branch_and_no_report_is_corrected_when_main_has_passed_the_branch(tmp_path: Path) -> None:
     """Written before there were reports: the branch counts its failures, and nobody says how the producer does."""
     stream = filled(tmp_path, 3)

@@ -33,8 +33,8 @@ class Bug:
 
 
 def _resends_last(right: Any) -> Any:
-    def caught_up(self: Any, ended: bool = False) -> Any:
-        done = right(self, ended)
+    def caught_up(self: Any) -> Any:
+        done = right(self)
         if done:
             self.next -= 1
         return done

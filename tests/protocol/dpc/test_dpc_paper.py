@@ -512,6 +512,15 @@ def test_4_10_1_the_end_of_a_stream_delivers_what_is_left_and_nothing_more():
     assert kinds(last) == ["INSERTION2", "INSERTION3", "INSERTION4"]
 
 
+def test_4_10_1_at_the_end_of_a_stream_everything_tentative_is_undone_and_closed():
+    core = failing_client()
+    last = core.handle(InputAdvanced("s", "p", Lane.MAIN, END_OF_TIME_US, (Arrival(2, 1),)), 0)
+    assert kinds(last) == ["UNDO2", "INSERTION2", "REC_DONE3"]
+    core = failing_client()
+    last = core.handle(InputAdvanced("s", "p", Lane.MAIN, END_OF_TIME_US), 0)
+    assert kinds(last) == ["UNDO2", "REC_DONE2"]
+
+
 # 4.11 Properties --------------------------------------------------------------------------------------------------
 
 

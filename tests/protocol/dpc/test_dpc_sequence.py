@@ -68,11 +68,15 @@ def test_corrections_are_not_complete_before_main_has_passed_what_they_replace()
     assert told(sequence.caught_up()) == ["REC_DONE 4"]
 
 
-def test_at_the_end_of_a_stream_corrections_are_complete_whatever_was_tentative():
+def test_at_the_end_of_a_stream_nothing_tentative_is_left_and_corrections_are_complete():
+    """Whatever was tentative beyond the last stable bucket: nobody would ever correct it."""
     sequence = Sequence(0)
     sequence.tentative(0, 4)
     sequence.stable(3)
-    assert told(sequence.caught_up(ended=True)) == ["REC_DONE 3"]
+    assert told(sequence.ended()) == ["REC_DONE 3"]
+    sequence.tentative(5, 6)
+    assert told(sequence.ended()) == ["UNDO 3", "REC_DONE 3"]
+    assert sequence.ended() == ()
 
 
 def test_a_failure_during_recovery_closes_the_corrections_and_the_branch_begins_where_main_ends():

@@ -96,6 +96,8 @@ class ClientCore:
             if signal.boundary_us >= END_OF_TIME_US:
                 upto = max((arrival.bucket + 1 for arrival in signal.arrivals), default=0)
             deliver += self.sequence.stable(upto)
+            if signal.boundary_us >= END_OF_TIME_US:
+                deliver += self.sequence.ended()
         else:
             self._branch_advanced(signal, upto, deliver)
         return review or self.sequence.correcting

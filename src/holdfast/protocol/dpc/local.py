@@ -70,12 +70,14 @@ class LocalReader:
         """What the reader is handed now, in order."""
         sequence, report = self.sequence, view.report
         steps = list(sequence.stable(view.main))
-        if view.ended or report is None or report.state == StreamState.STABLE:
-            done = sequence.caught_up(view.ended)
+        if view.ended:
+            return (*steps, *sequence.ended())
+        if report is None or report.state == StreamState.STABLE:
+            done = sequence.caught_up()
             if done and report is None:
                 self._over = self._branch
             steps += done
-        if view.branch is not None and not view.ended and self._lives(view, now_us):
+        if view.branch is not None and self._lives(view, now_us):
             steps += self._news(view.branch, report)
         return tuple(steps)
 

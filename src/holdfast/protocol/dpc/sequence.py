@@ -102,13 +102,17 @@ class Sequence:
         self.next = to
         return undo
 
-    def caught_up(self, ended: bool = False) -> tuple[Delivery, ...]:
-        """The producer is STABLE and main has all it has: close the corrections, if any. What was delivered beyond the
-        end of a stream that has `ended` has no counterpart."""
-        if not self._correcting or self._low is not None or (self.next < self._goal and not ended):
+    def caught_up(self) -> tuple[Delivery, ...]:
+        """The producer is STABLE and main has all it has: close the corrections, if any."""
+        if not self._correcting or self._low is not None or self.next < self._goal:
             return ()
         self._correcting = False
         return (Delivery(TupleType.REC_DONE, self.next, self.next),)
+
+    def ended(self) -> tuple[Delivery, ...]:
+        """Main has ended: what is tentative beyond its last bucket has no counterpart and is taken back."""
+        undo = () if self._low is None else (self._undo(self.next),)
+        return (*undo, *self.stop_short())
 
     def _undo(self, bucket: int) -> Delivery:
         self._low, self._correcting = None, True
