@@ -19,6 +19,7 @@ import typer
 
 from holdfast import __version__
 from holdfast.cli import (
+    check,
     contracts,
     create,
     delete,
@@ -109,7 +110,7 @@ def _plainly(command: Callable[P, None]) -> Callable[P, None]:
 
 
 for _verb in (streams, create, send, tail, replay, verify, repair, retain, delete, up, status, fail, heal, down,
-              host, explain, upgrade, load, contracts, move, plan_contracts, demo):  # fmt: skip
+              host, check, explain, upgrade, load, contracts, move, plan_contracts, demo):  # fmt: skip
     app.command(_verb.__name__.rpartition(".")[2].replace("_", "-"))(_plainly(_verb.command))
 
 

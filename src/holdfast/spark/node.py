@@ -346,7 +346,7 @@ class NodeQueries:
         ]  # fmt: skip
 
     @cached_property
-    def _inspected(self) -> tuple[tuple[str, ...], QueryPlan]:
+    def inspected(self) -> tuple[tuple[str, ...], QueryPlan]:
         """Rule 5: where the result's time is found, and what its plan says."""
         whose = f"node {self._node.name}"
         frame = self._described("before", {"decision": str(self.decision)})
@@ -360,7 +360,7 @@ class NodeQueries:
 
     @property
     def _query(self) -> QueryPlan:
-        return self._inspected[1]
+        return self.inspected[1]
 
     @property
     def _boundaries(self) -> str:
@@ -381,7 +381,7 @@ class NodeQueries:
     ) -> StreamingQuery:
         writer = frame.writeStream.format("holdfast").queryName(name).option("checkpointLocation", str(checkpoint))
         writer = writer.option("root", str(self._outputs)).options(**options)
-        writer = writer.option("stime", ".".join(self._inspected[0]))
+        writer = writer.option("stime", ".".join(self.inspected[0]))
         if self._query.keeps_rows:
             writer = writer.option("boundary", "watermark").option("lag", f"{self._query.lag_us}us")
         else:

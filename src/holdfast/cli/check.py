@@ -1,0 +1,45 @@
+"""holdfast check"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.session import Json, Root, Session
+
+
+def command(
+    program: Annotated[str, typer.Argument(metavar="APP", help="The application, such as netmon.py or netmon.py:app.")],
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Describe every node of an application to Spark and say what would be refused, and why.
+
+    Nothing is started and no stream is touched. The streams that the application reads from outside must exist, so that
+    their columns are known. Ends with 1 if a node is wrong.
+
+    \b
+    holdfast check netmon.py
+    holdfast check netmon.py --root streams --json
+    """
+    from holdfast.host.app_file import load_app
+    from holdfast.host.checking import check
+    from holdfast.spark import session as spark_session
+
+    session = Session(root, json)
+    app = load_app(program, Path.cwd())
+    spark = spark_session("holdfast-check")
+    spark.sparkContext.setLogLevel("OFF")
+    try:
+        wrong = 0
+        for found in check(app, session.store, spark):
+            wrong += found.wrong is not None
+            session.say(f"{'wrong' if found.wrong else 'ok   '}  {found.text}", node=found.node, stime=found.stime,
+                        wrong=found.wrong, lag_us=found.query.lag_us, bucket_by_bucket=found.query.bucket_by_bucket,
+                        operators=list(found.query.operators))  # fmt: skip
+    finally:
+        spark.stop()
+    if wrong:
+        raise typer.Exit(1)
