@@ -15,7 +15,7 @@ import pytest
 import holdfast
 from tests.cli.conftest import SCHEMA, Cli, _command
 
-VERBS = ["streams", "create", "send", "tail", "replay", "verify", "repair", "retain", "delete"]
+VERBS = ["streams", "create", "send", "tail", "replay", "verify", "repair", "mend-boundary", "retain", "delete"]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -53,6 +53,19 @@ def test_send_refuses_a_row_far_ahead_and_takes_it_if_told_so(inside: Cli) -> No
 def test_idle_is_for_columns_that_say_when(inside: Cli) -> None:
     inside.ok("create", "s", "--schema", SCHEMA)
     assert "--idle goes with --stime" in inside.fails("send", "s", "--idle", "5s", code=2)
+
+
+def test_mend_boundary_says_what_it_would_do_and_does_it(inside: Cli) -> None:
+    inside.ok("create", "s", "--schema", "n bigint, at timestamp", "--bucket", "1s")
+    row = b'{"n": 1, "at": "9999-01-01T00:00:00Z"}\n'
+    inside.ok("send", "s", "--stime", "at", "--max-ahead", "none", stdin=row)
+    plan = inside.ok("mend-boundary", "s")
+    assert "would: take the boundary back from 9999-01-01T00:00:00.000000Z to" in plan
+    assert "would: give 1 tuple the new boundary as stime" in plan
+    assert "nothing was changed; add --apply" in plan
+    assert "done: give 1 tuple" in inside.ok("mend-boundary", "s", "--apply")
+    assert inside.ok("send", "s", stdin=b'{"n": 2}\n') == "s: 1 tuple sent\n"
+    assert [o["values"]["n"] for o in inside.objects("tail", "s")] == [1, 2]
 
 
 def test_create_takes_every_option(cli: Cli) -> None:

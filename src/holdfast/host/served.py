@@ -109,6 +109,8 @@ class Served:
         if known.origin != id:
             raise UsageError(f"stream {self.definition.name}: it was made anew since; begin again from a bucket")
         start, gap = self._start(known), None
+        if start > log.closed_until_us:
+            log.check_present(start)
         hole = next((h for h in read_holes(self.folder) if h.upto_us > start), None)
         if hole is not None and hole.first_us <= start:
             start = gap = hole.upto_us

@@ -227,6 +227,8 @@ class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         if self._timers and not settled(start):
             return settled_at(since)
         if until <= since:
+            if until < since:
+                self._merge.check_present(since)  # A boundary that was taken back, for instance: do not wait for it.
             return start
         if self._step_us is not None:
             return offset_of(self._merge.step(since, until, self._step_us))

@@ -132,3 +132,16 @@ class Body:
 
     def read(self) -> bytes:
         return read_body(self._window, self._frame)
+
+
+def has_frames(reader: LogReader, *kinds: Kind) -> bool:
+    """Does any segment that is left hold a frame of one of these kinds?"""
+    for path, end in reader.ends():
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for unit in walk(Window(fd, path, end), FILE_HEADER_SIZE):
+                if any(frame.header.kind in kinds for frame in unit.frames):
+                    return True
+        finally:
+            os.close(fd)
+    return False

@@ -30,6 +30,7 @@ from holdfast.stream.frame import FILE_HEADER_SIZE, HEADER_SIZE, Kind, crc32c, p
 from holdfast.stream.head import read_head
 from holdfast.stream.index import EMPTY, ENTRY, Entries, Fields, fields_of, load_entries, load_prefix, make_entries
 from holdfast.stream.manifest import Manifest, SegmentEntry, load_manifest, manifest_path
+from holdfast.stream.mended import read_mends, refusal, went_back
 from holdfast.stream.resume import ResumePoint, resumed
 from holdfast.stream.segment import LastControl, Window, recover, walk
 from holdfast.stream.tail import TailReader, writer_lives
@@ -208,6 +209,10 @@ class LogReader:
             self._take_state()
         else:
             before.entry = last
+        assert self._active is not None
+        if self._active.boundary_us < self.boundary_us and self.folder.name == "main":
+            # Unlike those of a branch, which comes and goes, they never go back: an operator mended one.
+            raise went_back(self._stream.name, self.boundary_us)
         if self._tail is not None:
             self._tail.close()
         self._tail = TailReader(self.folder, last.epoch)
@@ -294,13 +299,23 @@ class LogReader:
         return sum(s.length or 0 for s in self.segments[:-1]) + (self._active.end if self._active else 0)
 
     def check_present(self, start_us: int) -> None:
-        """Refuse a start whose tuples retention has removed, instead of leaving them out in silence (L6)."""
+        """Refuse a start whose tuples retention has removed, instead of leaving them out in silence (L6).
+
+        The same for one behind which the boundary was taken back: what comes before it would be left out as well.
+        """
         removed = read_head(self.folder).removed_until_us
         if BEGINNING_US < start_us < removed:
             raise Removed(
                 f"stream {self.folder.parent.name}: tuples before {instant_text(removed)} were removed by retention; "
                 f"asked for {instant_text(start_us)}; start at {instant_text(removed)} or at the beginning"
             )
+
+        if start_us > self.closed_until_us and any(m.to_us < start_us <= m.was_us for m in read_mends(self._stream)):
+            raise refusal(self._stream.name, start_us, self.boundary_us)
+
+    @property
+    def _stream(self) -> Path:
+        return self.folder.parent
 
     def extents(self, start_us: int, end_us: int, *, strict: bool = True) -> list[Extent]:
         """Events with tuples in [start, end), in order (rule 3). Segments outside the range are not opened.

@@ -138,9 +138,10 @@ class LogWriter:
         disk: Disk | None = None,
         segment_bytes: int = SEGMENT_BYTES,
         segment_age_us: int | None = None,
+        begin: State | None = None,
         retention: Committed | None = None,
     ) -> LogWriter:
-        """Take the next epoch of the branch in `folder`.
+        """Take the next epoch of the branch in `folder`; one that has no segment yet begins with the state `begin`.
 
         A living writer is respected (`StreamBusy`) unless `takeover` says that it must be fenced. `retention` hears of
         every commit.
@@ -149,6 +150,8 @@ class LogWriter:
         writer = cls(folder, stream_id, owner, disk or Disk(), segment_bytes, segment_age_us)
         writer._retention = retention
         writer.disk.make_dir(folder)
+        if begin is not None:
+            writer.state = begin
         try:
             writer._take_over(now_us, takeover)
         except OSError as error:
