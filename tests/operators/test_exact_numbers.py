@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from holdfast.model.errors import UsageError
-from holdfast.operators.functions import max_, min_, sum_
+from holdfast.operators.functions import avg, max_, min_, sum_
 from holdfast.operators.kernel import aggregate_kernel
 from holdfast.operators.plan import Plan
 from holdfast.operators.windows import Window, count_window, landmark, time_window
@@ -48,6 +48,30 @@ def test_the_extremes_of_decimals_keep_their_fractions(kind: str, cuts: list[int
     values = [Decimal("1.75"), None, Decimal("-1.25"), Decimal("1.50")]
     made = run(WINDOWS[kind], (min_("v"), max_("v")), values, pl.Decimal(10, 2), cuts)
     assert made == (Decimal("-1.25"), Decimal("1.75"))
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+@pytest.mark.parametrize("cuts", [[], [2], [1, 2, 3]])
+def test_decimals_are_summed_and_averaged_exactly(kind: str, cuts: list[int]) -> None:
+    """In the types of Spark: sum decimal(p+10,s), avg decimal(p+4,s+4), rounded half up."""
+    values = [Decimal("0.10"), Decimal("0.20"), None, Decimal("99999999.77")]
+    made = run(WINDOWS[kind], (sum_("v").alias("s"), avg("v").alias("a")), values, pl.Decimal(10, 2), cuts)
+    assert made == (Decimal("100000000.07"), Decimal("33333333.356667"))
+    assert [v.as_tuple().exponent for v in made] == [-2, -6]
+    assert run(WINDOWS[kind], (sum_("v"),), [None] * 4, pl.Decimal(10, 2), cuts) == (None,)
+    assert run(WINDOWS[kind], (avg("v"),), [None] * 4, pl.Decimal(10, 2), cuts) == (None,)
+    halves = [Decimal("-0.00001"), Decimal("0.00002"), Decimal("-0.00002"), Decimal("-0.00001")]
+    assert run(WINDOWS[kind], (avg("v"),), halves, pl.Decimal(7, 5), cuts) == (Decimal("-0.000005"),)
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+@pytest.mark.parametrize("cuts", [[], [2], [1, 2, 3]])
+def test_a_sum_of_decimals_with_too_many_digits_is_refused_however_batches_are_cut(kind: str, cuts: list[int]) -> None:
+    big = Decimal("6" + "0" * 37)
+    with pytest.raises(UsageError, match="total: the sum of a window must fit into 38 digits"):
+        run(WINDOWS[kind], (sum_("v").alias("total"),), [Decimal(1), big, big, big], pl.Decimal(38, 0), cuts)
+    made = run(WINDOWS[kind], (sum_("v"),), [big, -big, big, Decimal(5)], pl.Decimal(38, 0), cuts)
+    assert made == (Decimal("6" + "0" * 36 + "5"),)
 
 
 @pytest.mark.parametrize("kind", WINDOWS)

@@ -75,6 +75,34 @@ def half_then_rest(
     assert layout(store.open("out")) == layout(store.open("whole"))
 
 
+def test_decimals_are_summed_and_averaged_as_spark_does(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    """In Spark's types and to the last digit, also when the state comes back from the log."""
+    given = rows(1000, 7, seed=5)
+    price = (F.col("value") / 7).cast("decimal(12,4)")
+    functions = (sum_(price).alias("total"), avg(price).alias("mean"))
+
+    def start(output: str, checkpoint: Path, scratch: Path) -> StreamingQuery:
+        source = flow(spark, "in", root=store.root, partitions=2, maxRowsPerBatch=200)
+        made = source.aggregate(
+            *functions, window=time_window("2s"), by="key", checkpoint=continuous(), scratch=scratch
+        )
+        return made.write_to(output, checkpoint=checkpoint, trigger=NOW)
+
+    half_then_rest(store, start, tmp_path, [given[:500], given[500:]])
+    plain = spark.read.format("holdfast").option("root", str(store.root)).load("in")
+    spark_own = plain.groupBy(F.window("stime", "2 seconds"), "key").agg(
+        F.sum(price).alias("total"), F.avg(price).alias("mean")
+    )
+    ours = spark.read.format("holdfast").option("root", str(store.root)).load("out")
+    assert [ours.schema[n].dataType for n in ("total", "mean")] == [
+        spark_own.schema[n].dataType for n in ("total", "mean")
+    ]
+    expected_rows = sorted((r.key, r.window.start, r.total, r.mean) for r in spark_own.collect())
+    assert sorted((r.key, r.window_start, r.total, r.mean) for r in ours.collect()) == expected_rows
+
+
 @pytest.mark.parametrize(("name", "shuffled"), [("mixed", False), ("sliding", False), ("mixed", True)])
 def test_state_that_is_lost_comes_back_from_the_log(
     spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path, name: str, shuffled: bool

@@ -10,7 +10,7 @@ Rules:
 2. Panes of overlapping windows are merged in their order; that, too, is fixed by the data.
 3. States are flat columns (a user's own is MessagePack): they go to the log and come back as they were.
 4. A sum of whole numbers that leaves 64 bits, after whichever tuple, is refused and never wrapped around. That, too,
-   does not depend on how batches were cut.
+   does not depend on how batches were cut. Decimals are summed exactly, see `decimals`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import numpy.typing as npt
 import polars as pl
 
 from holdfast.model.errors import UsageError
+from holdfast.operators.decimals import summed
 from holdfast.operators.functions import UserFunction
 
 Ints = npt.NDArray[np.int64]
@@ -146,22 +147,28 @@ class Count(Accumulator):
 
 
 class Sum(Accumulator):
-    def __init__(self, value: int, function: str = "sum") -> None:
-        self.value, self.name, self.function = value, f"s{value}", function
+    def __init__(self, value: int, function: str = "sum", decimal: pl.Decimal | None = None) -> None:
+        """`decimal` is the type of the sum, of decimals."""
+        self.value, self.name, self.function, self.decimal = value, f"s{value}", function, decimal
 
     def fold(self, values: Values | None, seg: Segments, before: pl.Series | None, has: npt.NDArray[np.bool_]) -> Any:
         assert values is not None
+        if self.decimal is not None:
+            given = None if before is None else before.zip_with(pl.Series(has), nulls(before.dtype, len(has)))
+            return summed(values.series, seg.ids, seg.lengths, given, self.decimal, self.function)
         if not values.is_float:
-            given = None if before is None else _before(before, has, 0, np.int64)
-            self.check(values.numbers, seg, given)
+            first = None if before is None else _before(before, has, 0, np.int64)
+            self.check(values.numbers, seg, first)
             new = np.add.reduceat(values.numbers, seg.starts)
-            return new if given is None else new + given
+            return new if first is None else new + first
         if before is None:
             return np.bincount(seg.ids, values.numbers, len(seg))
         ids = np.concatenate([np.arange(len(seg)), seg.ids])
         return np.bincount(ids, np.concatenate([_before(before, has, 0.0, np.float64), values.numbers]), len(seg))
 
     def merge(self, states: pl.Series, seg: Segments) -> Any:
+        if self.decimal is not None:
+            return summed(states, seg.ids, seg.lengths, None, self.decimal, self.function)
         numbers = states.to_numpy()
         if states.dtype.is_float():
             return np.bincount(seg.ids, numbers, len(seg))

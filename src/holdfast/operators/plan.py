@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from holdfast.model.errors import UsageError
+from holdfast.operators.decimals import averages, avg_type, sum_type
 from holdfast.operators.folding import Accumulator, Count, Distinct, Edge, Extreme, Sum, User, nulls
 from holdfast.operators.functions import Function
 
@@ -39,9 +40,11 @@ class Plan:
         if value is None:
             return []
         if kind in ("sum", "avg"):
-            if not self.types[value].is_numeric() or self.types[value].is_decimal():
-                raise UsageError(f"{kind} needs whole or floating-point numbers; got {self.types[value]}; cast it")
-            return [Count(value), Sum(value, function.name)]
+            given = self.types[value]
+            if not given.is_numeric():
+                raise UsageError(f"{kind} needs numbers; got {given}; cast it")
+            total = pl.Decimal(*sum_type(given.precision, given.scale)) if isinstance(given, pl.Decimal) else None
+            return [Count(value), Sum(value, function.name, total)]
         if kind in ("min", "max"):
             return [Count(value), Extreme(value, kind == "max")]
         if kind == "count":
@@ -77,6 +80,9 @@ class Plan:
             found = column if column.dtype == self.types[value] else _restored(column, self.types[value])
         elif kind == "sum":
             found = states[f"s{value}"]
+        elif isinstance(given := self.types[value], pl.Decimal):
+            total, counted = states[f"s{value}"].to_list(), states[f"n{value}"].to_list()
+            return averages(total, counted, *avg_type(given.precision, given.scale))
         else:
             with np.errstate(invalid="ignore", divide="ignore"):
                 found = pl.Series(states[f"s{value}"].to_numpy() / states[f"n{value}"].to_numpy())

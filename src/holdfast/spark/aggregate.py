@@ -13,6 +13,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from holdfast.model.errors import UsageError
+from holdfast.operators.decimals import avg_type, sum_type
 from holdfast.operators.functions import Function
 from holdfast.operators.kernel import aggregate_kernel
 from holdfast.operators.plan import Plan
@@ -107,6 +108,9 @@ def _result_type(function: Function, given: T.DataType | None) -> T.DataType:
         assert function.user is not None
         return T.StructType.fromDDL(f"x {function.user.type}")[0].dataType
     assert given is not None
+    if isinstance(given, T.DecimalType) and function.kind in ("sum", "avg"):
+        rule = sum_type if function.kind == "sum" else avg_type
+        return T.DecimalType(*rule(given.precision, given.scale))
     if function.kind == "sum":
         return T.DoubleType() if isinstance(given, T.FractionalType) else T.LongType()
     if function.kind == "avg":
