@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 
 import polars as pl
 from hypothesis import given, settings
@@ -37,6 +40,35 @@ def test_a_join_gives_the_pairs_of_the_reference(
         blocks, since = step.blocks, end
         found += [] if step.results is None else step.results.rows()
     assert sorted(found) == sorted(ref.joined(rows, left, right))
+
+
+#: A join of tuples that all have one key, in a process of its own; it prints by how many MiB it grew.
+ONE_KEY = """
+import resource
+import polars as pl
+from holdfast.operators.joined import JoinKernel, Keep
+
+count = 4000
+kernel = JoinKernel(Keep(time_us=1), Keep(time_us=1), ("_h",), ("_v0",), ("_v1",))
+side = [i % 2 for i in range(2 * count)]
+rows = pl.DataFrame({"_h": [7] * 2 * count, "_t": [10 * (i // 2) for i in range(2 * count)], "_side": side,
+                     "_w": range(2 * count), "_v0": range(2 * count), "_v1": range(2 * count)})
+kernel.step({}, rows[:10], -(2**62), 0)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+step = kernel.step({}, rows, -(2**62), 100)
+assert len(step.results) == count, len(step.results)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+def test_the_memory_of_a_join_is_that_of_its_tuples_and_pairs() -> None:
+    """4,000 tuples a side of one key are 16 million pairs, of which 4,000 fall into the band."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_KEY], capture_output=True, text=True, env=env, check=False, timeout=280
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 100
 
 
 @settings(max_examples=2 * EXAMPLES, deadline=None)

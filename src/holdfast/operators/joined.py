@@ -14,17 +14,22 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from holdfast.model.errors import UsageError
 from holdfast.model.time import duration_us
-from holdfast.operators.state import Blocks, Step, arrived, check_keys
+from holdfast.operators.state import Blocks, Step, arrived, check_groups
 
+Ints = npt.NDArray[np.int64]
 _SIDES = ("_l", "_r")
+#: Pairs that are looked at together: some 30 MB, whatever becomes of them.
+_PAIRS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -93,36 +98,52 @@ class JoinKernel:
         return every
 
     def _matched(self, every: pl.DataFrame, first_new: int) -> pl.DataFrame | None:
-        """Pairs of which at least one is new."""
-        left, right = (every.filter(pl.col("_side") == s) for s in (0, 1))
-        if not len(left) or not len(right):
+        """Pairs of which at least one is new, in the order in which they came about.
+
+        The later tuple of such a pair is new. It looks for partners in the window of the other side alone, so that
+        memory is that of the tuples and of the pairs, however many tuples a group has.
+        """
+        groups = every.filter(pl.col("_h").is_in(every.filter(pl.col("_q") >= first_new)["_h"].unique().implode()))
+        check_groups(self.keys, groups)
+        found = [self._pairs(groups, earlier, first_new) for earlier in (0, 1)]
+        left = np.concatenate([found[0][0], found[1][1]])
+        right = np.concatenate([found[0][1], found[1][0]])
+        if not len(left):
             return None
-        columns = ["_h", "_t", "_q", "_l", "_r"]
-        lefts = left.select(*columns, *(k for k in self.keys if k != "_h"), *self.columns[0])
-        keys = [k for k in self.keys if k != "_h"]
-        rights = right.select(*columns, *(pl.col(k).alias(f"{k}_2") for k in keys), *self.columns[1])
-        is_new = pl.col("_q") >= first_new
-        pairs = [
-            lefts.filter(is_new).join(rights, on="_h", suffix="_2", how="inner"),
-            lefts.filter(~is_new).join(rights.filter(is_new), on="_h", suffix="_2", how="inner"),
-        ]
-        both = pl.concat(pairs)
-        check_keys(keys, both, both.select(pl.col(f"{k}_2").alias(k) for k in keys))
-        l_first = pl.col("_q") < pl.col("_q_2")
-        apart = (pl.col("_t") - pl.col("_t_2")).abs()
-        fits = []
-        for side, name in enumerate(_SIDES):
-            keep = self.sides[side]
-            if keep.time_us is not None:
-                fits.append(apart <= keep.time_us)
-            else:
-                earlier, later = (name, f"{name}_2") if side == 0 else (f"{name}_2", name)
-                fits.append(pl.col(later) - pl.col(earlier) <= keep.count)
-        both = both.filter(pl.when(l_first).then(fits[0]).otherwise(fits[1]))
-        if not len(both):
-            return None
-        stime = pl.max_horizontal("_t", "_t_2").alias("stime")
-        return both.select(stime, *self.keys, *self.columns[0], *self.columns[1])
+        numbers = groups["_q"].to_numpy()
+        later, earlier = np.maximum(numbers[left], numbers[right]), np.minimum(numbers[left], numbers[right])
+        order = np.lexsort((earlier, later))
+        lefts, rights = groups[left[order]], groups[right[order]]
+        stime = np.maximum(lefts["_t"].to_numpy(), rights["_t"].to_numpy())
+        columns = [*lefts.select(*self.keys, *self.columns[0]), *rights.select(*self.columns[1])]
+        return pl.DataFrame([pl.Series("stime", stime, pl.Int64), *columns])
+
+    def _pairs(self, rows: pl.DataFrame, earlier: int, first_new: int) -> tuple[Ints, Ints]:
+        """Places of tuples of the side `earlier` and of the new ones of the other side that find them."""
+        sides, numbers = rows["_side"].to_numpy(), rows["_q"].to_numpy()
+        there = np.flatnonzero(sides == earlier)
+        new = np.flatnonzero((sides != earlier) & (numbers >= first_new))
+        keep = self.sides[earlier]
+        if keep.time_us is not None:
+            values = rows["_t"].to_numpy()
+            low, high = values[new] - keep.time_us, values[new] + keep.time_us
+        else:
+            assert keep.count is not None
+            values = rows[_SIDES[earlier]].to_numpy()
+            low, high = values[new] - keep.count, values[new] - 1
+        order, begin, end = _within(rows["_h"].to_numpy(), values, there, new, low, high)
+        parts: list[tuple[Ints, Ints]] = []
+        counts = end - begin
+        for some in _portions(counts):
+            who = np.repeat(some, counts[some])
+            offsets = np.arange(len(who)) - np.repeat(np.cumsum(counts[some]) - counts[some], counts[some])
+            met, by = there[order[begin[who] + offsets]], new[who]
+            first = numbers[met] < numbers[by]
+            parts.append((met[first], by[first]))
+        return (
+            np.concatenate([np.zeros(0, np.int64), *(met for met, _ in parts)]),
+            np.concatenate([np.zeros(0, np.int64), *(by for _, by in parts)]),
+        )
 
     def _alive(self, every: pl.DataFrame, until_us: int) -> pl.Series:
         """Whether a later tuple can still be matched with it."""
@@ -138,3 +159,27 @@ class JoinKernel:
                 behind = (newest.fill_null(0) - every[name]).to_numpy()
                 alive |= mine & (behind < keep.count)
         return pl.Series(alive)
+
+
+def _within(groups: Ints, values: Ints, there: Ints, new: Ints, low: Ints, high: Ints) -> tuple[Ints, Ints, Ints]:
+    """An order of the tuples `there`, and for each new one its range there: its group, a value in [low, high]."""
+    _, codes = np.unique(groups, return_inverse=True)
+    known = np.unique(values[there])
+    stride = len(known) + 1
+    keys = codes[there] * stride + np.searchsorted(known, values[there])
+    order = np.argsort(keys, kind="stable")
+    mine = codes[new] * stride
+    begin = np.searchsorted(keys[order], mine + np.searchsorted(known, low))
+    end = np.searchsorted(keys[order], mine + np.searchsorted(known, high, side="right"))
+    return order, begin, np.maximum(begin, end)
+
+
+def _portions(counts: Ints) -> Iterator[Ints]:
+    """The places of `counts`, cut so that those of a portion add up to some `_PAIRS` at most, unless it is one."""
+    total = np.cumsum(counts)
+    begin = 0
+    while begin < len(counts):
+        before = int(total[begin - 1]) if begin else 0
+        end = max(begin + 1, int(np.searchsorted(total, before + _PAIRS, side="right")))
+        yield np.arange(begin, end)
+        begin = end

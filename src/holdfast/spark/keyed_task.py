@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from holdfast.checkpoint.policy import Guarantee, guarantee_of
@@ -131,7 +132,7 @@ class Task:
             plan.name, plan.prototype, plan.key, self._schema, load=load, time=plan.time, forget=True,
             now_us=passing.begin_us, load_parts=load_parts, exact=self._exact,
         )  # fmt: skip
-        results = [instances.feed(rows) for rows in _in_order(batches)]
+        results = [instances.feed(rows) for rows in in_order(batches, getattr(plan.prototype, "side", None))]
         due, gone = passing.look(instances)
         states, parts = self._changes(instances, gone, batch, near)
         marks = self._marks(batch + 1, _keys_in(near, batch) + len(new) - len(gone))
@@ -314,14 +315,42 @@ class Task:
         return opened(folder / self._plan.name / str(partition))
 
 
-def _in_order(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """The tuples of a task in the order of their streams, however the shuffle delivered them (D9)."""
+def in_order(batches: list[pa.RecordBatch], side: str | None = None) -> list[pa.RecordBatch]:
+    """The tuples of a task in the order of their streams, however the shuffle delivered them (D9).
+
+    Where the header leaves a tie (tuples of two streams without the column `stream`), the column `side` decides, then
+    all other columns: tuples that tie in everything are the same.
+    """
     rows = [batch for batch in batches if batch.num_rows]
     if not rows:
         return []
     table = pa.Table.from_batches(rows)
-    keys = [(name, "ascending") for name in ("stime", "stream", "tuple_id") if name in table.column_names]
-    return (table.sort_by(keys) if keys else table).combine_chunks().to_batches()  # type: ignore[no-any-return]
+    header = [name for name in ("stime", "stream", "tuple_id") if name in table.column_names]
+    if header:
+        table = table.sort_by([(name, "ascending") for name in header])
+        if _has_ties(table.select(header)):
+            rest = [name for name in table.column_names if name not in header]
+            table = table.take(_sorted_by(table, [*header, *sorted(rest, key=lambda name: name != side)]))
+    return table.combine_chunks().to_batches()  # type: ignore[no-any-return]
+
+
+def _has_ties(header: pa.Table) -> bool:
+    same = None
+    for column in header.columns:
+        column = column.combine_chunks()
+        equal = pc.fill_null(pc.equal(column.slice(1), column.slice(0, len(column) - 1)), True)
+        same = equal if same is None else pc.and_(same, equal)
+    return bool(pc.any(same).as_py())
+
+
+def _sorted_by(table: pa.Table, names: list[str]) -> pa.Array:
+    keys = {}
+    for i, name in enumerate(names):
+        column = table.column(name)
+        if pa.types.is_nested(column.type):  # Arrow sorts by plain values only.
+            column = pa.array([repr(value) for value in column.to_pylist()], pa.string())
+        keys[str(i)] = column
+    return pc.sort_indices(pa.table(keys), sort_keys=[(name, "ascending") for name in keys])
 
 
 def _keys_in(near: Slots, batch: int) -> int:
