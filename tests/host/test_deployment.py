@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.host.deployment import Deployment, load_deployment
+from holdfast.inputs.credentials import Role
+from holdfast.inputs.token_file import make_token, read_token
 from holdfast.model.errors import UsageError
 
 Write = Callable[[str], Path]
@@ -264,3 +266,45 @@ def test_a_mistake_in_the_application_is_named_with_its_line(write: Write, tmp_p
         load(write, tmp_path, "other.py", "")
     with pytest.raises(UsageError, match="the name of an application"):
         load(write, tmp_path, "netmon.py", "import holdfast\nholdfast.App('Bad Name')\n")
+
+
+ROLES = """
+app: netmon.py
+token: operator.token
+view_token: view.token
+peer_token: peer.token
+spark_token: spark.token
+readers: {dashboard: {token: dashboard.token, streams: [active]}}
+hosts: {a: {address: "127.0.0.1:7401", root: "a/", master: "spark://10.0.0.1:7077"}}
+"""
+
+
+def test_each_role_has_a_token_of_its_own(write: Write, tmp_path: Path) -> None:
+    deployment = load_deployment(write(ROLES))
+    deployment.make_token()
+    keys = deployment.keyring()
+    for name, role in (("operator", Role.OPERATOR), ("view", Role.VIEWER), ("peer", Role.PEER),
+                       ("dashboard", Role.READER)):  # fmt: skip
+        found = keys.who(read_token(tmp_path / f"{name}.token"))
+        assert found is not None
+        assert found.role is role
+        assert found.sees("other") is (role is not Role.READER)
+    assert deployment.peer_file().current() == read_token(tmp_path / "peer.token")
+    (tmp_path / "view.token").write_text((tmp_path / "peer.token").read_text())
+    with pytest.raises(UsageError, match="must hold different tokens"):
+        deployment.keyring()
+
+
+def test_the_secret_of_a_cluster_comes_from_a_file(write: Write, tmp_path: Path) -> None:
+    deployment = load_deployment(write(ROLES))
+    make_token(tmp_path / "spark.token")
+    settings = deployment.spark_settings(deployment.hosts[0])
+    assert settings["spark.authenticate.secret"] == read_token(tmp_path / "spark.token")
+    assert settings["spark.authenticate"] == settings["spark.network.crypto.enabled"] == "true"
+
+
+def test_a_reader_without_streams_and_a_file_for_two_roles_are_refused(write: Write) -> None:
+    refused(write(ROLES.replace("[active]", "[]")), "must have streams that it may see")
+    refused(
+        write(ROLES.replace("peer.token", "view.token")), "must name another file for view_token than for peer_token"
+    )

@@ -78,7 +78,7 @@ def test_each_role_may_do_what_it_needs_and_nothing_else(tmp_path: Path) -> None
 
     async def play() -> None:
         async with (
-            hosted(origin.store, Access(keys=keys), keys=keys, fault=lambda _: None) as service,
+            hosted(origin.store, Access(keys=keys), fault=lambda _: None) as service,
             httpx.AsyncClient(base_url=service.address, timeout=20) as client,
         ):
             for role, token in tokens.items():
@@ -100,7 +100,7 @@ def test_a_stream_that_one_may_not_see_is_answered_like_one_that_is_not_there(tm
 
     async def play() -> None:
         async with (
-            hosted(origin.store, Access(keys=keys), keys=keys) as service,
+            hosted(origin.store, Access(keys=keys)) as service,
             httpx.AsyncClient(base_url=service.address, timeout=20) as client,
         ):
             for token, name in ((NEW, "secret"), (NEW, "nothing"), (OLD, "nothing")):

@@ -70,7 +70,7 @@ class Side:
         self.host.return_s = 0.2
         self.manager: LoadManager = load_manager(deployment, spec)(self.host).manager
         host = self.host
-        self._service = Service(host.serving, _access(spec, token), deliver=host.deliver,
+        self._service = Service(host.serving, _access(spec, deployment.keyring()), deliver=host.deliver,
                                 status=host.status, fault=host.fault, stop=host.stop, answers=host.answers,
                                 doors=doors_of(self.manager))  # fmt: skip
         self._running: asyncio.Task[None] | None = None

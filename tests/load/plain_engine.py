@@ -56,6 +56,10 @@ TALLIES = pa.schema([("stime", STIME_TYPE), ("source", pa.string()), ("count", p
 SCHEMA = pa.schema([("window", _WINDOW), ("source", pa.string()), ("n", pa.int64()), ("bytes", pa.int64())])
 
 
+#: How Spark's snapshots begin; a parcel with others is refused.
+MARK = "LZ4Block"
+
+
 class PlainQuery(threading.Thread):
     """One run of the query."""
 
@@ -108,7 +112,9 @@ class PlainQuery(threading.Thread):
             self._trouble = error
 
     def _load(self, batch: int) -> Any:
-        return json.loads((self.checkpoint / f"state/0/0/{batch + 1}.snapshot").read_text()) if batch >= 0 else {}
+        if batch < 0:
+            return {}
+        return json.loads((self.checkpoint / f"state/0/0/{batch + 1}.snapshot").read_text().removeprefix(MARK))
 
     def _planned(self, batch: int) -> Any:
         path = self.checkpoint / "offsets" / str(batch)
@@ -134,7 +140,7 @@ class PlainQuery(threading.Thread):
         reader.close()
         ready = [key for key in state if int(key.split()[0]) + SECOND <= until]
         self._file(batch, until, [(int(key.split()[0]), key.split()[1], *state.pop(key)) for key in ready])
-        self._write(f"state/0/0/{batch + 1}.snapshot", json.dumps(state))
+        self._write(f"state/0/0/{batch + 1}.snapshot", MARK + json.dumps(state))
         self._committed(batch, since, until, rows)
         return state
 

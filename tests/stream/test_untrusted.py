@@ -22,7 +22,7 @@ from holdfast.protocol.dpc.signals import Lane
 from holdfast.stream.definition import Definition
 from holdfast.stream.disk import Disk
 from holdfast.stream.pack import pack as pack_events
-from holdfast.stream.untrusted import check_events, check_waiting
+from holdfast.stream.untrusted import check_events, check_plain, check_waiting
 from holdfast.stream.waiting import Waiting
 from holdfast.stream.writer import Event
 
@@ -153,6 +153,19 @@ def test_flipped_bits_in_an_event_are_refused_or_harmless(tmp_path: Path) -> Non
         wrong[chance.randrange(len(wrong))] ^= 1 << chance.randrange(8)
         with suppress(PeerError):
             check_events([event._replace(body=bytes(wrong))], definition)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd", "lz4"])
+def test_a_file_that_came_with_a_state_must_not_be_compressed(compression: str | None) -> None:
+    sink = pa.BufferOutputStream()
+    table = pa.table({"n": list(range(1000))})
+    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_table(table)
+    if compression is None:
+        check_plain(sink.getvalue())
+        return
+    with pytest.raises(ValueError, match="compressed"):
+        check_plain(sink.getvalue())
 
 
 def waiting_of(definition: Definition, compression: str | None = None) -> bytes:

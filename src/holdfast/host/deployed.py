@@ -52,13 +52,13 @@ async def _run(deployment: Deployment, name: str, extend: Callable[[Host], Exten
 
     def spark() -> SparkSession:
         nodes = [node.name for node in catalog.nodes_on(name)]
-        return node_session(f"{app.name}@{name}", nodes, master=spec.master, **dict(spec.spark))
+        return node_session(f"{app.name}@{name}", nodes, master=spec.master, **deployment.spark_settings(spec))
 
     host = Host(name, catalog, spec.root, spark, deployment.peer_file().current)
     extension = None if extend is None else extend(host)
     service = Service(
         host.serving, _access(spec, keys), deliver=host.deliver, status=host.status, fault=host.fault, stop=host.stop,
-        answers=host.answers, report=host.report, cuts=host.cuts, keys=keys,
+        answers=host.answers, report=host.report, cuts=host.cuts,
         doors=() if extension is None else extension.doors(),
     )  # fmt: skip
     loop = asyncio.get_running_loop()

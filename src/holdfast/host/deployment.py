@@ -4,6 +4,7 @@
     token: secret.token                 # file with the shared secret; made by `holdfast up` when absent
     view_token: view.token              # the same for those who may look but not act; optional
     peer_token: peer.token              # what hosts show each other instead of the operator's; optional
+    spark_token: spark.token            # the secret of a Spark cluster (spark.authenticate.secret); optional
     readers:                            # those who may see some streams only; optional
       dashboard: {token: dashboard.token, streams: [active_sources]}
     hosts:
@@ -116,6 +117,8 @@ class Deployment:
     peer_token_file: Path | None = None
     """None: hosts show each other the operator's."""
     readers: Mapping[str, Reader] = field(default_factory=dict)
+    spark_token_file: Path | None = None
+    """The secret of the clusters that hosts name as their masters."""
 
     def host(self, name: str) -> HostSpec:
         for host in self.hosts:
@@ -169,6 +172,14 @@ class Deployment:
                 )
         return Keyring(entries)
 
+    def spark_settings(self, host: HostSpec) -> dict[str, str]:
+        """Those of the host's session, with the secret of its cluster if it has one."""
+        if self.spark_token_file is None or host.master is None:
+            return dict(host.spark)
+        from holdfast.spark.cluster_security import with_secret
+
+        return {**with_secret(read_token(self.spark_token_file)), **dict(host.spark)}
+
     def make_token(self) -> bool:
         """Make the token file unless there is one, and all others with it; True if the first was made."""
         others = (self.view_token_file, self.peer_token_file, *(reader.token_file for reader in self.readers.values()))
@@ -205,6 +216,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     view_token: str | None = None
     peer_token: str | None = None
     readers: dict[str, _Reader] = {}
+    spark_token: str | None = None
     sources: dict[str, str] = {}
     nodes: dict[str, list[str]] = {}
     spark: dict[str, str] = {}
@@ -231,6 +243,7 @@ def load_deployment(path: str | os.PathLike[str]) -> Deployment:
         None if said.view_token is None else file.parent / said.view_token,
         None if said.peer_token is None else file.parent / said.peer_token,
         MappingProxyType({name: _reader(file, name, reader) for name, reader in said.readers.items()}),
+        None if said.spark_token is None else file.parent / said.spark_token,
     )
     _check_tokens(deployment)
     _check_names(deployment)

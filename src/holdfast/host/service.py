@@ -110,17 +110,16 @@ class Service:
         answers: Callable[[str], bool],
         report: Callable[[str], StreamReport | None] = _unknown,
         view_token: str | None = None,
-        keys: Keyring | None = None,
         cuts: Cuts | None = None,
         doors: Sequence[Door] = (),
     ) -> None:
         self.access = access.check()
-        if access.token is None and keys is None:
+        if not access.asks:
             raise UsageError("a host's service needs a token, on loopback as well; give one, or let one be made")
         if view_token is not None and len(view_token) < TOKEN_CHARS_MIN:
             raise UsageError(f"a token must have {TOKEN_CHARS_MIN} characters or more; got {len(view_token)}")
         self._serving, self._cuts = serving, cuts or Cuts()
-        self._keys, self._audit = keys or _keyring(access, view_token), Audit("host")
+        self._keys, self._audit = access.keys or _keyring(access, view_token), Audit("host")
         self._doors = tuple(doors)
         self._deliver, self._status, self._fault, self._stop, self._answers = deliver, status, fault, stop, answers
         self._report = report

@@ -19,6 +19,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from holdfast.model.errors import StorageError
+from holdfast.spark.cluster_security import secured
 from holdfast.spark.ending import attend
 from holdfast.spark.format import HoldfastSource
 from holdfast.spark.java import ensure_java
@@ -92,8 +93,9 @@ def build_session(app: str, *, master: str | None = None, **settings: str) -> Sp
         # Spark reads these two from the environment, not from its settings.
         for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
             os.environ.setdefault(variable, quick_python())
-    for key, value in settings.items():
-        builder = builder.config(key.replace("_", "."), value)
+    given = {key.replace("_", "."): value for key, value in settings.items()}
+    for key, value in {**given, **secured(master, given)}.items():
+        builder = builder.config(key, value)
     made = SparkContext._active_spark_context is None
     spark = builder.getOrCreate()
     if made:

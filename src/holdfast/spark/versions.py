@@ -33,6 +33,7 @@ import pyarrow as pa
 from holdfast.operators.state import Blocks
 from holdfast.protocol.cec.policy import Measured
 from holdfast.stream.frame import crc32c
+from holdfast.stream.untrusted import check_plain
 
 #: Versions that stay: the one in use, the one before it (a batch may be repeated), and some for forks that start late.
 KEPT = 4
@@ -229,6 +230,8 @@ def _read(path: Path, foreign: bool = False) -> Version | None:
 
 
 def _decoded(notes: pa.Buffer, body: pa.Buffer, foreign: bool) -> Version:
+    if foreign:
+        check_plain(body)
     table = pa.ipc.open_file(pa.BufferReader(body)).read_all()
     if foreign:
         table.validate(full=True)

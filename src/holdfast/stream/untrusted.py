@@ -29,6 +29,7 @@ UNPACKED_BYTES_MAX = 256 << 20
 #: Rows of one body: bounds what a column that is tiny on the wire becomes when it gets the stream's type.
 ROWS_MAX = 1 << 20
 _EXTENSION = b"ARROW:extension:name"
+_FILE_MARK_BYTES = 8
 #: What Arrow and the reading of its metadata raise at bytes that are none of theirs.
 _UNREADABLE = (pa.ArrowException, OSError, EOFError, ValueError, IndexError, struct.error)
 
@@ -71,6 +72,17 @@ def _waiting_contradiction(rows: int, body: bytes, first_us: int, definition: De
     if rows and int(np.asarray(table.column(0).cast(pa.int64())).min()) < first_us:
         return "some are older than what the stream has promised"
     return None
+
+
+def check_plain(file: pa.Buffer) -> None:
+    """`ValueError` if something in an Arrow IPC file is compressed, or becomes more rows than bytes."""
+    rows = 0
+    for message in pa.ipc.MessageReader.open_stream(file.slice(_FILE_MARK_BYTES)):  # A stream with a mark in front.
+        if message.type == "record batch":
+            metadata = message.metadata.to_pybytes()
+            rows += _rows(metadata)
+            if _field(metadata, _batch(metadata), _COMPRESSION) is not None or rows > file.size:
+                raise ValueError("it is compressed")
 
 
 def _event_batch(event: Event, stored: pa.Schema) -> pa.RecordBatch:
