@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import random
 import resource
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import holdfast
 import holdfast.stream.reader as readers
 from holdfast.model.errors import CorruptLog, Fenced, Removed
 from holdfast.stream.definition import Retention, define
 from holdfast.stream.reader import LogReader
 from holdfast.stream.retention import retain
+from holdfast.stream.writer import Event
 from tests.faults.units import BUCKET_US, SCHEMA, QuietDisk, flat, judge, open_log, read_all, rows_of, send
 
 BEGINNING, END = -(2**62), 2**62
@@ -329,3 +332,28 @@ def test_a_reader_that_follows_for_long_keeps_the_indexes_of_the_last_segments_o
     assert rows_of(reader) == numbered(range(1, 41)), "what was let go of is loaded again"
     assert sum(entries.nbytes for entries in reader._sealed.values()) <= 1024
     reader.close()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_where_the_last_tuples_begin_is_what_the_whole_history_says(tmp_path: Path, seed: int) -> None:
+    chance, first, rows = random.Random(seed), 0, Counter[int]()
+    stream = holdfast.open(tmp_path).create("s", "n bigint", bucket="1s", segment_bytes=4096)
+    writer = stream.writer()
+    for _ in range(chance.randint(0, 40)):
+        events = []
+        for bucket in (first + chance.randint(0, 3) for _ in range(chance.randint(0, 5))):
+            count = chance.randint(1, 9)
+            stime = bucket * 1_000_000
+            events.append(Event(bucket, 0, count, stime, stime + 1, b"x" * chance.randint(1, 600)))
+            rows[bucket] += count
+        first += chance.randint(0, 2)
+        writer.commit(events, now_us=1, boundary_us=first * 1_000_000)
+    closed = sorted((bucket for bucket in rows if bucket < first), reverse=True)
+    for tuples in (0, 1, 2, 5, 17, 50, 1000):
+        found, expected = 0, first
+        for expected in closed if tuples else ():
+            found += rows[expected]
+            if found >= tuples:
+                break
+        assert stream.last(tuples) == (expected, max(0, found - tuples))
+    writer.release(1)

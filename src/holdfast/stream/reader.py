@@ -351,6 +351,10 @@ class LogReader:
             entries = self.entries_of(segment, BEGINNING_US, until)
             if entries is not None:
                 entries = entries[entries["stime_min_us"] < until]
+                # Its last events hold that many already, so the bucket is none before theirs.
+                ends = np.searchsorted(np.cumsum(entries["rows"][::-1], dtype=np.int64), tuples)
+                if ends < len(entries):
+                    entries = entries[entries["bucket"] >= entries["bucket"][len(entries) - 1 - ends :].min()]
                 buckets, inverse = np.unique(entries["bucket"], return_inverse=True)
                 counts = np.bincount(inverse, weights=entries["rows"], minlength=len(buckets))
                 rows.update(dict(zip(buckets.tolist(), map(int, counts.tolist()), strict=True)))
