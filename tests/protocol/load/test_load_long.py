@@ -8,7 +8,7 @@ from holdfast.protocol.load.contract import Contract
 from holdfast.protocol.load.cost import Levels
 from holdfast.protocol.load.leases import LeaseState
 from holdfast.protocol.load.ledger import charge
-from holdfast.protocol.load.messages import Commit, End, Ended, Offer, Recall, Reject, Renew
+from holdfast.protocol.load.messages import Commit, End, Ended, Offer, Recall, Reject, Renew, Renewed
 from holdfast.protocol.load.participant import ParticipantCore
 from holdfast.protocol.load.plan import UNPAID_PERIODS, ParticipantPlan
 from holdfast.protocol.load.records import Charged
@@ -117,6 +117,14 @@ def test_what_was_not_paid_for_is_put_out_after_so_many_periods_and_not_sooner_x
     assert [type(sent.message) for sent in effects.send] == [Ended]
     assert not core.book.leases
     assert core.book.over("anna:1#0")
+
+
+def test_a_task_that_uses_far_more_than_it_is_paid_for_is_sent_home_and_one_that_trembles_is_not() -> None:
+    for used, answer in ((2.0, Renewed), (30.0, Recall)):
+        core = seller()
+        core.handle(Measured((Task("anna:1#0", Usage(used)),)), S)
+        effects = core.handle(Received("anna", Renew("anna:1#0", 1, 1.0, 0)), S)
+        assert [type(sent.message) for sent in effects.send][:1] == [answer]
 
 
 def test_a_bargain_whose_task_never_comes_is_let_go_and_costs_nothing() -> None:

@@ -37,6 +37,9 @@ _AWAY = (LeaseState.RUNNING, LeaseState.RETURNING)
 _UNDER_WAY = (LeaseState.MOVING, LeaseState.RETURNING)
 #: Entries in one answer (rule 5): with the longest names it stays below what a partner takes in as one message.
 ENTRIES_MAX = 200
+#: A task may use so many times what is paid for it, and so many units more, before that counts as unpaid. Closer, and
+#: noise would send tasks home; wider, and cheats would have more for nothing.
+METER_TIMES, METER_UNITS = 2.0, 0.1
 #: Leases that are over and whose buyer has not said that it has all entries: so many of each buyer are remembered.
 #: Whoever leaves more of them unanswered will not miss the oldest.
 ENDED_KEPT = 1000
@@ -314,11 +317,12 @@ class Tenure:
         """Rule 2, for the seller: by what the task uses, and what is paid for it."""
         here = self.book.local.get(lease.lease_id)
         if here is not None:
-            used = lease.contract.load(here.usage)
-            if used <= 0:
-                return False
+            agreed, used = lease.contract.load(lease.task.usage), lease.contract.load(here.usage)
+            # Measurements tremble, most of all those of a task that has just arrived: what is about as much as agreed
+            # is taken for it.
+            honest = used <= agreed * METER_TIMES + METER_UNITS
             rest = self.book.staying().minus(here.usage)
-            price = lease.price * lease.contract.load(lease.task.usage) / used
+            price = lease.price if honest else lease.price * agreed / used
             return judge.sheds(replace(here, migration=0.0), rest, lease.contract, price)
         further = self.book.onward(lease.lease_id)
         if further is None:
