@@ -196,9 +196,9 @@ def test_an_application_that_ends_after_its_start_says_so_although_nobody_asks(
 ) -> None:
     app = holdfast.App("broken", root=tmp_path)
     app.node(inputs=["s"], name="n")(lambda rows: rows)
-    holdfast.open(tmp_path).create("s", "n bigint", bucket="1s")
     engine: Any = object()  # The first thing that the node asks of it, it does not have.
     running = app.start(spark=engine)
+    holdfast.open(tmp_path).create("s", "n bigint", bucket="1s")
     running._thread.join(30)
     assert "application broken has ended: " in caplog.text
     with pytest.raises(AttributeError):
