@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from holdfast.model.time import END_OF_TIME_US
 from holdfast.protocol.dpc.messages import KeepaliveReply, StreamReport
 from holdfast.protocol.dpc.monitor import STEPS_KEPT, Cadence, Monitor
-from holdfast.protocol.dpc.plan import Patience
+from holdfast.protocol.dpc.plan import UNKNOWN_US, Patience
 from holdfast.protocol.dpc.signals import Received
 from holdfast.protocol.dpc.states import NodeState, StreamState
 from tests.protocol.dpc.dpc_scene import BUCKET, SECOND, Scene, extends, one_stream, plan, two_inputs
@@ -119,6 +120,7 @@ def test_a_producer_is_doubted_in_time_for_a_switch_within_x_unless_its_cadence_
     assert patience.doubt_us(SECOND) == 2_300_000
     assert patience.doubt_us(2 * SECOND) == patience.doubt_us(None) == 2_700_000
     assert patience.doubt_us(5 * SECOND) == 5_300_000
+    assert Patience(300_000, BUCKET, END_OF_TIME_US).doubt_us(None) == UNKNOWN_US, "a client waits for nobody for ever"
     assert patience.usual_us(None) == patience.least_us == 400_000
 
 

@@ -90,7 +90,9 @@ class ClientCore:
 
     def _advanced(self, signal: InputAdvanced, deliver: list[Delivery], now_us: int) -> bool:
         upto = signal.boundary_us // self.plan.bucket_us
-        review = self.upstream.progressed(Source(signal.replica, signal.lane), now_us)
+        # A subscription that was made once more begins with what we have: that is no progress.
+        moved = signal.lane != Lane.MAIN or signal.boundary_us > self._main_us
+        review = moved and self.upstream.progressed(Source(signal.replica, signal.lane), now_us)
         if signal.lane == Lane.MAIN:
             self._main_us = max(self._main_us, signal.boundary_us)
             if signal.boundary_us >= END_OF_TIME_US:

@@ -36,6 +36,9 @@ HANDOVER_BUCKETS = 4
 #: often while catching up, when producers may be out of room. An ack that is lost delays truncation until the next one.
 ACK_KEEPALIVES = 5
 ACK_BUCKETS = 8
+#: A producer of which it is not known how often it moves is given so long at most, also by readers whose delay has no
+#: end. A first batch on a busy machine takes some seconds.
+UNKNOWN_US = 10 * SECOND_US
 
 
 class Policy(Enum):
@@ -94,7 +97,7 @@ class Patience:
         known."""
         in_time_us = self.delay_us - self.dead_us
         if cadence_us is None:
-            return max(self.least_us, in_time_us)
+            return max(self.least_us, min(in_time_us, UNKNOWN_US))
         lenient_us = self.dead_us + max(self.bucket_us, 2 * cadence_us)
         return max(self.usual_us(cadence_us), min(lenient_us, in_time_us))
 
