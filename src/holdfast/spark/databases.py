@@ -21,6 +21,7 @@ from holdfast.spark.stage import Output, StagePlan
 from holdfast.spark.stages import Inputs, StatefulStage, grouped
 from holdfast.spark.versions import Scratch
 from holdfast.stream.store import StreamStore
+from holdfast.stream.values import exact_decimal
 
 
 def _known(sql: str, frame: DataFrame) -> list[str]:
@@ -65,13 +66,20 @@ class ReadStep:
                     marks, rows = rows.filter(is_mark), rows.filter(pa.compute.invert(is_mark))
                 places, found = read_rows(database, sql, pl.from_arrow(rows), names, width)  # type: ignore[arg-type]
                 taken = rows.take(pa.array(places, pa.int64()))
-                new = [pa.array([r[i] for r in found], arrow.field(len(rows.schema) + i).type) for i in range(width)]
+                new = [_column([r[i] for r in found], arrow.field(len(rows.schema) + i).type) for i in range(width)]
                 yield from pa.Table.from_arrays([*taken.columns, *new], schema=arrow).to_batches()
                 if marks is not None and marks.num_rows:
                     empty = [pa.nulls(marks.num_rows, arrow.field(len(rows.schema) + i).type) for i in range(width)]
                     yield from pa.Table.from_arrays([*marks.columns, *empty], schema=arrow).to_batches()
 
         return frame.mapInArrow(read, schema)
+
+
+def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Decimals are bounded before Arrow sees them; a database may have more digits than memory has (X5)."""
+    if pa.types.is_decimal(kind):
+        values = [None if value is None else exact_decimal(value, kind) for value in values]
+    return pa.array(values, kind)
 
 
 def _identity(output: Output) -> str:
