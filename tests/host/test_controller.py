@@ -28,7 +28,7 @@ from holdfast.protocol.dpc.effects import ExtendFork, Part, Send, TentativeBucke
 from holdfast.protocol.dpc.messages import Ack, KeepaliveReply, KeepaliveRequest, StreamReport
 from holdfast.protocol.dpc.plan import InputPlan, NodePlan, OutputPlan
 from holdfast.protocol.dpc.signals import ForkFailed, ForkPrepared, InputGap, Lane
-from holdfast.protocol.dpc.states import StreamState
+from holdfast.protocol.dpc.states import NodeState, StreamState
 from holdfast.spark.beginning import Beginning, begin_anew, load_beginning
 from holdfast.spark.forked import ready_mark
 from holdfast.spark.node import NodeQueries, Progress, RunningFork, progress_after
@@ -38,7 +38,10 @@ from holdfast.stream.disk import Disk
 from holdfast.stream.holes import read_holes
 from holdfast.stream.pack import pack
 from holdfast.stream.report import ReportWriter, read_report, report_path
+from holdfast.stream.store import Stream
 from holdfast.stream.waiting import Waiting
+from holdfast.stream.writer import LogWriter
+from tests.stream.test_rows import stored_batch
 
 SECOND = 1_000_000
 
@@ -169,6 +172,55 @@ def test_readers_on_this_machine_see_what_the_replica_publishes_from_its_first_l
     assert states[2] in (StreamState.UP_FAILURE, StreamState.FAILURE)
     os.utime(report_path(output.folder), (1, 1))
     until(controller, lambda: report_path(output.folder).stat().st_mtime > 1)
+    controller.stop_queries()
+    controller.close()
+
+
+def commit(writer: LogWriter, stream: Stream, seconds: list[float], boundary: int | None) -> None:
+    """Tuples that hold their own time in milliseconds."""
+    batch = stored_batch(stream.definition, [round(s * SECOND) for s in seconds], n=[round(s * 1000) for s in seconds])
+    events = pack(batch, stream.definition) if seconds else []
+    writer.commit(events, now_us=1, boundary_us=None if boundary is None else boundary * SECOND)
+
+
+def test_a_reader_on_this_machine_goes_through_a_failure_and_its_corrections(tmp_path: Path) -> None:
+    """D1 to D4, D15, from the core's first suspicion to the reader's REC_DONE. The test writes what Spark would."""
+    asked: list[str] = []
+    controller, queries = replica(tmp_path, lambda _, send: asked.append(send.to))
+    output, source = controller.output, holdfast.open(tmp_path / "streams").open("s")
+    into, main = source.writer(takeover=True), output.writer()
+    commit(main, output, [4.5], 5)
+    reader, got = output.subscribe(tentative=True), []
+
+    def read(*wanted: str) -> Callable[[], bool]:
+        def seen() -> bool:
+            boundary_us = source.reader().boundary_us
+            while asked:
+                report = StreamReport("s", StreamState.STABLE, boundary_us, False)
+                controller.deliver(asked.pop(), KeepaliveReply((report,)))
+            for row in (row for batch in reader.poll() for row in reader.rows_of(batch)):
+                got.append(f"{row.type.name} {row.values['n']}" if row.values else row.type.name)
+            return got == list(wanted)
+
+        return seen
+
+    until(controller, read("INSERTION 4500"))
+    until(controller, lambda: read()() or (controller.core and controller.core.state is NodeState.STABLE))
+    commit(into, source, [5.2], None)  # A tuple whose bucket nobody closes.
+    until(controller, lambda: read()() or controller._forking.state == "running")
+    branch = output.branch_writer()
+    commit(branch, output, [5.2], 6)
+    before = ("INSERTION 4500", "TENTATIVE 5200")
+    until(controller, read(*before))
+    commit(into, source, [5.3], 7)
+    until(controller, lambda: read()() or (controller.core and controller.core.state is NodeState.STABILIZATION))
+    commit(main, output, [5.2, 5.3], 6)
+    corrected = (*before, "UNDO", "INSERTION 5200", "INSERTION 5300")
+    until(controller, read(*corrected))
+    commit(main, output, [], 7)
+    queries.commit(1, 7 * SECOND)
+    until(controller, read(*corrected, "REC_DONE"))
+    assert output.branch() is None
     controller.stop_queries()
     controller.close()
 
