@@ -374,8 +374,9 @@ class Host:
         """Whether a node is just being planned or started, so that a mistake in it may still come to light. One that
         waits for its inputs is not: they may come next week."""
         planned = any(
-            not task.done() and self._waits.get(name, SPARK_STARTS).kind != "inputs"
+            _untold(task) if task.done() else self._waits.get(name, SPARK_STARTS).kind != "inputs"
             for name, task in self._setups.items()
+            if name not in self._refused
         )
         return planned or any(isinstance(c, Controller) and c.begins for c in self.controllers.values())
 
@@ -437,3 +438,8 @@ class Host:
             if text in (f"{self.name}-{other}", f"{other}-{self.name}"):
                 return other
         raise UsageError(f"host {self.name} has no link {text!r}; use HOST-HOST or STREAM>{self.name}")
+
+
+def _untold(task: asyncio.Task[None]) -> bool:
+    """Whether a set-up that is over has failed; the loop is about to say so."""
+    return not task.cancelled() and task.exception() is not None
