@@ -29,7 +29,8 @@ UNPACKED_BYTES_MAX = 256 << 20
 #: Rows of one body: bounds what a column that is tiny on the wire becomes when it gets the stream's type.
 ROWS_MAX = 1 << 20
 _EXTENSION = b"ARROW:extension:name"
-_FILE_MARK_BYTES = 8
+#: Behind the footer of a file: its length and the mark.
+_FILE_END_BYTES = 10
 #: What Arrow and the reading of its metadata raise at bytes that are none of theirs.
 _UNREADABLE = (pa.ArrowException, OSError, EOFError, ValueError, IndexError, struct.error)
 
@@ -75,14 +76,24 @@ def _waiting_contradiction(rows: int, body: bytes, first_us: int, definition: De
 
 
 def check_plain(file: pa.Buffer) -> None:
-    """`ValueError` if something in an Arrow IPC file is compressed, or becomes more rows than bytes."""
+    """`ValueError` if something in an Arrow IPC file is compressed, or is said to be more rows than it has bytes.
+
+    The file ends with a footer, its length and a mark; the footer says where each batch stands, and how much of that
+    describes it.
+    """
+    data = memoryview(file)
+    (length,) = struct.unpack_from("<i", data, len(data) - _FILE_END_BYTES)
+    footer = bytes(data[len(data) - _FILE_END_BYTES - length : len(data) - _FILE_END_BYTES])
+    blocks = _field(footer, _u32(footer, 0), _BLOCKS)
+    blocks = None if blocks is None else blocks + _u32(footer, blocks)
     rows = 0
-    for message in pa.ipc.MessageReader.open_stream(file.slice(_FILE_MARK_BYTES)):  # A stream with a mark in front.
-        if message.type == "record batch":
-            metadata = message.metadata.to_pybytes()
-            rows += _rows(metadata)
-            if _field(metadata, _batch(metadata), _COMPRESSION) is not None or rows > file.size:
-                raise ValueError("it is compressed")
+    for i in range(0 if blocks is None else _u32(footer, blocks)):
+        at, described = struct.unpack_from("<qi", footer, (blocks or 0) + 4 + 24 * i)
+        metadata = bytes(data[at : at + described])
+        metadata = metadata[8:] if metadata[:4] == b"\xff\xff\xff\xff" else metadata[4:]
+        rows += _rows(metadata)
+        if _field(metadata, _batch(metadata), _COMPRESSION) is not None or rows > len(data):
+            raise ValueError("it is compressed")
 
 
 def _event_batch(event: Event, stored: pa.Schema) -> pa.RecordBatch:
@@ -172,8 +183,9 @@ def _check_sizes(body: bytes, where: str, unpacked_max: int, rows_max: int) -> N
 
 
 #: Fields of the flatbuffers that describe a batch: Message is (version, header_type, header, bodyLength), RecordBatch
-#: is (length, nodes, buffers, compression).
+#: is (length, nodes, buffers, compression). The Footer of a file is (version, schema, dictionaries, recordBatches).
 _HEADER = 2
+_BLOCKS = 3
 _LENGTH, _BUFFERS, _COMPRESSION = 0, 2, 3
 
 
