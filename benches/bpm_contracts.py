@@ -152,8 +152,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=500_000)
     parser.add_argument("--figures", type=Path, help="write the figures into this folder")
     given = parser.parse_args()
+    from benches.monte_carlo import Point, run_points
     from holdfast.spark import session
-    from holdfast.spark.monte_carlo import Point, run_points
 
     points = [Point(f"6-8 {a} {b}", partial(spike_point, a, b)) for a in SPIKES for b in SELLERS]
     points += [Point(f"6-11 {n} {v}", partial(trade_point, n, v)) for n in SELLERS for v in LEVELS]

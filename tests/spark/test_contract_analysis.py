@@ -6,10 +6,10 @@ from functools import partial
 
 import numpy as np
 import pytest
+from benches.monte_carlo import Point, run_points
 
 from holdfast.load.chance import SELLERS, SPIKES, Measured, Pareto
 from holdfast.load.worth import Sums, cost, gradient, spikes, trades
-from holdfast.spark.monte_carlo import Point, run_points
 
 
 def kernel(spike: str, runs: int, rng: np.random.Generator) -> Sums:
