@@ -1,4 +1,4 @@
-"""The only module that reads the clock."""
+"""The only module that reads the wall clock. Those that read a steady one for themselves stand in tests/test_map.py."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ Rules:
 3. Scratch is not durable and need not be. A version has a format and checksums: one that a power cut or a disk has
    damaged counts as lost, and what is lost is restored from the output's log.
 4. The worker that wrote a version keeps it in memory as well: usually it is the one that needs it next.
-5. A query that goes on from a checkpoint of another host has its first versions from there (`holdfast.spark.arrival`).
+5. A query that goes on from a checkpoint of another host has its first versions from there (`holdfast.spark.arrivals`).
    They are never written to, and nothing else has them.
 """
 

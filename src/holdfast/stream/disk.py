@@ -1,4 +1,4 @@
-"""The only module that makes bytes durable or changes names on disk.
+"""Makes bytes durable and changes names on disk; those few who do so for themselves stand in tests/test_map.py.
 
 Everything that a power cut can come between passes through a `Disk`, so that a test can stop before, inside or after
 each step (L1, L3, L9). The real one is a thin layer over system calls.
