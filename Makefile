@@ -7,7 +7,7 @@ BENCHES := log_append spark_read microbatch batch_growth stores window_join outp
            bpm_convergence bpm_contracts bpm_prototype dpc_overhead \
            dpc_tradeoff
 
-.PHONY: setup demo test test-faults test-stores soak lint bench clean
+.PHONY: setup demo check test test-faults test-stores soak lint wheel bench clean
 
 setup: $(READY)
 
@@ -23,6 +23,12 @@ $(READY): pyproject.toml
 
 demo: setup
 	$(BIN)/python -m holdfast.demo
+
+# A change tried in a minute or two: style, types, and the quick tests of what runs without Spark.
+QUICK := tests/test_map.py tests/test_package.py tests/model tests/protocol tests/stream tests/operators tests/inputs \
+         --ignore tests/operators/test_crashes.py # Random crashes, at length.
+check: lint
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not alone" $(QUICK)
 
 # Two tests at a time, and those that measure delays alone. A failure is a failure; only the latter may be run again, at
 # most two of them. Ends with a table of what is promised and what was checked (tests/suite).
@@ -47,6 +53,10 @@ lint: setup
 	$(BIN)/ruff check src tests benches
 	$(BIN)/ruff format --check src tests benches
 	$(BIN)/mypy
+
+# What users install: built, put into an empty environment, and tried there.
+wheel: setup
+	.ci/wheel $(BIN)/python
 
 # Every published number; each bench ends with one line of JSON. Run them on a quiet machine.
 bench: setup
