@@ -85,10 +85,9 @@ def test_decimals_are_summed_and_averaged_as_spark_does(
 
     def start(output: str, checkpoint: Path, scratch: Path) -> StreamingQuery:
         source = flow(spark, "in", root=store.root, partitions=2, maxRowsPerBatch=200)
-        made = source.aggregate(
-            *functions, window=time_window("2s"), by="key", checkpoint=continuous(), scratch=scratch
-        )
-        return made.write_to(output, checkpoint=checkpoint, trigger=NOW)
+        policy = continuous(period="500ms", slow=0)
+        made = source.aggregate(*functions, window=time_window("2s"), by="key", checkpoint=policy)
+        return made.write(output, checkpoint_location=checkpoint, trigger=NOW, scratch=scratch)
 
     half_then_rest(store, start, tmp_path, [given[:500], given[500:]])
     plain = spark.read.format("holdfast").option("root", str(store.root)).load("in")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -42,7 +43,11 @@ class AggregateStage(StatefulStage):
         values, numbers = self._values(frame)
         types = {i: _polars(frame.select(v).schema[0].dataType) for i, v in enumerate(values)}
         own = {i: _polars(_result_type(f, None)) for i, f in enumerate(self.functions) if f.kind == "user"}
-        kernel, keeps_panes = aggregate_kernel(self.window, Plan(self.functions, numbers, types, own), keys)
+        # Spark's expressions stay in the driver: they cannot be sent to an executor.
+        functions = [
+            f if isinstance(f.column, str | None) else replace(f, column=str(f.column)) for f in self.functions
+        ]
+        kernel, keeps_panes = aggregate_kernel(self.window, Plan(functions, numbers, types, own), keys)
         columns += [v.alias(f"_v{i}") for i, v in enumerate(values)]
         if isinstance(self.window, TimeWindow) and self.window.on is not None:
             columns.append(F.unix_micros(F.col(self.window.on)).alias("_a"))
