@@ -20,6 +20,11 @@ from holdfast.model.errors import PeerError
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError)
 
 
+def one_line(error: BaseException) -> str:
+    """The reason in a sentence: what a peer sent may stand in it, line ends and all."""
+    return " ".join(str(error)[:200].split())
+
+
 def _same(value: Any) -> Any:
     return value
 
@@ -54,7 +59,7 @@ class Envelopes:
             envelope: Any = self._decoder.decode(data)
         except UNREADABLE as error:
             raise PeerError(
-                f"a message must follow version {self._version} of the schema; got one where {error!s:.200}"
+                f"a message must follow version {self._version} of the schema; got one where {one_line(error)}"
             ) from None
         said = envelope.message
         fields = (self._meant(getattr(said, name)) for name in said.__struct_fields__)

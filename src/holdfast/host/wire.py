@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from holdfast.host.envelope import UNREADABLE, Envelopes
+from holdfast.host.envelope import UNREADABLE, Envelopes, one_line
 from holdfast.model.errors import HoldfastError, PeerError, UsageError
 from holdfast.model.names import check_name
 from holdfast.model.schema import parse_schema
@@ -150,7 +150,7 @@ def decode_report(data: bytes) -> messages.StreamReport:
     try:
         said = _report.decode(data)
     except UNREADABLE as error:
-        raise PeerError(f"the report of a stream must follow the schema; got one where {error!s:.200}") from None
+        raise PeerError(f"the report of a stream must follow the schema; got one where {one_line(error)}") from None
     return messages.StreamReport(said.stream, said.state, said.main_us, said.fresh)
 
 
@@ -171,7 +171,7 @@ def decode_last(data: bytes) -> tuple[int, int]:
     try:
         said = _last.decode(data)
     except UNREADABLE as error:
-        raise PeerError(f"where the last tuples are must follow the schema; got one where {error!s:.200}") from None
+        raise PeerError(f"where the last tuples are must follow the schema; got one where {one_line(error)}") from None
     return said.bucket, said.skip
 
 
@@ -312,7 +312,7 @@ def decode_portion(data: bytes) -> Portion:
     try:
         head = _head.decode(raw)
     except UNREADABLE as error:
-        raise PeerError(f"the head of a portion cannot be read ({error!s:.200}); upgrade the older host") from None
+        raise PeerError(f"the head of a portion cannot be read ({one_line(error)}); upgrade the older host") from None
     if sum(f.length for f in head.events) != len(body):
         raise PeerError(f"a portion announced other bodies than the {len(body)} bytes that came; pull again")
     events, at = [], 0
@@ -351,7 +351,7 @@ def decode_definition(data: bytes) -> Definition:
             and 1 <= definition.partitions <= PARTITIONS_MAX
         )
     except (*UNREADABLE, HoldfastError, ValueError) as error:
-        raise PeerError(f"the definition of a stream cannot be used: {error!s:.300}") from None
+        raise PeerError(f"the definition of a stream cannot be used: {one_line(error)}") from None
     if not sound:
         raise PeerError(f"the definition of stream {definition.name} is not one of format {FORMAT_VERSION}")
     return definition

@@ -25,7 +25,7 @@ import google_crc32c
 import msgspec
 from msgspec import Meta
 
-from holdfast.host.envelope import UNREADABLE
+from holdfast.host.envelope import UNREADABLE, one_line
 from holdfast.host.wire import DEFINITION_BYTES_MAX, decode_definition, encode_definition
 from holdfast.load.parcel_files import check_named, check_stored
 from holdfast.model.errors import PeerError, UsageError
@@ -173,7 +173,9 @@ class Unpacking:
         try:
             head = _head.decode(raw)
         except UNREADABLE as error:
-            raise PeerError(f"the head of a parcel cannot be read ({error!s:.200}); upgrade the older host") from None
+            raise PeerError(
+                f"the head of a parcel cannot be read ({one_line(error)}); upgrade the older host"
+            ) from None
         if head.bytes_total > PARCEL_BYTES_MAX:
             raise PeerError(f"a parcel may have {PARCEL_BYTES_MAX} bytes at most; got {head.bytes_total}")
         _check_paths([file.path for file in head.files])
