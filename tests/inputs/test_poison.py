@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 
 import holdfast
+from holdfast.inputs.arrow_body import read_arrow
 from holdfast.inputs.decode import Decoder
 from holdfast.model.errors import SchemaError
 from holdfast.model.schema import parse_schema
@@ -139,6 +140,22 @@ def test_zeros_behind_the_point_are_no_reason_to_refuse_or_change_a_decimal() ->
 def test_a_table_whose_values_would_change_is_refused(schema: str, column: pa.Array) -> None:
     with pytest.raises(SchemaError, match="column 'a' must be"):
         table_batch(pa.table({"a": column}), parse_schema(schema), "s")
+
+
+@pytest.mark.parametrize(("precision", "scale"), [(38, -(2**30)), (38, 77), (38, -1), (5, 6)])
+def test_a_decimal_type_that_no_number_has_is_refused(precision: int, scale: int) -> None:
+    """Arrow takes the type, and ends the process when it works with it."""
+    kind = pa.decimal128(precision, scale)
+    table = pa.table({"a": pa.Array.from_buffers(kind, 1, [None, pa.py_buffer((5).to_bytes(16, "little"))])})
+    with pytest.raises(SchemaError, match="column 'a' must be"):
+        table_batch(table, parse_schema("a decimal(10,2)"), "s")
+    with pytest.raises(SchemaError, match="type that Spark knows"):
+        parse_schema(table.schema)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(SchemaError, match="which no number has"):
+        read_arrow(sink.getvalue().to_pybytes(), "body")
 
 
 @pytest.mark.parametrize("depth", [100, 900, 980, 990, 5000])

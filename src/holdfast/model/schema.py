@@ -133,7 +133,7 @@ def _checked(schema: pa.Schema) -> pa.Schema:
 def _check_type(name: str, kind: pa.DataType, depth: int = 0) -> None:
     if depth > NESTING_MAX:
         raise SchemaError(f"column {name!r:.80} must be nested {NESTING_MAX} deep at most; flatten it")
-    if kind in _WORDS.values() or pa.types.is_decimal128(kind):
+    if kind in _WORDS.values() or (pa.types.is_decimal128(kind) and 0 <= kind.scale <= kind.precision):
         return
     if pa.types.is_list(kind):
         return _check_type(name, kind.value_type, depth + 1)

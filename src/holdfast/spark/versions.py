@@ -43,7 +43,8 @@ _MAGIC, _FORMAT, _ALIGNMENT = b"HOLDVERS", 1, 64
 #: Versions that a worker holds in memory: more than it has partitions of living queries.
 _MEMORY_MAX = 64
 #: What those say who read bytes that are no table of ours.
-_UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, pl.exceptions.PolarsError, msgspec.MsgspecError)
+_UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, struct.error, pl.exceptions.PolarsError,
+               msgspec.MsgspecError)  # fmt: skip
 #: Each with the file that it was written to: another life of a query under the same name writes another one.
 _memory: dict[tuple[str, str, int], tuple[os.stat_result, Version]] = {}
 

@@ -95,7 +95,8 @@ def _castable(source: pa.DataType, target: pa.DataType) -> bool:
     if t.is_integer(target) or t.is_floating(target):
         return bool(t.is_integer(source) or t.is_floating(source))
     if t.is_decimal(target):
-        return bool(t.is_integer(source) or t.is_decimal(source))
+        # A scale that nobody can mean ends the process when Arrow works with it.
+        return bool(t.is_integer(source) or (t.is_decimal(source) and 0 <= source.scale <= source.precision))
     if t.is_date(target):
         return bool(t.is_date(source) or (t.is_timestamp(source) and source.tz is None))
     if t.is_timestamp(target):

@@ -163,6 +163,8 @@ def _check_field(field: pa.Field, where: str) -> None:
         raise SchemaError(f"{where}: column {field.name!r} has the type {kind}, which holds nothing; send typed values")
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         raise SchemaError(f"{where}: column {field.name!r} is encoded as {kind}; send plain values")
+    if pa.types.is_decimal(kind) and not 0 <= kind.scale <= kind.precision:
+        raise SchemaError(f"{where}: column {field.name!r:.80} has the type {kind}, which no number has; send another")
     for i in range(kind.num_fields):
         _check_field(kind.field(i), where)
 
