@@ -13,13 +13,13 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-from holdfast.inputs.arrow_body import read_arrow
 
 import holdfast
 from holdfast.inputs.decode import Decoder
 from holdfast.model.schema import parse_schema
 from holdfast.stream.rows import Columns
 from holdfast.stream.tables import table_batch
+from holdfast.stream.untrusted import read_arrow
 from tests.fuzz import values
 from tests.fuzz.target import Target, Wrong, mutated
 from tests.fuzz.types import TYPES
