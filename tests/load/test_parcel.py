@@ -19,6 +19,8 @@ from holdfast.load.tasks import GuestNote, guests_on, install_guest
 from holdfast.model.errors import PeerError
 from holdfast.stream.disk import Disk
 from holdfast.stream.frame import crc32c
+from holdfast.stream.identity import Identity, changed
+from holdfast.stream.sealed import seal
 from holdfast.stream.waiting import Waiting
 
 OFFSETS = b'v1\n{"batchWatermarkMs":0,"conf":{}}\n{"position":7}'
@@ -202,6 +204,7 @@ ROCKS = OFFSETS.replace(
     [("offsets/7", OFFSETS, True), ("offsets/7", ROCKS, True), ("offsets/7", OTHER_CLASS, False),
      ("offsets/7", b"v1", False), ("offsets/7", b"v1\n" + b"[" * 5000, False), ("commits/7", b"\xac\xed\0\5", False),
      ("metadata", b"[]", False), ("state/0/1/8.delta", b"\xac\xed\0\5sr", False),
+     ("identity", seal(Identity(("a",))), True), ("identity", b"{}", False),
      ("state/0/1/8.zip", _zip({"metadata": b"v1", "CURRENT": b"x"}), True),
      ("state/0/1/8.zip", _zip({"../../x": b"v1"}), False), ("state/0/1/8.zip", b"PK", False),
      ("state/0/1/SSTs/0-a.sst", b"x" * 40, False), ("state/0/1/SSTs/0-a.sst", b"x" + parcel_files._TABLE, True)],
@@ -216,6 +219,12 @@ def test_a_file_that_does_not_look_like_what_spark_writes_is_refused(
         return
     with pytest.raises(PeerError, match="does not look like what Spark writes"):
         _whole(Unpacking(tmp_path / "out"), sent)
+
+
+def test_what_a_moved_query_computes_is_compared_where_it_arrives(tmp_path: Path, packed: bytes) -> None:
+    """C12: the note travels with the checkpoint that it is of."""
+    _whole(Unpacking(tmp_path / "out"), _repacked(tmp_path, "identity", seal(Identity(("a window of 10 s",)))))
+    assert changed(tmp_path / "out" / "checkpoint", Identity(("a window of 20 s",)))
 
 
 def test_a_snapshot_that_becomes_a_thousand_times_larger_is_refused(

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.model.errors import PeerError
+from holdfast.model.errors import CorruptLog, PeerError
+from holdfast.stream.identity import NOTE, read_identity
 
 _TEXT_MAX, _STATE_MAX, _SUM_MAX = 16 << 20, 1 << 30, 8 << 20
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
@@ -70,6 +71,11 @@ def _table(path: Path) -> bool:
         return file.read() == _TABLE
 
 
+def _identity(path: Path) -> bool:
+    """What the query computes, as its owner noted it: it is compared with what it would compute here (C12)."""
+    return read_identity(path.parent) is not None
+
+
 def _any(path: Path) -> bool:
     return True
 
@@ -85,6 +91,7 @@ _KINDS = tuple(
     _Kind(re.compile(pattern), bytes_max, looks_right)
     for pattern, bytes_max, looks_right in (
         (r"metadata", 64 << 10, _object),
+        (NOTE, _TEXT_MAX, _identity),
         (r"offsets/\d{1,19}", _TEXT_MAX, _offsets),
         (r"commits/\d{1,19}", _TEXT_MAX, _versioned),
         (r"state/\d{1,6}/_metadata/(metadata|v\d{1,3}/\d{1,19})", _TEXT_MAX, _versioned),
@@ -116,7 +123,7 @@ def check_stored(checkpoint: Path, path: str) -> None:
     assert kind is not None, "its name was checked before"
     try:
         right = kind.looks_right(checkpoint / path)
-    except (OSError, ValueError, IndexError, RecursionError, zipfile.BadZipFile, msgspec.MsgspecError):
+    except (OSError, ValueError, IndexError, RecursionError, zipfile.BadZipFile, msgspec.MsgspecError, CorruptLog):
         right = False
     if not right:
         raise PeerError(f"the file {path} of a parcel does not look like what Spark writes there; it was refused")
