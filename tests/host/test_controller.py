@@ -36,6 +36,7 @@ from holdfast.stream.acks import acknowledge
 from holdfast.stream.decision import Decision
 from holdfast.stream.disk import Disk
 from holdfast.stream.holes import read_holes
+from holdfast.stream.identity import Identity, changed, note_identity, read_identity
 from holdfast.stream.pack import pack
 from holdfast.stream.report import ReportWriter, read_report, report_path
 from holdfast.stream.store import Stream
@@ -506,6 +507,28 @@ def test_a_checkpoint_that_a_killed_host_left_behind_is_removed_at_the_next_star
         (tmp_path / name).mkdir()
     assert load_beginning(tmp_path) == anew
     assert [p.name for p in tmp_path.glob("checkpoint*")] == ["checkpoint-1"]
+
+
+def test_a_query_that_begins_anew_behind_a_gap_is_compared_with_what_it_computed_before(tmp_path: Path) -> None:
+    """C12: it goes on in the same process, so its new checkpoint gets no note from a start."""
+    app = holdfast.App("one", root=tmp_path)
+    app.node(inputs="s", output="out", name="one", boundaries="exact", begin="2026-01-01")(lambda rows: rows)
+    spark: Any = None
+    queries = NodeQueries(spark, app.diagram().node("one"), (), tmp_path, tmp_path / "home")
+    note_identity(queries.checkpoint, Identity(("a window of 10 s",)))
+    queries.begin_anew(7 * SECOND, 9 * SECOND)
+    (queries.checkpoint / "offsets").mkdir(parents=True)
+    (queries.checkpoint / "offsets" / "0").touch()
+    again = NodeQueries(spark, app.diagram().node("one"), (), tmp_path, tmp_path / "home")
+    assert changed(again.checkpoint, Identity(("a window of 20 s",)))
+    # Nor is it forgotten with a start that had read nothing.
+    offset = json.dumps({"format": 1, "until_us": BEGINNING_US})
+    (again.checkpoint / "offsets" / "0").write_text(f"v1\n{{}}\n{offset}\n")
+    (again.checkpoint / "commits").mkdir()
+    (again.checkpoint / "commits" / "0").touch()
+    again._forget_start()
+    assert not (again.checkpoint / "offsets").exists()
+    assert read_identity(again.checkpoint) == Identity(("a window of 10 s",))
 
 
 def test_a_fork_that_cannot_be_started_leaves_nothing_on_the_disk(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from holdfast.model.errors import StorageError, UsageError
 from holdfast.model.time import BEGINNING_US, SECOND_US, instant_text
 from holdfast.model.tuples import STREAM_COLUMN
 from holdfast.spark import control
-from holdfast.spark.beginning import begin_anew, load_beginning
+from holdfast.spark.beginning import Beginning, begin_anew, load_beginning
 from holdfast.spark.ending import lasts
 from holdfast.spark.event_time import boundaries_instead_of_watermarks
 from holdfast.spark.flow import Flow
@@ -55,7 +55,7 @@ from holdfast.spark.results import create_output, node_columns
 from holdfast.spark.session import make_active, with_settings
 from holdfast.spark.time_column import time_path
 from holdfast.spark.wal import read_wal
-from holdfast.stream.identity import note_identity, read_identity
+from holdfast.stream.identity import Identity, note_identity, read_identity
 from holdfast.stream.store import Stream, StreamStore
 from holdfast.stream.waiting import Waiting, waiting_results
 
@@ -140,7 +140,15 @@ class NodeQueries:
         """A start that has read nothing yet, from before somebody said where the node begins, does not count."""
         batch, until_us = progress_of(self.checkpoint)
         if until_us is not None and until_us <= BEGINNING_US and not self.planned(batch + 1):
+            known = read_identity(self.checkpoint)
             shutil.rmtree(self.checkpoint)
+            self._keep_identity(known, self.checkpoint)
+
+    @staticmethod
+    def _keep_identity(known: Identity | None, checkpoint: Path) -> None:
+        """A query that begins anew computes what it did: its next start is compared with that (C12)."""
+        if known is not None:
+            note_identity(checkpoint, known)
 
     @property
     def keeps_state(self) -> bool:
@@ -154,6 +162,8 @@ class NodeQueries:
 
     def begin_anew(self, start_us: int, right_from_us: int) -> None:
         """From the next start on the stable query begins here, with an empty state."""
+        place = Beginning(generation=self._beginning.generation + 1).checkpoint(self._home)
+        self._keep_identity(read_identity(self.checkpoint), place)  # First: the old checkpoint goes with its note.
         self._beginning = begin_anew(self._home, self._beginning, start_us, right_from_us)
 
     def progress(self, since: int, checkpoint: Path | None = None) -> Progress | None:
@@ -169,8 +179,7 @@ class NodeQueries:
     def copy_to(self, checkpoint: Path) -> Waiting:
         """A copy of where the stable query stands, from which the same query can go on elsewhere; it runs on."""
         waiting = self._copied(checkpoint, lambda: self._pack_state(checkpoint))
-        if (known := read_identity(self.checkpoint)) is not None:
-            note_identity(checkpoint, known)
+        self._keep_identity(read_identity(self.checkpoint), checkpoint)
         return waiting
 
     def _copied(self, checkpoint: Path, take_states: Callable[[], bool]) -> Waiting:
