@@ -34,3 +34,18 @@ def test_a_query_finishes_when_its_streams_have_ended_and_all_of_its_results_are
     assert all(store.open(name).reader().closed for name in queries)
     assert [row[-1] for row in tuples(store.open("plain"))] == list(range(6))
     assert sum(row[-1] for row in tuples(store.open("windows"))) == 6
+
+
+def test_a_query_that_is_started_again_after_its_streams_have_ended_finishes_too(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    """A driver that was killed behind its last batch, or a job that runs once more: nothing is left to be read."""
+    fill(store, "s", [(i, "a", i) for i in range(3)])
+    for _ in range(2):
+        frame = read_stream(spark, "s", root=store.root).select("stime", "value")
+        writer = frame.writeStream.format("holdfast").option("root", str(store.root)).option("create", "true")
+        query = writer.option("checkpointLocation", str(tmp_path / "again")).start("again")
+        try:
+            assert query.awaitTermination(60)
+        finally:
+            query.stop()

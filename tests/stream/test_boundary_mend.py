@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.model.errors import StreamBusy, UsageError
+from holdfast.model.errors import Mended, MendedMeanwhile, StreamBusy, UsageError
 from holdfast.stream.boundary_mend import mend_boundary
 from holdfast.stream.finding import Severity
-from holdfast.stream.mended import Mended, read_mends
+from holdfast.stream.mended import read_mends
 from holdfast.stream.verify import verify
 from tests.faults.units import QuietDisk
 from tests.stream.conftest import Cut, CuttingDisk
@@ -92,7 +92,7 @@ def test_a_reader_that_had_read_beyond_is_refused_open_or_come_back_and_one_befo
     position = beyond.position_us
     mend(stream)
     for _ in range(2):
-        with pytest.raises(Mended, match="open it again"):
+        with pytest.raises(MendedMeanwhile, match="open it again"):
             list(beyond.poll())
     with pytest.raises(Mended, match="start it anew"):
         stream.subscribe(start=position / 1e6)

@@ -39,8 +39,16 @@ class Removed(UsageError):
     """The range asked for was removed by retention."""
 
 
+class Mended(UsageError):
+    """The boundary of a stream was taken back behind what this reader has read: it must begin anew."""
+
+
 class StorageError(HoldfastError):
     """The disk refused or lied. What was acknowledged before is intact."""
+
+
+class MendedMeanwhile(StorageError):
+    """The boundary of a stream was taken back while this reader had it open: it must open it again."""
 
 
 class CorruptLog(StorageError):

@@ -8,6 +8,7 @@ Rules:
    without state right after that batch, for others once it is idle, since windows come out in the batches behind it.
 2. Queries of nodes have somebody who looks after them (`lasts`): they stay, so that their readers are served.
 3. A query is stopped in a thread of its own. Spark delivers the events of all queries in one.
+4. One that is started again behind its last batch runs none, so Spark says nothing of its offsets: its checkpoint does.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from holdfast.spark.fork import last_commit
+from holdfast.spark.wal import local_folder, read_wal
 from holdfast.stream.merge import FOREVER_US
 
 log = logging.getLogger(__name__)
@@ -53,12 +56,14 @@ class _Endings(StreamingQueryListener):
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
         self._over: set[str] = set()
+        self._known: set[str] = set()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         pass
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         progress = event.progress
+        self._known.add(str(progress.id))
         if progress.name in _lasting or not progress.sources:
             return
         if all(_at_the_end(source.endOffset) for source in progress.sources):
@@ -67,11 +72,30 @@ class _Endings(StreamingQueryListener):
                 self._end(str(progress.id))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        if str(event.id) in self._over:
-            self._end(str(event.id))
+        query = str(event.id)
+        if query in self._over:
+            self._end(query)
+        elif query not in self._known:
+            self._known.add(query)
+            threading.Thread(target=self._look, args=(query,), name=f"end-{query}", daemon=True).start()
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         self._over.discard(str(event.id))
+        self._known.discard(str(event.id))
+
+    def _look(self, query: str) -> None:
+        """Rule 4."""
+        with contextlib.suppress(
+            Exception
+        ):  # It has ended meanwhile, its checkpoint lies elsewhere, or Spark has ended.
+            found = self._spark.streams.get(query)
+            if found is None or found.name in _lasting:
+                return
+            folder = local_folder(str(found._jsq.streamingQuery().resolvedCheckpointRoot()))
+            watermark_ms, ends = read_wal(folder, last_commit(folder))
+            released = watermark_ms * 1000 >= FOREVER_US or not (folder / "state").exists()
+            if ends is not None and min(ends) >= FOREVER_US and released:
+                self._stop(query)
 
     def _end(self, query: str) -> None:
         """Rule 3."""

@@ -383,7 +383,8 @@ class NodeQueries:
         """What the output promises once the query has consumed its inputs up to `until_us`."""
         if not self._query.keeps_rows:
             return until_us
-        return until_us - self._query.lag_us - (1000 if self._boundaries == "before" else 0)
+        # Spark counts its watermark in whole milliseconds.
+        return until_us // 1000 * 1000 - self._query.lag_us - (1000 if self._boundaries == "before" else 0)
 
     def _start(
         self, frame: DataFrame, name: str, pool: str, checkpoint: Path, options: dict[str, str]

@@ -10,6 +10,8 @@ Rules:
    at the boundary one batch earlier and is right for windowed aggregation.
 5. With `step`, batches are the same in every run: one step of stime each. With `timers`, a batch without tuples follows
    each of them, in which Spark calls the timers that the step's boundary has passed, before it sees later tuples.
+6. Behind the end of all streams there is such a batch, too. Spark would release the last windows in a batch without
+   data of its own, but not if it was stopped just before: then nothing tells it that there is something to do.
 """
 
 from __future__ import annotations
@@ -224,7 +226,7 @@ class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         until = self._last if self._last is not None else self._merge.complete_until_us
         if self._decision is not None:
             until = min(until, self._decision.until_us)
-        if self._timers and not settled(start):
+        if self._settles(since) and not settled(start):
             return settled_at(since)
         if until <= since:
             if until < since:
@@ -239,6 +241,10 @@ class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         elif not isinstance(limit, ReadAllAvailable):
             raise UsageError(f"format holdfast reads by maxRowsPerBatch or maxBytesPerBatch; got {limit!r}")
         return offset_of(until)
+
+    def _settles(self, since: int) -> bool:
+        """Rules 5 and 6."""
+        return self._timers or (since >= FOREVER_US and self._boundaries is not None and self._marks is None)
 
     def reportLatestOffset(self) -> dict[str, int]:
         return offset_of(self._merge.complete_until_us)

@@ -36,7 +36,7 @@ def batch_boundary(
             "the sink needs .option('checkpointLocation', …) on the query itself, because the output boundary is read "
             "from there; a default in the session's settings is not enough"
         )
-    folder = _folder(checkpoint)
+    folder = local_folder(checkpoint)
     watermark_ms, ends = read_wal(folder, batch_id)
     # Spark makes the folder of a query's state before the first batch is committed, and none for a query without state.
     if mode == "watermark" or (mode == "auto" and (folder / "state").exists()):
@@ -50,14 +50,14 @@ def batch_boundary(
     return min(ends)
 
 
-def _folder(checkpoint: str) -> Path:
+def local_folder(checkpoint: str) -> Path:
     parsed = urlparse(checkpoint)
     return Path(unquote(parsed.path)) if parsed.scheme == "file" else Path(checkpoint)
 
 
 def keep_wal(checkpoint: str, batch_id: int, disk: Disk) -> None:
     """Make the record of a batch durable, where it lies on a filesystem that the driver mounts."""
-    path = _folder(checkpoint) / "offsets" / str(batch_id)
+    path = local_folder(checkpoint) / "offsets" / str(batch_id)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.model.errors import UsageError
+from holdfast.model.errors import Mended, MendedMeanwhile
 from holdfast.model.time import instant_text
 from holdfast.stream.disk import Disk
 from holdfast.stream.frame import FORMAT_VERSION
@@ -28,10 +28,6 @@ class Mend(msgspec.Struct, frozen=True):
 class Mends(msgspec.Struct, frozen=True):
     format: int = FORMAT_VERSION
     mends: tuple[Mend, ...] = ()
-
-
-class Mended(UsageError):
-    """The boundary of a stream was taken back behind what this reader has read."""
 
 
 def mended_path(stream_folder: Path) -> Path:
@@ -60,8 +56,8 @@ def refusal(stream: str, position_us: int, boundary_us: int) -> Mended:
     )
 
 
-def went_back(stream: str, was_us: int) -> Mended:
-    return Mended(
+def went_back(stream: str, was_us: int) -> MendedMeanwhile:
+    return MendedMeanwhile(
         f"stream {stream}: its boundary no longer lies at {instant_text(was_us)}: it was taken back by `holdfast "
         f"mend-boundary`, or the stream was made anew, while this reader was open; open it again"
     )
