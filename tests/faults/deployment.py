@@ -228,7 +228,9 @@ class Hosts:
         def reached() -> bool:
             return all((replica := self.replica(host)) is not None and replica.state == state for host in hosts)
 
-        assert wait_us(reached, seconds) is not None, f"waited {seconds} s in vain for {hosts} to be {state}"
+        if wait_us(reached, seconds) is None:
+            said = "\n".join(f"{host}: {self.replica(host)}\n{self.log(host).read_text()[-1500:]}" for host in hosts)
+            raise AssertionError(f"waited {seconds} s in vain for {hosts} to be {state}:\n{said}")
 
     # -- failures ----------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,8 @@ BUCKET = "1s"
 SOURCES = ("m1", "m2", "m3")
 #: Rows of a source's sends, five a second: usually, and in a burst.
 ROWS, BURST_ROWS = 20, 100
+#: Small enough that segments are filled and removed all the time: a disk is flat only over many of them.
+SEGMENT_BYTES = 1 << 18
 APPLICATION = """
 import holdfast
 from holdfast.operators.udop import UserOperator, decode, encode
@@ -71,8 +73,10 @@ def deployed(folder: Path) -> Trial:
     """The deployment at work, with a client that wants news and corrections."""
     hosts = Hosts(
         folder, APPLICATION, BUCKET, SOURCES, {"sums": ["a"], "counts": ["b"]},
-        retention=holdfast.Retention(acknowledged=True), segment_bytes=1 << 20,
+        retention=holdfast.Retention(acknowledged=True), segment_bytes=SEGMENT_BYTES,
     )  # fmt: skip
+    columns = "source string, bytes bigint, total bigint"
+    hosts.store("a").create("sums", columns, bucket=BUCKET, segment_bytes=SEGMENT_BYTES)
     return Trial(hosts, ("a", "b"), lambda hosts: {"counts": hosts.listen("b", "counts")})
 
 
