@@ -141,8 +141,9 @@ class Children:
             while True:
                 if until is not None and time.monotonic() >= until and self._busy is None:
                     return "time", until
-                # A round that has begun may take its time: whether it hangs is known only then.
-                if not selector.select(self._hang_s):
+                # A round that has begun may take its time: whether it hangs is known only then. What a child
+                # imports before its first round is no part of one.
+                if not selector.select(self._hang_s if self._busy is not None else max(HANG_S, self._hang_s)):
                     return "hang", until or time.monotonic() + seconds
                 line = child.stdout.readline()
                 if not line:
