@@ -233,7 +233,7 @@ class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
                 self._merge.check_present(since)  # A boundary that was taken back, for instance: do not wait for it.
             return start
         if self._step_us is not None:
-            return offset_of(self._merge.step(since, until, self._step_us))
+            return offset_of(self._merge.step(since, until, self._step_us, begins=since == self._told_us))
         if isinstance(limit, ReadMaxRows):
             until = self._merge.admit(since, until, rows_max=limit.max_rows)
         elif isinstance(limit, ReadMaxBytes):

@@ -110,12 +110,12 @@ class Merge:
             step *= 4
         return self._within_limits(start_us, end_us, rows_max, bytes_max)
 
-    def step(self, start_us: int, end_us: int, step_us: int) -> int:
-        """The end of one step of stime behind `start_us`. The first one is that of the first tuple; behind the last
-        tuple of closed streams there is one more, to the end."""
-        if start_us <= BEGINNING_US:
+    def step(self, start_us: int, end_us: int, step_us: int, *, begins: bool = False) -> int:
+        """The end of one step of stime behind `start_us`. The first one, where a query begins, is that of the first
+        tuple; behind the last tuple of closed streams there is one more, to the end."""
+        if begins or start_us <= BEGINNING_US:
             firsts = [r.stime_min_us for r in self.readers if r.stime_min_us is not None]
-            start_us = min(firsts, default=end_us)
+            start_us = max(start_us, min(firsts, default=end_us))
         last = max((r.stime_max_us for r in self.readers if r.stime_max_us is not None), default=start_us)
         if start_us > last and end_us >= FOREVER_US:
             return end_us
