@@ -170,10 +170,10 @@ def test_what_does_not_fit_into_a_node_is_refused_with_the_reason(spark: SparkSe
     Source(tmp_path, "left").leave()
     stream = holdfast.open(tmp_path).open("left")
 
-    def queries(function: Callable[[DataFrame], Any]) -> NodeQueries:
+    def queries(function: Callable[[DataFrame], Any]) -> None:
         app = holdfast.App("refused", root=tmp_path)
         app.node(inputs=["left"], name="n")(function)
-        return NodeQueries(spark, app.diagram().nodes[0], [stream], tmp_path, tmp_path)
+        NodeQueries(spark, app.diagram().nodes[0], [stream], tmp_path, tmp_path).create_output(1_000_000)
 
     def updated(rows: DataFrame) -> Flow:
         return flow_of(rows).update("insert into t values (:k)", database="sqlite:///t.db")
