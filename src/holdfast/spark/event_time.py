@@ -36,7 +36,8 @@ class _Declared:
 
 
 _inside: ContextVar[_Declared | None] = ContextVar("holdfast_event_time", default=None)
-_with_watermark = classic.DataFrame.withWatermark
+#: Spark's own, for whoever sets a watermark on purpose.
+spark_watermark = classic.DataFrame.withWatermark
 _within_watermark = classic.DataFrame.dropDuplicatesWithinWatermark
 
 
@@ -56,7 +57,7 @@ def boundaries_instead_of_watermarks(node: str) -> Iterator[None]:
 def _watermark_taken(frame: DataFrame, eventTime: str, delayThreshold: str) -> DataFrame:
     declared = _inside.get()
     if declared is None or not frame.isStreaming:
-        return _with_watermark(frame, eventTime, delayThreshold)
+        return spark_watermark(frame, eventTime, delayThreshold)
     if DELAY not in (frame.select(F.col(eventTime)).schema[0].metadata or {}):
         raise UsageError(
             f"node {declared.node}: withWatermark must be on the time of the inputs, `stime` or what it was renamed "
@@ -73,7 +74,7 @@ def _watermark_taken(frame: DataFrame, eventTime: str, delayThreshold: str) -> D
 
 def _delay_ms(frame: DataFrame, event_time: str, threshold: str) -> int:
     """The delay as Spark reads it; what Spark refuses is refused."""
-    marked = _with_watermark(frame.select(F.col(event_time).alias("t")), "t", threshold)
+    marked = spark_watermark(frame.select(F.col(event_time).alias("t")), "t", threshold)
     return int(marked.schema["t"].metadata[DELAY])
 
 

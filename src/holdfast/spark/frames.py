@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from holdfast.model.tuples import TupleType
+from holdfast.spark.event_time import spark_watermark
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def read_stream(
     if root is not None:
         given["root"] = str(root)
     frame = spark.readStream.format("holdfast").options(boundaries=boundaries, **given).load(",".join(streams))
-    marked = frame.withWatermark("stime", "0 seconds").observe(
+    marked = spark_watermark(frame, "stime", "0 seconds").observe(
         f"holdfast_{'_'.join(streams)}", F.count(F.lit(1)).alias("rows")
     )
     tuples = marked.filter(F.col("tuple_type") != int(TupleType.BOUNDARY))
