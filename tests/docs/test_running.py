@@ -38,6 +38,7 @@ def test_the_options_and_methods_that_the_page_names_are_those_that_there_are() 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_node_that_joins_with_a_table_is_started_and_read_as_the_pages_say(tmp_path: Path) -> None:
     store = holdfast.open(tmp_path / "streams")
     for n in (1, 2, 3):
@@ -51,7 +52,7 @@ def test_a_node_that_joins_with_a_table_is_started_and_read_as_the_pages_say(tmp
     (app,), (running,) = blocks(HOME / "docs" / "static-tables.md", "python"), blocks(RUNNING, "python")
     (tmp_path / "program.py").write_text(app + running)
     done = subprocess.run(
-        [sys.executable, "program.py"], cwd=tmp_path, text=True, capture_output=True, timeout=280, check=False,
+        [sys.executable, "program.py"], cwd=tmp_path, text=True, capture_output=True, timeout=580, check=False,
         env={**os.environ, "PYTHONPATH": str(HOME / "src")},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

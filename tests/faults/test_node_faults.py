@@ -31,7 +31,7 @@ def counts(c):
     window = F.window("stime", "1 second")
     return c.groupBy(window, "source").agg(F.count("*").alias("n"), F.sum("bytes").alias("bytes"))
 """
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600 * max(1, RUNS))]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
