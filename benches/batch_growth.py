@@ -34,9 +34,14 @@ COLUMNS = "key string, value bigint"
 BUCKET_US = 200_000
 #: Where the measured batches begin; what fills the streams lies before.
 T0_US = 1_700_000_000_000_000
+#: Where those of Spark begin, behind them.
+T1_US = 1_700_001_000_000_000
 ROWS = 20
 #: The first batches start workers and warm caches.
 WARM = 5
+
+#: By the units that they were filled with.
+Streams = dict[int, holdfast.Stream]
 
 
 def in_turn(n: int) -> tuple[int, ...]:
@@ -64,9 +69,8 @@ def filled(store: holdfast.StreamStore, name: str, units: int) -> holdfast.Strea
     return stream
 
 
-def commits_ms(store: holdfast.StreamStore, count: int) -> dict[int, float]:
+def commits_ms(store: holdfast.StreamStore, streams: Streams, count: int) -> dict[int, float]:
     """Median time of the sink's commit, by the units that were there before."""
-    streams = {units: filled(store, f"commit-{units}", units) for units in UNITS}
     taken: dict[int, list[float]] = {units: [] for units in UNITS}
     for n in range(WARM + count):
         for units in in_turn(n):
@@ -89,7 +93,7 @@ def commit(stream: holdfast.Stream, root: Path, batch: int) -> None:
     sink.commit([Rows("query", "run", ROWS, stime, inline=buffer.getvalue().to_pybytes())], batch)
 
 
-def batches_ms(store: holdfast.StreamStore, count: int) -> dict[int, float]:
+def batches_ms(store: holdfast.StreamStore, streams: Streams, count: int) -> dict[int, float]:
     """Median time of a whole batch of a query in Spark, by the units that were there before."""
     from holdfast.spark import read_stream, session
 
@@ -98,16 +102,16 @@ def batches_ms(store: holdfast.StreamStore, count: int) -> dict[int, float]:
     producers, queries = {}, {}
     for units in UNITS:
         source = store.create(f"in-{units}", COLUMNS, bucket=f"{BUCKET_US}us")
-        out = filled(store, f"out-{units}", units)
         producers[units] = source.producer(stime="stime", slack="0s")
         frame = read_stream(spark, source.name, root=store.root).select("stime", "key", "value")
         options = {"root": str(store.root), "checkpointLocation": str(store.root / f".checkpoint-{units}")}
-        queries[units] = frame.writeStream.format("holdfast").options(**options).start(out.name)
+        queries[units] = frame.writeStream.format("holdfast").options(**options).start(streams[units].name)
     for n in range(WARM + count):
-        when = datetime.fromtimestamp((T0_US + n * BUCKET_US) / 1e6, UTC)
+        stime_us = T1_US + n * BUCKET_US
+        when = datetime.fromtimestamp(stime_us / 1e6, UTC)
         for units in in_turn(n):
             producers[units].send_many([{"stime": when, "key": f"k{i}", "value": i} for i in range(ROWS)])
-            producers[units].advance(T0_US + (n + 1) * BUCKET_US)
+            producers[units].advance(stime_us + BUCKET_US)
             queries[units].processAllAvailable()
     found = {}
     for units, query in queries.items():
@@ -127,7 +131,11 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as scratch:
         store = holdfast.open(Path(scratch).absolute())
-        found = {"commit": commits_ms(store, given.commits), "batch": batches_ms(store, given.batches)}
+        streams = {units: filled(store, f"out-{units}", units) for units in UNITS}
+        found = {
+            "commit": commits_ms(store, streams, given.commits),
+            "batch": batches_ms(store, streams, given.batches),
+        }
     table("median by units that the stream held before, ms", ["units", *found],
           [[f"{units:,}", *(ms[units] for ms in found.values())] for units in UNITS])  # fmt: skip
     ratio = {name: {n: round(ms[n] / ms[UNITS[0]], 2) for n in UNITS} for name, ms in found.items()}
