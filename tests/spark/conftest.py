@@ -1,4 +1,8 @@
-"""One SparkSession for all tests of this folder: starting one takes longer than most of them."""
+"""One SparkSession for all tests of this folder: starting one takes longer than most of them.
+
+A process has one SparkContext. Tests of other folders that run in between start and stop their own, so this one ends
+with the folder, not with the run.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from holdfast.spark import session
 T0 = 1_700_000_000
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def spark() -> Iterator[SparkSession]:
     spark = session("holdfast-tests", master="local[2,4]")
     spark.sparkContext.setLogLevel("OFF")
