@@ -62,7 +62,7 @@ class Inputs(Target):
     def _row(self, chance: random.Random, schema: pa.Schema) -> tuple[Any] | None:
         value = values.any_value(chance, schema[0].type)
         row = chance.choice([{"v": value}, (value,), [value]])
-        batch = self.refused_or("rows", lambda: Columns(schema, "s").batch([row]), value)
+        batch = self.refused_or("rows", lambda: Columns(schema, "stream s").batch([row]), value)
         return None if batch is None else self._judge("rows", schema[0].type, value, batch, value)
 
     def _json(self, chance: random.Random, schema: pa.Schema) -> tuple[Any] | None:
@@ -73,7 +73,7 @@ class Inputs(Target):
         row = self.refused_or("json", lambda: Decoder(schema, "s").row(raw, "line 1"), raw)
         if not row:
             return None
-        batch = self.refused_or("json", lambda: Columns(schema, "s").batch([row]), raw)
+        batch = self.refused_or("json", lambda: Columns(schema, "stream s").batch([row]), raw)
         if batch is None:
             raise Wrong(f"json: {raw!r:.300} was decoded and then refused")
         said = json.loads(raw, parse_float=Decimal)["v"]
@@ -89,7 +89,7 @@ class Inputs(Target):
         row = self.refused_or("csv", lambda: Decoder(schema, "s", "csv", header=["v"]).row(raw, "line 1"), raw)
         if not row:
             return None
-        batch = self.refused_or("csv", lambda: Columns(schema, "s").batch([row]), raw)
+        batch = self.refused_or("csv", lambda: Columns(schema, "stream s").batch([row]), raw)
         if batch is None:
             raise Wrong(f"csv: {raw!r:.300} was decoded and then refused")
         return self._judge("csv", kind, values.meant_by_cell(kind, cell), batch, raw)

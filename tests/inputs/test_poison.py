@@ -106,21 +106,21 @@ def test_a_decimal_keeps_every_digit_that_json_has() -> None:
 )  # fmt: skip
 def test_a_value_that_its_column_cannot_hold_is_refused(schema: str, value: Any) -> None:
     with pytest.raises(SchemaError, match="stream s: column 'a' must be") as said:
-        Columns(parse_schema(schema), "s").batch([{"a": value}])
+        Columns(parse_schema(schema), "stream s").batch([{"a": value}])
     assert len(str(said.value)) < 400
 
 
 @pytest.mark.parametrize("schema", ["a bigint", "a decimal(5,2)", "a double", "a timestamp", "a array<date>"])
 def test_a_number_too_long_to_be_shown_is_refused(schema: str) -> None:
     with pytest.raises(SchemaError, match="column 'a' must be"):
-        Columns(parse_schema(schema), "s").batch([{"a": 10**5000}])
+        Columns(parse_schema(schema), "stream s").batch([{"a": 10**5000}])
     with pytest.raises(SchemaError, match="a row must have the columns"):
-        Columns(parse_schema(schema), "s").batch([10**5000])  # type: ignore[list-item]
+        Columns(parse_schema(schema), "stream s").batch([10**5000])  # type: ignore[list-item]
 
 
 def test_zeros_behind_the_point_are_no_reason_to_refuse_or_change_a_decimal() -> None:
     """Arrow made 0.00 of it."""
-    batch = Columns(parse_schema("a decimal(5,2)"), "s").batch(
+    batch = Columns(parse_schema("a decimal(5,2)"), "stream s").batch(
         [{"a": Decimal("1." + "0" * 5000)}, {"a": Decimal("0e9")}]
     )
     assert batch.column(0).to_pylist() == [Decimal("1.00"), Decimal("0.00")]

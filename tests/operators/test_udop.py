@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from holdfast.checkpoint.policy import Guarantee, every
 from holdfast.checkpoint.stores.files import FilesStore
 from holdfast.checkpoint.stores.memory import MemoryStore
-from holdfast.model.errors import CorruptLog, UsageError
+from holdfast.model.errors import CorruptLog, SchemaError, UsageError
 from holdfast.operators.barrier import Barrier
 from holdfast.operators.functor import functor
 from holdfast.operators.paired import paired
@@ -264,3 +265,25 @@ def test_a_barrier_restored_between_batches_pairs_the_kth_with_the_kth() -> None
         store.put_many(instances.entries(instances.touched))
         assert found == list(zip(given["a"], given["b"], strict=False))
     assert len(given["a"]) != len(given["b"])
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"k": "a", "sum": Decimal("1e-10000000")}, "column 'sum' must be decimal128(10, 2); got 1E-10000000"),
+        ({"k": "a", "sum": Decimal("0.125")}, "column 'sum' must be decimal128(10, 2); got 0.125"),
+        ({"k": "a", "sum": 1, "more": 2}, "a row must have the columns"),
+    ],
+)  # fmt: skip
+def test_a_result_that_its_column_cannot_hold_is_refused_and_ends_no_worker(row: dict[str, Any], told: str) -> None:
+    """X5: Arrow dies of the first, rounds the second and drops what it does not know of the third."""
+
+    class Odd(UserOperator):
+        def process(self, _row: dict[str, Any]) -> list[dict[str, Any]]:
+            return [row]
+
+    schema = pa.schema([("k", pa.string()), ("sum", pa.decimal128(10, 2))])
+    instances = Instances("odd", Odd, "k", schema, time="t")
+    with pytest.raises(SchemaError, match="operator odd: ") as refused:
+        instances.feed(pa.RecordBatch.from_pylist([{"k": "a", "x": 1, "t": 1}], schema=IN))
+    assert told in str(refused.value)

@@ -40,7 +40,7 @@ def stored_batch(of: Definition, stimes: list[int], **columns: list[object]) -> 
 )  # fmt: skip
 def test_a_row_that_does_not_fit_is_refused_by_name(row: object) -> None:
     with pytest.raises(SchemaError, match="stream s"):
-        Columns(SCHEMA, "s").batch([row])  # type: ignore[list-item]
+        Columns(SCHEMA, "stream s").batch([row])  # type: ignore[list-item]
 
 
 def test_rows_are_mappings_or_sequences_in_column_order() -> None:
@@ -50,13 +50,13 @@ def test_rows_are_mappings_or_sequences_in_column_order() -> None:
 
 def test_a_time_is_not_guessed_from_a_number_with_a_fraction() -> None:
     with pytest.raises(SchemaError, match=r"got 1\.7"):
-        Columns(parse_schema("at timestamp"), "s").batch([{"at": 1.7}])
+        Columns(parse_schema("at timestamp"), "stream s").batch([{"at": 1.7}])
 
 
 def test_a_column_that_must_not_be_null_is_held_to_it() -> None:
     schema = pa.schema([pa.field("n", pa.int64(), nullable=False)])
     with pytest.raises(SchemaError, match="must not be null"):
-        Columns(schema, "s").batch([{"n": None}])
+        Columns(schema, "stream s").batch([{"n": None}])
     with pytest.raises(SchemaError, match="must not be null"):
         table_batch(pa.table({"n": pa.array([None], pa.int64())}), schema, "s")
 

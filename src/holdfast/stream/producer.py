@@ -105,7 +105,7 @@ class Producer:
             raise UsageError(f"stime_unit must be one of {', '.join(UNITS_US)}; got {stime_unit!r}")
         self.definition, self.writer, self.id = definition, writer, check_name(id)
         self._schema = pa.schema([pa.field("stime", STIME_TYPE), *schema]) if stime == "stime" else schema
-        self._columns = Columns(self._schema, definition.name)
+        self._columns = Columns(self._schema, f"stream {definition.name}")
         self._user = schema
         self._stored = definition.stored
         self._stime, self._unit = stime, stime_unit

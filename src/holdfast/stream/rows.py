@@ -22,10 +22,10 @@ _Field = tuple[pa.Field, Check | None, type | None]
 
 
 class Columns:
-    """The columns of a stream, prepared once: single rows are sent often."""
+    """The columns of a stream or of an operator's results (`whose`), prepared once: single rows are sent often."""
 
-    def __init__(self, schema: pa.Schema, stream: str) -> None:
-        self.schema, self.stream = schema, stream
+    def __init__(self, schema: pa.Schema, whose: str) -> None:
+        self.schema, self.whose = schema, whose
         self._names = frozenset(schema.names)
         self._fields: list[_Field] = [(f, check_of(f.type), _plain_type(f.type)) for f in schema]
 
@@ -51,7 +51,7 @@ class Columns:
             return tuple(row)
         else:
             got = shown(row)
-        raise SchemaError(f"stream {self.stream}: a row must have the columns ({schema_text(self.schema)}); got {got}")
+        raise SchemaError(f"{self.whose}: a row must have the columns ({schema_text(self.schema)}); got {got}")
 
     def _array(self, field: pa.Field, check: Check | None, plain: type | None, values: Sequence[Any]) -> pa.Array:
         if check is not None and not (plain is not None and set(map(type, values)) <= {plain, _NONE}):
@@ -60,16 +60,16 @@ class Columns:
             array = pa.array(values, type=field.type)
         except (pa.ArrowException, OverflowError, ValueError, TypeError, ArithmeticError, AttributeError) as error:
             raise SchemaError(
-                f"stream {self.stream}: column {field.name!r} must be {field.type}; {first_words(error)}"
+                f"{self.whose}: column {field.name!r} must be {field.type}; {first_words(error)}"
             ) from None
         if isinstance(array, pa.ChunkedArray):
             raise SchemaError(
-                f"stream {self.stream}: the values of column {field.name!r} in one unit must have less than 2 GiB; "
+                f"{self.whose}: the values of column {field.name!r} in one unit must have less than 2 GiB; "
                 f"send smaller units"
             )
         if not field.nullable and array.null_count:
             raise SchemaError(
-                f"stream {self.stream}: column {field.name!r} must not be null; got {array.null_count} nulls"
+                f"{self.whose}: column {field.name!r} must not be null; got {array.null_count} nulls"
             )
         return array
 
@@ -79,7 +79,7 @@ class Columns:
         except (ValueError, TypeError, ArithmeticError) as error:
             why = f" ({error})" if isinstance(error, Misfit) else ""
             raise SchemaError(
-                f"stream {self.stream}: column {field.name!r} must be {field.type}; got {shown(value)}{why}"
+                f"{self.whose}: column {field.name!r} must be {field.type}; got {shown(value)}{why}"
             ) from None
 
 

@@ -48,7 +48,7 @@ def table_batch(data: Any, schema: pa.Schema, stream: str) -> pa.RecordBatch:
 
 def _frame_table(frame: Any, pandas: Any, schema: pa.Schema, stream: str) -> pa.Table:
     """A frame as Arrow. Columns of Python objects go the way of rows: Arrow would guess what they are."""
-    rows = Columns(schema, stream)
+    rows = Columns(schema, f"stream {stream}")
     arrays = []
     try:
         for name, column in frame.items():
