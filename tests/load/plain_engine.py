@@ -38,7 +38,7 @@ from holdfast.spark import control
 from holdfast.spark.beginning import load_beginning
 from holdfast.spark.direct import DirectStage, Rows
 from holdfast.spark.fork import last_commit
-from holdfast.spark.lineages import Lineages, partitions_of
+from holdfast.spark.lineages import Lineages
 from holdfast.spark.node import NodeQueries, progress_after
 from holdfast.spark.restore import Spec
 from holdfast.spark.sink import Target
@@ -196,9 +196,8 @@ class PlainFlow:
 
     keeps_state = True
 
-    def __init__(self, node: Any, outputs: Path, home: Path, checkpoint: Path) -> None:
-        partitions = partitions_of(home, checkpoint, node.name, 2)
-        self._lineages = Lineages(home, outputs, node.output, "aggregate-direct", partitions)
+    def __init__(self, node: Any, outputs: Path, home: Path) -> None:
+        self._lineages = Lineages(home, outputs, node.output, "aggregate-direct", 2)
         self.spec, self.needed_us, self.pack = self._lineages.spec, self._lineages.needed_us, self._lineages.pack
         self.forget, self.clear = self._lineages.forget, self._lineages.clear
 
@@ -210,7 +209,7 @@ class PlainQueries(NodeQueries):
         self._node, self._inputs, self._outputs, self._home = node, tuple(inputs), outputs, home
         self._beginning, self._flow, self._operators = load_beginning(home), None, []
         if node.output.startswith("tallies-"):
-            self._flow = PlainFlow(node, outputs, home, self.checkpoint)  # type: ignore[assignment]
+            self._flow = PlainFlow(node, outputs, home)  # type: ignore[assignment]
 
     def create_output(self, bucket_us: int) -> Stream:
         store = StreamStore(self._outputs)

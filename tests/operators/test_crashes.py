@@ -5,7 +5,8 @@ of it (the torn rest stays in the file), or after it. The next one finds nothing
 history are compared with those of an operator that never died, and the log with a ledger kept by hand.
 
 In a second test scratch survives: batches that the log has already are executed once more, and what that leaves behind
-is what the next batch starts from, until scratch is lost after all.
+is what the next batch starts from, until scratch is lost after all. In a third the number of partitions changes on the
+way.
 
 HOLDFAST_CRASHES=1000 for the full number.
 """
@@ -27,13 +28,14 @@ from holdfast.operators.footprints import blocks_of, replay, restore, save
 from holdfast.operators.functions import avg, count, sum_
 from holdfast.operators.joined import JoinKernel, keep_last, keep_time
 from holdfast.operators.kernel import aggregate_kernel
+from holdfast.operators.numbering import partition_of
 from holdfast.operators.plan import Plan
 from holdfast.operators.sorting import SortKernel
-from holdfast.operators.windows import Window, count_window, time_window
-from holdfast.protocol.cec.policy import Continuous, Shot
+from holdfast.operators.windows import Window, count_window, landmark, time_window
+from holdfast.protocol.cec.policy import Continuous, Measured, Shot
 from holdfast.spark import control
 from holdfast.spark.stage import Batch, Output, Stage, StagePlan
-from holdfast.spark.versions import Scratch, _memory
+from holdfast.spark.versions import KEPT, Scratch, Version, _memory
 from holdfast.stream.control import ControlLog, operator_number
 from holdfast.stream.record import Control
 
@@ -59,7 +61,9 @@ def tuples_of(kind: str, chance: random.Random, batches: int) -> list[tuple[int,
 
 
 WINDOWS: dict[str, Window] = {"fast": count_window(1), "slow": count_window(100), "mixed": count_window(10),
-                              "sliding": time_window("1s", "300ms")}  # fmt: skip
+                              "sliding": time_window("1s", "300ms"), "overlapping": count_window(10, 4),
+                              "timed out": count_window(10, timeout="250ms"), "landmark": landmark(),
+                              "from the first": time_window("500ms", "200ms", align="first")}  # fmt: skip
 
 
 class Operator:
@@ -211,24 +215,35 @@ class Tasks:
 
     def __init__(self, kind: str, root: Path, tuples: list[tuple[int, ...]]) -> None:
         self.operator, self.tuples = Operator(kind, root), tuples
-        self.output, self.scratch = Output(str(root), "out"), Scratch(str(root / "scratch"), "op")
-        names: tuple[str, ...] = ("stime", *(["_w"] * (kind == "sliding")), "_h", "count", "s", "a")
+        self.output, self.root = Output(str(root), "out"), root
+        self.partitions = 1
+        names: tuple[str, ...] = ("stime", *(["_w"] * (kind in ("sliding", "from the first"))), "_h", "count", "s", "a")
         names = {"join": ("stime", "_h", "_v0", "_v1"), "sort": ("stime", "_h", "_v1", "_w")}.get(kind, names)
         types = {"s": pa.float64(), "a": pa.float64()}
         self.schema = pa.schema([*((n, types.get(n, pa.int64())) for n in names), (control.COLUMN, pa.binary())])
 
-    def run(self, number: int, since: int, until: int, policy: Continuous) -> tuple[list[Any], list[Control]]:
-        """Results and checkpoints; the version it leaves behind lies on scratch."""
+    @property
+    def scratch(self) -> Scratch:
+        return Scratch(str(self.root / "scratch"), "op", self.partitions)
 
+    def run(self, number: int, since: int, until: int, policy: Continuous) -> tuple[list[Any], list[Control]]:
+        """Results and checkpoints of all partitions; the versions they leave behind lie on scratch."""
+        done = [self._task(partition, number, since, until, policy) for partition in range(self.partitions)]
+        return [row for rows, _ in done for row in rows], [frame for _, frames in done for frame in frames]
+
+    def _task(
+        self, partition: int, number: int, since: int, until: int, policy: Continuous
+    ) -> tuple[list[Any], list[Control]]:
         def rows(start: int, end: int) -> pl.DataFrame:
-            return self.operator.frame([t for t in self.tuples if start <= t[0] < end])
+            every = self.operator.frame([t for t in self.tuples if start <= t[0] < end])
+            return every.filter(pl.Series(partition_of(every["_h"].to_numpy(), self.partitions) == partition))
 
         names = tuple(self.schema.names[:-1])
         plan = StagePlan("op", self.operator.kernel, self.operator.panes, self.schema, names, BUCKET, self.scratch,
                          policy, self.output)  # fmt: skip
         batch = Batch(since, until, rows(since, until), lambda position: rows(position, since))
         results, frames = [], []
-        for out in Stage(plan, 0, number).run(batch):
+        for out in Stage(plan, partition, number).run(batch):
             for row in out.to_pylist():
                 raw = row.pop(control.COLUMN)
                 if raw is None:
@@ -277,6 +292,77 @@ def repeated_history(kind: str, chance: random.Random, root: Path) -> int:
     return repeated
 
 
+KINDS = ["fast", "slow", "mixed", "sliding", "overlapping", "timed out", "from the first", "landmark", "join", "sort"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_number_of_partitions_makes_no_difference(kind: str, tmp_path: Path) -> None:
+    """C13, C1, C2: from scratch, from the log alone, and when a batch is repeated with yet another number."""
+    chance = random.Random(f"partitions {kind}")
+    for case in range(max(2, CRASHES // 4)):
+        _memory.clear()
+        repartitioned_history(kind, chance, tmp_path / str(case))
+
+
+def repartitioned_history(kind: str, chance: random.Random, root: Path) -> None:
+    batches = 16
+    tuples = tuples_of(kind, chance, batches)
+    holdfast.open(root).create("out", "n bigint", bucket="100ms")
+    ends = [BUCKET * n for n in range(1, batches + 1)]
+    want, states = undisturbed(kind, root, tuples, ends)
+    tasks, found, since = Tasks(kind, root, tuples), [], BEGIN
+    for number, end in enumerate(ends):
+        if chance.random() < 0.4:
+            tasks.partitions = chance.choice([1, 2, 3, 4, 8])
+        if chance.random() < 0.2:
+            tasks.run(number, since, end, drawn_policy(chance))  # Cut off before its unit was written.
+            tasks.partitions = chance.choice([1, 2, 3, 4, 8])
+        made, frames = tasks.run(number, since, end, drawn_policy(chance))
+        writer = tasks.operator.stream.writer()
+        writer.commit([], now_us=end, boundary_us=end, control=frames)
+        writer.release(end)
+        found += made
+        versions = [tasks.scratch.load(partition, end) for partition in range(tasks.partitions)]
+        assert sorted((row for v in versions for row in canonical(v.blocks)), key=repr) == states[end]  # type: ignore[union-attr]
+        if chance.random() < 0.3:
+            tasks.lose()
+        since = end
+    assert sorted(found) == want
+
+
+def test_versions_of_other_numbers_go_when_all_that_stay_are_newer(tmp_path: Path) -> None:
+    scratch, block = Scratch(str(tmp_path), "op", 3), pl.DataFrame({"_h": [1, 2, 3], "_o": 0, "_s": 0})
+    for partition in range(3):
+        mine = block.filter(pl.Series(partition_of(block["_h"].to_numpy(), 3) == partition))
+        scratch.store(partition, 10, Version({0: mine} if len(mine) else {}, Measured()))
+    two = Scratch(str(tmp_path), "op", 2)
+    assert two.has(10)
+    assert sorted(h for p in range(2) for b in two.load(p, 10).blocks.values() for h in b["_h"]) == [1, 2, 3]  # type: ignore[union-attr]
+    next(tmp_path.rglob("1-of-3/10.state")).unlink()
+    _memory.clear()
+    assert not two.has(10), "a part is no state"
+    assert two.load(0, 10) is None
+    for position in range(20, 20 + KEPT + 1):
+        for partition in range(2):
+            two.store(partition, position, Version({}, Measured()))
+    assert sorted(p.name for p in (tmp_path / "op" / "main").iterdir()) == ["0-of-2", "1-of-2"]
+
+
+def test_versions_of_an_earlier_holdfast_are_dealt_out_anew(tmp_path: Path) -> None:
+    """They do not say among how many they are; it was as many as there are now, or they are not taken."""
+    block = pl.DataFrame({"_h": [1, 2, 3], "_o": 0, "_s": 0})
+    scratch = Scratch(str(tmp_path), "op", 2)
+    scratch.store(0, 10, Version({0: block}, Measured(), mark=7))
+    scratch.store(1, 10, Version({}, Measured(), mark=7))
+    for partition in range(2):
+        (tmp_path / "op" / "main" / f"{partition}-of-2").rename(tmp_path / "op" / "main" / str(partition))
+    _memory.clear()
+    found = [scratch.load(partition, 10) for partition in range(2)]
+    assert sorted(h for v in found for b in v.blocks.values() for h in b["_h"]) == [1, 2, 3]  # type: ignore[union-attr]
+    assert {v.mark for v in found} == {None}  # type: ignore[union-attr]
+    assert Scratch(str(tmp_path), "op", 3).load(0, 10) is None
+
+
 def drawn_policy(chance: random.Random) -> Continuous:
     """What a shot can afford differs from one execution to the next; here it is chance and not the clock."""
     return Continuous(chance.choice([1, BUCKET]), chance.choice([0, 2 * BUCKET]), chance.choice([0, 1, 5, 1000]), 1.0)
@@ -293,7 +379,7 @@ def check_log(operator: Operator, frames: int) -> None:
     assert len(bodies) == frames
     open_: set[Any] = set()
     for body in bodies:
-        _, _, _, windows, _, saved, closed = msgspec.msgpack.decode(body)
+        _, _, _, windows, _, saved, closed, _ = msgspec.msgpack.decode(body)
         gone = pl.read_ipc_stream(io.BytesIO(closed)).select("_h", "_w").rows() if closed else []
         for number, window in gone:
             mine = {k for k in open_ if k[1] == window and number in (None, k[0])}

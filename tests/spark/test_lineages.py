@@ -24,7 +24,7 @@ from holdfast.protocol.cec.policy import continuous
 from holdfast.spark import control
 from holdfast.spark.arrivals import arrivals
 from holdfast.spark.beginning import Beginning
-from holdfast.spark.lineages import Lineages, arrival_in, partitions_of
+from holdfast.spark.lineages import Lineages, arrival_in
 from holdfast.spark.restore import Restore
 from holdfast.spark.stage import Batch, Output, Stage, StagePlan
 from holdfast.spark.versions import _PREFIX, _memory, _parts
@@ -165,7 +165,7 @@ def test_a_fork_of_a_node_that_has_just_come_begins_with_what_came(tmp_path: Pat
     anna.run(0, 6)
     anna.send_to(ben, 5, 0)
     fork = ben.lineages.forked(0, 1, at(5)).versions
-    assert fork.has(1, at(5))
+    assert fork.has(at(5))
     came, sent = fork.load(0, at(5)), anna.lineages.spec(0).versions.load(0, at(5))
     assert came is not None
     assert sent is not None
@@ -185,11 +185,8 @@ def test_state_of_another_operator_is_refused_and_damage_is_never_taken_for_an_e
     anna, ben = Replica(tmp_path / "anna"), Replica(tmp_path / "ben")
     anna.run(0, 6)
     anna.send_to(ben, 5, 0)
-    assert partitions_of(ben.home, ben.home / "checkpoint", "n", wanted=7) == 1, "a key stays in its partition"
-    with pytest.raises(StorageError, match="must be that of join in 1 partitions; it is that of aggregate-direct"):
+    with pytest.raises(StorageError, match=r"must be that of join; it is that of aggregate-direct; .* same definition"):
         Lineages(ben.home, tmp_path, "out", "join", 1).spec(0)
-    with pytest.raises(StorageError, match="must have the same definition"):
-        Lineages(ben.home, tmp_path, "out", OPERATOR, 2).spec(0)
     for version in arrivals(ben.home / "checkpoint").rglob("*.state"):
         version.write_bytes(version.read_bytes()[:-1] + b"?")
     with pytest.raises(CorruptLog, match="the log has no checkpoint at"):

@@ -46,7 +46,7 @@ class Forked(Running):
 
     def __init__(self, root: Path, given: list[tuple[int, int, int]], root_us: int = ROOT) -> None:
         super().__init__(root, "out", given, SLOW, lineage="fork-1", parents=("main",), origin=Origin("out", root_us))
-        self.scratch.pin(1, root_us)
+        self.scratch.pin(root_us)
 
     def batch(self, number: int, since: int, until: int) -> None:
         read_from = self.planner.forked_us(since)
@@ -71,7 +71,7 @@ def log_of(running: Running) -> list[Any]:
 
 
 def versions(running: Running, lineage: str) -> dict[str, bytes]:
-    folder = Path(running.scratch.folder, "op", lineage, "0")
+    folder = Path(running.scratch.folder, "op", lineage, "0-of-1")
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
@@ -82,7 +82,7 @@ def test_a_fork_gives_what_its_parent_gives_and_leaves_versions_and_checkpoints_
     parent.run(0, 5)
     before, log = versions(parent, "main"), log_of(parent)
     fork = Forked(tmp_path, given)
-    place = Path(fork.scratch.folder, "op", "fork-1", "0", f"{ROOT}.state")
+    place = Path(fork.scratch.folder, "op", "fork-1", "0-of-1", f"{ROOT}.state")
     assert os.stat(place).st_nlink == 2, "the version was copied"
     fork.run(5, 9)
     assert (versions(parent, "main"), log_of(parent)) == (before, log)
@@ -169,7 +169,7 @@ def planned(store: holdfast.StreamStore, path: Path, since: int, until: int) -> 
 def stage_of(root: Path, lineage: str, parents: tuple[str, ...] = ()) -> str:
     kernel, panes = aggregate_kernel(count_window(10), Plan((count(), sum_("v")), (None, 0), {0: pl.Int64()}), ("_h",))
     schema = pa.schema(list(SCHEMA)[:-1])
-    scratch, output = Scratch(str(root / "scratch"), "op", lineage, parents), Output(str(root), "out")
+    scratch, output = Scratch(str(root / "scratch"), "op", 1, lineage, parents), Output(str(root), "out")
     names = ("stime", "_h", "count", "sum_v")
     plan = StagePlan("op", kernel, panes, schema, names, SECOND, scratch, None, output)
     return encode_stage(DirectStage(plan, 1, ("key",), ("v",)))

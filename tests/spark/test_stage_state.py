@@ -50,7 +50,7 @@ class Running:
     ) -> None:  # fmt: skip
         self.store, self.given, self.policy = holdfast.open(root), given, policy
         self.stream = self.store.create(stream, "key bigint, count bigint, sum bigint", bucket="1s", exist_ok=True)
-        self.scratch = Scratch(str(root / scratch), "op", lineage, parents)
+        self.scratch = Scratch(str(root / scratch), "op", 1, lineage, parents)
         self.output = Output(str(root), stream, origin)
         self.spec = Spec(stream, "op", 1, self.scratch.folder, lineage, parents, origin=origin)
         self.planner = Restore(self.spec, self.store)
@@ -168,14 +168,14 @@ def test_a_version_that_is_damaged_counts_as_lost_and_is_never_believed(tmp_path
             assert not path.exists(), "the planner must see that it is lost"
     else:
         path.write_bytes({"cut": raw[: len(raw) // 2], "empty": b"", "older": b"ARROW1"}[damage])
-        assert not running.scratch.has(1, 7 * SECOND)
+        assert not running.scratch.has(7 * SECOND)
     running.run(6, 8)
     assert running.results == undisturbed(tmp_path, given, 8)
 
 
 def test_a_version_that_an_earlier_life_left_in_memory_is_not_taken_for_the_one_on_disk(tmp_path: Path) -> None:
     """A worker lives longer than a query; another one may have computed the partition since."""
-    scratch = Scratch(str(tmp_path), "op")
+    scratch = Scratch(str(tmp_path), "op", 1)
     old, new = (Version({0: pl.DataFrame({"_h": [number]})}, Measured()) for number in (1, 2))
     scratch.store(0, SECOND, old)
     elsewhere = dict(_memory)
@@ -191,7 +191,7 @@ def test_operators_that_are_given_one_scratch_folder_do_not_take_each_others_sta
     """They have the same name, lineage and positions; only the stream that they write tells them apart."""
 
     def folder(root: str, stream: str) -> Scratch:
-        return Scratch(scratch_folder(root, stream, tmp_path, local=True), "aggregate")
+        return Scratch(scratch_folder(root, stream, tmp_path, local=True), "aggregate", 1)
 
     kept = Version({0: pl.DataFrame({"_h": [1]})}, Measured())
     folder("/streams", "a").store(0, SECOND, kept)
@@ -205,7 +205,7 @@ def test_an_operator_that_has_numbered_its_groups_already_keeps_its_name(tmp_pat
     """Names stand for the way of numbering. What was begun under the older one would not be found under the newer."""
 
     def name(scratch: str, stream: str = "out", lineage: str = "main") -> str:
-        return operator_name("op", holdfast.open(tmp_path), stream, str(tmp_path / scratch), (lineage,))
+        return operator_name(("op-nulls", "op"), holdfast.open(tmp_path), stream, str(tmp_path / scratch), (lineage,))
 
     assert name("scratch") == name("scratch", stream=".frames") == "op-nulls"
     running = Running(tmp_path, "out", tuples(3), SLOW)

@@ -15,7 +15,7 @@ Rules:
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -25,11 +25,12 @@ import numpy.typing as npt
 import polars as pl
 
 from holdfast.model.errors import CorruptLog
-from holdfast.operators.state import UNSAVED, Blocks, Step, has_footprint
+from holdfast.operators.state import UNSAVED, Blocks, Step, has_footprint, in_order
 from holdfast.protocol.cec.policy import Shot
 
 #: 2: time windows without a footprint are made again from the input, which a reader of format 1 would not do.
-_FORMAT, _FORMATS = 2, (1, 2)
+#: 3: a body says among how many partitions the groups were dealt out; those before did it in another way as well.
+_FORMAT, _FORMATS = 3, (1, 2, 3)
 
 
 class Kernel(Protocol):
@@ -73,7 +74,7 @@ def windows_of(blocks: Blocks, by_group: bool) -> int:
 
 
 def save(
-    step: Step, shot: Shot, position_us: int, operator: str, by_group: bool
+    step: Step, shot: Shot, position_us: int, operator: str, by_group: bool, partitions: int = 1
 ) -> tuple[dict[int, pl.DataFrame], Saved]:
     """The blocks with their footprints noted, and the body that makes the notes true once it is in the log."""
     chosen = _chosen(step.blocks, shot)
@@ -103,9 +104,8 @@ def save(
         after[number] = block
     closed = pl.concat(step.closed) if step.closed else None
     windows = windows_of(after, by_group)
-    body = msgspec.msgpack.encode(
-        [_FORMAT, operator, position_us, windows, oldest, _ipc(saved), _ipc([closed] if closed is not None else [])]
-    )
+    left = _ipc([closed] if closed is not None else [])
+    body = msgspec.msgpack.encode([_FORMAT, operator, position_us, windows, oldest, _ipc(saved), left, partitions])
     rows = opened + checked + (0 if closed is None else len(closed))
     return after, Saved(body, rows, windows, oldest, opened, checked, 0 if closed is None else len(closed))
 
@@ -148,7 +148,7 @@ def restore(bodies: Iterable[bytes], operator: str, position_us: int, by_group: 
     wanted, frames, size, since = -1, 0, 0, position_us
     for raw in bodies:
         try:
-            number, name, position, windows, oldest, saved, closed = msgspec.msgpack.decode(raw)
+            number, name, position, windows, oldest, saved, closed, *_ = msgspec.msgpack.decode(raw)
         except (msgspec.MsgspecError, ValueError) as error:
             raise CorruptLog(f"a checkpoint of {operator} cannot be read ({error}); run `holdfast verify`") from error
         if number not in _FORMATS:
@@ -179,6 +179,23 @@ def restore(bodies: Iterable[bytes], operator: str, position_us: int, by_group: 
     return Restored(table, since, frames, size)
 
 
+def partitions_of(raw: bytes) -> int | None:
+    """Among how many partitions the groups were dealt out that a body is of; None if it does not say so."""
+    said = msgspec.msgpack.decode(raw)
+    return int(said[7]) if len(said) > 7 else None
+
+
+def together(parts: list[Restored], mine: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]) -> Restored:
+    """The windows of some groups, out of what was restored of several partitions.
+
+    T is the smallest of theirs. A window that closed before the T of its own partition is opened again by replay from
+    there, and closes again: its end lies before the position.
+    """
+    tables = [part.table.filter(pl.Series(mine(part.table["_h"].to_numpy()))) for part in parts]
+    table = pl.concat(tables, how="diagonal_relaxed")
+    return Restored(table, min(p.since_us for p in parts), sum(p.frames for p in parts), sum(p.bytes for p in parts))
+
+
 def _newest(parts: list[pl.DataFrame], by_group: bool) -> pl.DataFrame:
     """Rule 3, over parts that come newest first."""
     if not parts:
@@ -201,14 +218,10 @@ def blocks_of(table: pl.DataFrame, keeps_panes: bool) -> dict[int, pl.DataFrame]
     table = table.rename({"_p": "_s"}).drop("_g", strict=False)
     first, last = ["_h"], ["_o", "_s"]
     table = table.select(*first, *(c for c in table.columns if c not in (*first, *last)), *last)
-    if "_f" in table.columns:
-        return {0: table.sort("_q")}
-    if keeps_panes:
-        return {0: table.sort("_h", "_w")}
-    found = {}
-    for (number,), block in table.partition_by("_w", as_dict=True, include_key=False).items():
-        found[int(number)] = block.sort("_h")
-    return found
+    if keeps_panes or "_f" in table.columns:
+        return {0: in_order(table)}
+    panes = table.partition_by("_w", as_dict=True, include_key=False)
+    return {int(number): in_order(block) for (number,), block in panes.items()}
 
 
 def replay(kernel: Kernel, restored: Restored, blocks: Blocks, rows: pl.DataFrame, position_us: int) -> Blocks:

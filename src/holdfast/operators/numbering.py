@@ -4,7 +4,8 @@ Rules:
 1. The number is the key itself if that is one whole number, else the first 64 bits of a BLAKE2b over the key's parts.
    Neither depends on machine, process or library version, because states and logs outlive all of these; nor on what
    the process has numbered before. Floating-point keys that count as one (0.0 and -0.0, all NaN) have one number.
-2. The partition follows from the number alone.
+2. The partition follows from the number alone, in the same way whether Spark's shuffle or a reader of the log deals the
+   tuples out: so a state can be dealt out anew over another number of partitions.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import polars as pl
 
 #: Stands for a null key among whole numbers; a real key of this value is refused.
 NULL_KEY = -(2**63) + 1
+#: Constants of Spark's `hash`.
+_SEED, _C1, _C2 = 42, np.uint32(0xCC9E2D51), np.uint32(0x1B873593)
 #: Keys whose number is remembered between batches. At some 150 bytes each this is 75 MB at most.
 _REMEMBERED = 500_000
 #: By the columns' types, too: to Python 1, 1.0 and True are one key.
@@ -63,10 +66,20 @@ def _plain(part: Any) -> Any:
 
 
 def partition_of(numbers: npt.NDArray[np.int64], partitions: int) -> npt.NDArray[np.int64]:
-    """The finaliser of MurmurHash3 spreads neighbouring numbers; without it, even keys would share a partition."""
+    """What `pmod(hash(_h), partitions)` is to Spark: MurmurHash3 of 32 bits over the number's two halves."""
+    halves = np.ascontiguousarray(numbers).view(np.uint64)
+    low, high = halves.astype(np.uint32), (halves >> np.uint64(32)).astype(np.uint32)
     with np.errstate(over="ignore"):
-        x = numbers.view(np.uint64)
-        x = (x ^ (x >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
-        x = (x ^ (x >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
-        x ^= x >> np.uint64(33)
-        return (x % np.uint64(partitions)).astype(np.int64)
+        x = np.full(len(low), _SEED, np.uint32)
+        for half in (low, high):
+            x ^= _rotated(half * _C1, 15) * _C2
+            x = _rotated(x, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+        x ^= np.uint32(8)  # The bytes that went in.
+        x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+        x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+        x ^= x >> np.uint32(16)
+    return x.view(np.int32).astype(np.int64) % partitions  # numpy's remainder has the sign of the divisor, as pmod's.
+
+
+def _rotated(x: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint32]:
+    return (x << np.uint32(bits)) | (x >> np.uint32(32 - bits))

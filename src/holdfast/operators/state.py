@@ -44,6 +44,13 @@ class Step(NamedTuple):
     late: int = 0
 
 
+def in_order(block: pl.DataFrame) -> pl.DataFrame:
+    """Rule 2, of a block that was put together: tuples in the order they came, windows by group."""
+    if "_f" in block.columns:
+        return block.sort("_q", maintain_order=True)
+    return block.sort("_h", "_w") if "_w" in block.columns else block.sort("_h")
+
+
 def has_footprint(block: pl.DataFrame) -> npt.NDArray[np.bool_]:
     """Rule 4."""
     found: npt.NDArray[np.bool_] = block["_s"].to_numpy() >= block["_o"].to_numpy()

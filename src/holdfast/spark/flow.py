@@ -45,7 +45,7 @@ from holdfast.spark.frames import Reading, reading_of
 from holdfast.spark.joining import JoinStage, SortStage
 from holdfast.spark.options import READ_OPTIONS, Options
 from holdfast.spark.plan_identity import identity
-from holdfast.spark.restore import Spec, operator_name, origin_of
+from holdfast.spark.restore import DIRECT, NULLS_APART, Spec, operator_name, origin_of
 from holdfast.spark.session import make_active
 from holdfast.spark.stage import Output
 from holdfast.spark.stages import SOURCES_MAX, Inputs, StatefulStage, staged
@@ -56,7 +56,8 @@ from holdfast.stream.store import StreamStore
 Expression: TypeAlias = "Column | str"
 #: Of a union: streams, and the steps that their tuples take.
 Part: TypeAlias = tuple[tuple[str, ...], tuple[Callable[[DataFrame], DataFrame], ...]]
-
+#: Begins the line about partitions among those of what a flow computes.
+_PARTITIONS = "partitions: "
 
 #: What may be said of the checkpoints of a flow's operator. None is the same as `none`.
 Checkpoint: TypeAlias = Continuous | NoCheckpoint | None
@@ -249,8 +250,10 @@ class Flow:
         at: Spark alone can read them."""
         if "://" in str(checkpoint) or str(checkpoint).startswith("file:"):
             return
-        found = identity([f"partitions: {self.partitions}", *self.lines(spec)])
-        if differences := changed(checkpoint, found):
+        # A database has notes of what each partition has applied; all other states are dealt out anew (C13).
+        counted = [f"{_PARTITIONS}{self.partitions}"] if isinstance(self.stage, UpdateStage) else []
+        found = identity([*counted, *self.lines(spec)])
+        if differences := [d for d in changed(checkpoint, found) if counted or not d.startswith(f"- {_PARTITIONS}")]:
             raise UsageError(
                 f"the flow that writes stream {stream} must compute what the state in {checkpoint} was made by; it has "
                 f"changed: {told(differences)}; change it back, or write to another stream with another "
@@ -294,15 +297,15 @@ class Flow:
         return Spec(stream, operator, self.partitions, folder, lineage, parents, always)
 
     def operator(self, stream: str, scratch: str, lineages: tuple[str, ...]) -> str:
-        """What the operator with state is called in its versions and checkpoints."""
+        """What the operator with state is called in its versions and checkpoints. It goes on as it began: each way of
+        reading numbers groups differently, so none must take up the other's state."""
         if self.stage is None:
             return ""
-        # Both ways number groups differently, so neither must take up the other's state.
+        name = self.stage.name
+        names = [name + NULLS_APART, name] if self.stage.several_keys else [name]
         if self._direct(self._columns(), self._inputs()) is not None:
-            return f"{self.stage.name}-direct"
-        if not self.stage.several_keys:
-            return self.stage.name
-        return operator_name(self.stage.name, StreamStore(self.root), stream, scratch, lineages)
+            names.insert(0 if self.partitions <= TASKS_MAX else len(names), name + DIRECT)
+        return names[0] if len(names) == 1 else operator_name(names, StreamStore(self.root), stream, scratch, lineages)
 
     def _reader(self) -> Any:
         return self.spark.readStream.format("holdfast").option("root", self.root).options(**dict(self.options))
@@ -317,7 +320,7 @@ class Flow:
 
     def _direct(self, frame: DataFrame, inputs: Inputs) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
         """Key and value columns if the operator is to read the streams itself."""
-        if self.stage is None or self.before or self.partitions > TASKS_MAX or len(set(inputs.bucket_us)) > 1:
+        if self.stage is None or self.before or len(set(inputs.bucket_us)) > 1:
             return None
         return self.stage.direct(frame.schema, inputs)
 
@@ -355,8 +358,13 @@ class Flow:
 
     def _staged(self, stage: StatefulStage, spec: Spec, policy: Continuous | None, output: Output | None) -> DataFrame:
         scratch, inputs = spec.versions, self._inputs()
-        direct = self._direct(columns := self._columns(), inputs)
-        if direct is not None:
+        if spec.operator.endswith(DIRECT):
+            direct = self._direct(columns := self._columns(), inputs)
+            if direct is None:
+                raise UsageError(
+                    f"the flow that writes stream {spec.stream} must name its keys and values as columns of the "
+                    f"streams, as when its state was made; it has expressions or steps in front now"
+                )
             _, plan, _ = stage.plan(columns, inputs, scratch, policy, output)
             keys, values = direct
             reads = DirectStage(plan, self.partitions, keys, values, stage.salt)
@@ -441,8 +449,9 @@ def flow(
 ) -> Flow:  # fmt: skip
     """The tuples of one or several streams, merged in bucket order.
 
-    `partitions` is the number of tasks of an operator with state (default: the cores). It must stay the same for a
-    query's life. The options are those of `readStream.format("holdfast")`.
+    `partitions` is the number of tasks of an operator with state (default: the cores). A query that is started again
+    with another number goes on with its state, unless it updates a database. The options are those of
+    `readStream.format("holdfast")`.
     """
     where = root or os.environ.get("HOLDFAST_ROOT")
     if where is None:

@@ -12,7 +12,8 @@ Rules:
 5. An operator that has moved, or begins anew because its definition has changed, gets a name of its own for the life
    that begins with it. The log may hold checkpoints of an earlier life of the same node, at the same positions, and a
    restore must not mix them.
-6. A key stays in its partition for the query's life, so their number is noted at the first start, kept, and moves.
+6. The number of partitions is that of the session or the user, at each start anew: states are dealt out among them
+   as they are loaded (`holdfast.spark.versions`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from holdfast.model.errors import StorageError
 from holdfast.model.time import BEGINNING_US
 from holdfast.spark.arrivals import arrivals
 from holdfast.spark.beginning import Beginning
-from holdfast.spark.restore import NULLS_APART, Origin, Restore, Spec
+from holdfast.spark.restore import DIRECT, NULLS_APART, Origin, Restore, Spec
 from holdfast.stream.disk import Disk
 from holdfast.stream.frame import FORMAT_VERSION
 from holdfast.stream.sealed import seal, unseal
@@ -78,19 +79,19 @@ class Lineages:
         """Of the stable query."""
         checkpoint = Beginning(generation=generation).checkpoint(self._home)
         arrival = arrival_in(checkpoint)
-        operator, arrived = (
-            (self._operator, "") if arrival is None else (self._life(arrival), str(arrivals(checkpoint)))
+        spec = Spec(self._stream, self._operator, self._partitions, str(self._scratch), _lineage(generation))
+        if arrival is None:
+            return spec
+        return msgspec.structs.replace(
+            spec, operator=self._life(arrival), arrived=str(arrivals(checkpoint)), arrived_of=arrival.partitions
         )
-        return Spec(self._stream, operator, self._partitions, str(self._scratch), _lineage(generation), arrived=arrived)
 
     def _life(self, arrival: Arrival) -> str:
-        # One that numbers groups of several columns in the older way goes on to do so.
-        same = arrival.operator.removesuffix(NULLS_APART) == self._operator.removesuffix(NULLS_APART)
-        if not same or arrival.partitions != self._partitions:
+        # One that numbers groups in another way, because it has more partitions or is older, goes on to do so.
+        if _stage(arrival.operator) != _stage(self._operator):
             raise StorageError(
-                f"{self._home}: the state that came with the node must be that of {self._operator} in "
-                f"{self._partitions} partitions; it is that of {arrival.operator} in {arrival.partitions}; both owners "
-                f"must have the same definition of it"
+                f"{self._home}: the state that came with the node must be that of {self._operator}; it is that of "
+                f"{arrival.operator}; both owners must have the same definition of it"
             )
         return arrival.name
 
@@ -103,7 +104,7 @@ class Lineages:
         spec = msgspec.structs.replace(stable, lineage=lineage, parents=(stable.lineage,), origin=origin)
         self.forget(fork)
         if self._operator:
-            spec.versions.pin(spec.partitions, root_us)
+            spec.versions.pin(root_us)
         return spec
 
     def needed_us(self, until_us: int, generation: int) -> int:
@@ -115,7 +116,7 @@ class Lineages:
         if position_us <= BEGINNING_US:
             return True  # Nothing was read yet.
         spec = self.spec(generation)
-        if not spec.versions.pack(spec.partitions, position_us, arrivals(checkpoint)):
+        if not spec.versions.pack(position_us, arrivals(checkpoint)):
             return False
         base = spec.operator.rpartition(".")[2]
         arrival = Arrival(base, os.urandom(4).hex(), spec.partitions, position_us)
@@ -145,20 +146,8 @@ class Lineages:
                     lineage.parent.rmdir()  # Of an operator's earlier life, if it is empty now.
 
 
-def partitions_of(home: Path, checkpoint: Path, node: str, wanted: int) -> int:
-    """Rule 6."""
-    path, arrival = home / "partitions", arrival_in(checkpoint)
-    try:
-        return int(path.read_text())
-    except FileNotFoundError:
-        noted = wanted if arrival is None else arrival.partitions
-        Disk().replace_file(path, str(noted).encode())
-        return noted
-    except ValueError as error:
-        raise StorageError(
-            f"{path} must hold the number of partitions of node {node}; got something else; write it there, or remove "
-            f"the node's folder and begin anew"
-        ) from error
+def _stage(operator: str) -> str:
+    return operator.removesuffix(NULLS_APART).removesuffix(DIRECT)
 
 
 def _lineage(generation: int) -> str:

@@ -336,7 +336,7 @@ class NodeQueries:
         if stays is not None and operators_in(self.checkpoint) is not None:
             raise UsageError(f"node {self._node.name} came from another owner and could not go back: {stays}")
         if isinstance(results, Flow):
-            self._flow = NodeFlow(self._node, results, self._outputs, self._home, self.checkpoint)
+            self._flow = NodeFlow(self._node, results, self._outputs, self._home)
             return self._flow.stable(options, self._beginning.generation)
         if not isinstance(results, DataFrame) or not results.isStreaming:
             raise UsageError(

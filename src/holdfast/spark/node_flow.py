@@ -21,13 +21,13 @@ from holdfast.model.tuples import STREAM_COLUMN
 from holdfast.protocol.cec.policy import continuous
 from holdfast.spark.databases import UpdateStage
 from holdfast.spark.flow import Flow
-from holdfast.spark.lineages import MAIN, Lineages, partitions_of
+from holdfast.spark.lineages import MAIN, Lineages
 
 
 class NodeFlow:
     """The flow of one replica, as its function has described it. `generation` counts the query's beginnings."""
 
-    def __init__(self, node: NodeSpec, flow: Flow, outputs: Path, home: Path, checkpoint: Path) -> None:
+    def __init__(self, node: NodeSpec, flow: Flow, outputs: Path, home: Path) -> None:
         if not flow.in_node:
             raise UsageError(
                 f"node {node.name} must return a flow over its inputs; got one over {', '.join(flow.streams)}, read "
@@ -39,10 +39,9 @@ class NodeFlow:
                 f"let a flow outside, over the node's output, do it"
             )
         policy = flow.checkpoint if flow.stage is None else flow.checkpoint or continuous()
-        partitions = partitions_of(home, checkpoint, node.name, flow.partitions)
-        self._flow = replace(flow, root=str(outputs), checkpoint=policy, partitions=partitions)
+        self._flow = replace(flow, root=str(outputs), checkpoint=policy)
         operator = self._flow.operator(node.output, str(home / "versions"), (MAIN,))
-        self._lineages = Lineages(home, outputs, node.output, operator, partitions)
+        self._lineages = Lineages(home, outputs, node.output, operator, flow.partitions)
 
     @property
     def keeps_state(self) -> bool:

@@ -10,14 +10,15 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import contextlib
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.model.errors import BadName, StorageError, UnknownStream, UsageError
-from holdfast.model.time import BEGINNING_US, instant_text
+from holdfast.model.errors import BadName, UnknownStream, UsageError
+from holdfast.model.time import BEGINNING_US
 from holdfast.spark.fork import last_commit
 from holdfast.spark.wal import read_wal
 from holdfast.stream.control import Body, ControlLog, Footprint, operator_number
@@ -29,8 +30,8 @@ from holdfast.stream.store import StreamStore
 if TYPE_CHECKING:
     from holdfast.spark.versions import Scratch
 
-#: Ends the names of operators that tell (null, x) from (x, null) behind a shuffle.
-NULLS_APART = "-nulls"
+#: Ends the names of operators that tell (null, x) from (x, null) behind a shuffle, and of those that read the log.
+NULLS_APART, DIRECT = "-nulls", "-direct"
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -75,13 +76,17 @@ class Spec(msgspec.Struct, frozen=True):
     origin: Origin | None = None
     arrived: str = ""
     """Where the versions lie that came with the query's checkpoint from another host; empty: none did."""
+    arrived_of: int = 0
+    """How many partitions those are of."""
 
     @property
     def versions(self) -> Scratch:
         """Where the state lies."""
         from holdfast.spark.versions import Scratch  # Not where only tuples are read: it brings polars with it.
 
-        return Scratch(self.scratch, self.operator, self.lineage, self.parents, self.arrived)
+        return Scratch(
+            self.scratch, self.operator, self.partitions, self.lineage, self.parents, self.arrived, self.arrived_of
+        )  # fmt: skip
 
 
 def checkpoints(
@@ -103,22 +108,20 @@ def checkpoints(
             reader.close()
 
 
-def operator_name(name: str, store: StreamStore, stream: str, scratch: str, lineages: tuple[str, ...]) -> str:
-    """What an operator with keys of several columns is called. Its name stands for the way its groups are numbered: one
-    that has left state or checkpoints under its older name keeps both."""
-    newer = name + NULLS_APART
-    if any(Path(scratch, newer, lineage).is_dir() for lineage in lineages):
-        return newer
-    if any(Path(scratch, name, lineage).is_dir() for lineage in lineages):
-        return name
+def operator_name(names: Sequence[str], store: StreamStore, stream: str, scratch: str, lineages: Sequence[str]) -> str:
+    """What an operator is called: its name stands for the way its groups are numbered. Of those that it might have, it
+    keeps the one under which it has left state or checkpoints; else it gets the first."""
+    for name in names:
+        if any(Path(scratch, name, lineage).is_dir() for lineage in lineages):
+            return name
     try:
         reader = store.open(stream).reader()
     except (UnknownStream, BadName):  # The first start; or a frame, which writes no stream.
-        return newer
+        return names[0]
     try:
         log = ControlLog(reader)
-        wrote = (wrote for wrote in (newer, name) if any(True for _ in log.backwards(operator_number(wrote))))
-        return next(wrote, newer)
+        wrote = (name for name in names if any(True for _ in log.backwards(operator_number(name))))
+        return next(wrote, names[0])
     finally:
         reader.close()
 
@@ -138,7 +141,7 @@ class Restore:
         first, self._first = self._first, False
         if since_us == BEGINNING_US:
             return since_us
-        at_hand = not first if self._spec.always else self._scratch.has(self._spec.partitions, since_us)
+        at_hand = not first if self._spec.always else self._scratch.has(since_us)
         return since_us if at_hand else self._oldest(since_us)
 
     def forked_us(self, since_us: int) -> int:
@@ -151,16 +154,13 @@ class Restore:
         return self._oldest(until_us)
 
     def _oldest(self, position_us: int) -> int:
-        spec, found = self._spec, dict[int, Footprint]()
-        for footprint, _ in checkpoints(self._store, spec.stream, spec.origin, spec.operator, position_us, None):
-            found.setdefault(footprint.partition, footprint)
-            if len(found) == spec.partitions:
-                break
-        if not found:
-            return position_us  # The first batch of the query: there is no state yet.
-        if len(found) < spec.partitions:
-            raise StorageError(
-                f"stream {spec.stream}: checkpoints of {spec.operator} to {instant_text(position_us)} exist for "
-                f"partitions {sorted(found)} only, of {spec.partitions}; it must stay the same"
-            )
-        return min(position_us, *(f.since_us for f in found.values()))
+        """Every batch has a checkpoint of every partition, however many there were."""
+        spec, newest, oldest = self._spec, None, position_us
+        logged = checkpoints(self._store, spec.stream, spec.origin, spec.operator, position_us, None)
+        with contextlib.closing(logged):
+            for footprint, _ in logged:
+                newest = newest or footprint.position_us
+                if footprint.position_us != newest:
+                    break
+                oldest = min(oldest, footprint.since_us)
+        return oldest  # Before the first batch, where it is.

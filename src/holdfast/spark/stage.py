@@ -6,7 +6,8 @@ Rules:
 2. The batch says where it begins and ends (marks). The stage starts from the version of its state at exactly the
    beginning: from memory, from scratch, or restored from the output's log and brought forward with the rows in front of
    the batch. It never starts from anything else; if it can do none of these, because its scratch was lost after the
-   planner had seen it, it says so (`StateLost`) and the query, started again, reads what is missing.
+   planner had seen it, it says so (`StateLost`) and the query, started again, reads what is missing. Where the state
+   was dealt out among another number of partitions, it takes the groups that are its own now.
 3. Results, boundary and checkpoints of the batch leave together. A repeated task gives the same results again, but not
    the same checkpoints: how many there are hangs on how long it took. Only one task's are in the log. If they are not
    those that a version believes to be there, every window is saved anew, and nothing before that counts any more.
@@ -14,6 +15,7 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -21,16 +23,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from holdfast.model.errors import StateLost, StorageError
+from holdfast.model.errors import CorruptLog, StateLost, StorageError
 from holdfast.model.time import BEGINNING_US, instant_text
 from holdfast.model.tuples import TupleType
-from holdfast.operators.footprints import Kernel, blocks_of, replay, restore, save
-from holdfast.operators.numbering import NULL_KEY
+from holdfast.operators.footprints import (
+    Kernel,
+    Restored,
+    blocks_of,
+    partitions_of,
+    replay,
+    restore,
+    save,
+    together,
+)
+from holdfast.operators.numbering import NULL_KEY, partition_of
 from holdfast.operators.state import Blocks
 from holdfast.protocol.cec.policy import EVERYTHING, Continuous, Measured
 from holdfast.spark import control
@@ -154,7 +166,8 @@ class Stage:
             policy = self.plan.policy
             shot = policy.shot(batch.until_us, span, sum(map(len, after.values())), busy, measured)
             shot = shot if in_log else EVERYTHING
-            after, saved = save(step, shot, batch.until_us, self.plan.operator, self.plan.kernel.by_group)
+            plan, partitions = self.plan, self.plan.scratch.partitions
+            after, saved = save(step, shot, batch.until_us, plan.operator, plan.kernel.by_group, partitions)
             message = control.Message(self.plan.operator, self.partition, saved.rows, saved.windows, saved.since_us,
                                       batch.until_us)  # fmt: skip
             yield self._control(control.encode(message, saved.body, self._staging()))
@@ -182,7 +195,7 @@ class Stage:
                 f"{self.plan.operator}: the state of partition {self.partition} at {instant_text(batch.since_us)} is "
                 f"lost, and it has no checkpoints there; start it with a new checkpoint folder, or with continuous()"
             )
-        return _Start(*self._restored(batch))
+        return self._restored(batch)
 
     def _in_log(self, version: Version, position_us: int) -> bool:
         plan, out = self.plan, self.plan.output
@@ -191,26 +204,59 @@ class Stage:
         store = StreamStore(out.root)
         return version.mark == logged_mark(store, out.stream, out.origin, plan.operator, self.partition, position_us)
 
-    def _restored(self, batch: Batch) -> tuple[Blocks, Measured]:
+    def _restored(self, batch: Batch) -> _Start:
         plan, began = self.plan, time.perf_counter()
+        count, as_here = self._dealt_out(batch.since_us)
+        if as_here:
+            restored = self._logged(self.partition, batch.since_us)
+        else:
+            restored = together([self._logged(p, batch.since_us) for p in range(count)], self._owns)
+        blocks: Blocks = blocks_of(restored.table, plan.keeps_panes)
+        loading_s = time.perf_counter() - began
+        if restored.since_us < batch.since_us:
+            blocks = replay(plan.kernel, restored, blocks, batch.again(restored.since_us), batch.since_us)
+        measured = Measured().restored(windows=len(restored.table), loading_s=loading_s)
+        return _Start(blocks, measured, in_log=as_here)
+
+    def _dealt_out(self, position_us: int) -> tuple[int, bool]:
+        """Among how many partitions the groups were dealt out at that position, and whether that is so here."""
+        plan, said = self.plan, None
+        assert plan.output is not None
+        out, store, numbers = plan.output, StreamStore(plan.output.root), set[int]()
+        found = checkpoints(store, out.stream, out.origin, plan.operator, position_us, None)
+        with contextlib.closing(found):
+            for footprint, body in found:
+                if footprint.position_us != position_us:
+                    break
+                said = said if numbers else partitions_of(body.read())
+                numbers.add(footprint.partition)
+        count = len(numbers) if said is None else said
+        if numbers and numbers != set(range(count)):
+            raise CorruptLog(
+                f"{plan.operator}: the log must have checkpoints of {count} partitions at {instant_text(position_us)}; "
+                f"it has those of {sorted(numbers)}; nothing was restored; run `holdfast verify`"
+            )
+        return count, not numbers or said == plan.scratch.partitions
+
+    def _logged(self, partition: int, position_us: int) -> Restored:
+        """The checkpoints of one partition, among however many it was."""
+        plan = self.plan
         assert plan.output is not None
         out, store = plan.output, StreamStore(plan.output.root)
         oldest: list[int] = []
 
         def bodies() -> Iterator[bytes]:
-            found = checkpoints(store, out.stream, out.origin, plan.operator, batch.since_us, self.partition)
-            for footprint, body in found:
+            for footprint, body in checkpoints(store, out.stream, out.origin, plan.operator, position_us, partition):
                 if oldest and footprint.position_us < oldest[0]:
                     return
                 oldest.append(footprint.since_us)
                 yield body.read()
 
-        restored = restore(bodies(), plan.operator, batch.since_us, plan.kernel.by_group)
-        blocks: Blocks = blocks_of(restored.table, plan.keeps_panes)
-        loading_s = time.perf_counter() - began
-        if restored.since_us < batch.since_us:
-            blocks = replay(plan.kernel, restored, blocks, batch.again(restored.since_us), batch.since_us)
-        return blocks, Measured().restored(windows=len(restored.table), loading_s=loading_s)
+        return restore(bodies(), plan.operator, position_us, plan.kernel.by_group)
+
+    def _owns(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        owned: npt.NDArray[np.bool_] = partition_of(numbers, self.plan.scratch.partitions) == self.partition
+        return owned
 
     # -- what leaves -------------------------------------------------------------------------------------------------
 

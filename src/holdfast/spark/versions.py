@@ -1,10 +1,10 @@
 """Versions of an operator's state on scratch space: immutable tables, named by what they stand for.
 
 Rules:
-1. A version is (lineage, operator, partition, position): the state after all input before that position. It is one
-   file, written by rename. Whoever writes it again writes the same windows. Which of them have a checkpoint may differ,
-   because that hangs on how long things took; so a version names the checkpoints it goes with (`mark`), and who takes
-   it looks whether the log has those.
+1. A version is (lineage, operator, partition of so many, position): the state after all input before that position. It
+   is one file, written by rename. Whoever writes it again writes the same windows. Which of them have a checkpoint may
+   differ, because that hangs on how long things took; so a version names the checkpoints it goes with (`mark`), and who
+   takes it looks whether the log has those.
 2. A reader takes exactly the version it needs or none. A fork looks for the versions of its parents, too, and copies
    nothing.
 3. Scratch is not durable and need not be. A version has a format and checksums: one that a power cut or a disk has
@@ -12,6 +12,9 @@ Rules:
 4. The worker that wrote a version keeps it in memory as well: usually it is the one that needs it next.
 5. A query that goes on from a checkpoint of another host has its first versions from there (`holdfast.spark.arrivals`).
    They are never written to, and nothing else has them.
+6. A query that is started again with another number of partitions, or finds versions of an earlier Holdfast, which do
+   not say their number, takes what it owns out of all of them. Such a version names no checkpoints, so that its first
+   batch saves every window: what a restore needs never reaches back over the change.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import itertools
 import os
 import shutil
 import struct
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +34,8 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 
-from holdfast.operators.state import Blocks
+from holdfast.operators.numbering import partition_of
+from holdfast.operators.state import Blocks, in_order
 from holdfast.protocol.cec.policy import Measured
 from holdfast.stream.frame import crc32c
 from holdfast.stream.untrusted import check_plain
@@ -40,6 +45,8 @@ KEPT = 4
 #: Mark, format, length and checksum of the notes and of the table. The notes follow; then the table, aligned.
 _PREFIX = struct.Struct("<8sIIIIQ")
 _MAGIC, _FORMAT, _ALIGNMENT = b"HOLDVERS", 1, 64
+#: Between the number of a partition and how many there are.
+_OF = "-of-"
 #: Versions that a worker holds in memory: more than it has partitions of living queries.
 _MEMORY_MAX = 64
 #: What those say who read bytes that are no table of ours.
@@ -62,13 +69,16 @@ class Scratch:
 
     folder: str
     operator: str
+    partitions: int
     lineage: str = "main"
     parents: tuple[str, ...] = ()
     arrived: str = ""
     """The folder of versions that came with the checkpoint (rule 5); empty: it began here."""
+    arrived_of: int = 0
+    """How many partitions those are of."""
 
     def _folder(self, lineage: str, partition: int) -> Path:
-        return Path(self.folder, self.operator, lineage, str(partition))
+        return Path(self.folder, self.operator, lineage, f"{partition}{_OF}{self.partitions}")
 
     def _path(self, lineage: str, partition: int, position_us: int) -> Path:
         return self._folder(lineage, partition) / f"{position_us}.state"
@@ -83,25 +93,34 @@ class Scratch:
             found = _read(path)
             if found is not None:
                 return found
-        return _read(self._arrived(partition, position_us), foreign=True) if self.arrived else None
+        for paths, foreign in self._others(position_us):
+            versions = [version for path in paths if (version := _read(path, foreign)) is not None]
+            if len(versions) == len(paths):
+                with contextlib.suppress(*_UNREADABLE if foreign else ()):
+                    return _owned(versions, partition, self.partitions)
+        return None
 
-    def _arrived(self, partition: int, position_us: int) -> Path:
-        return Path(self.arrived, str(partition), f"{position_us}.state")
+    def _others(self, position_us: int) -> Iterator[tuple[list[Path], bool]]:
+        """Rule 6: files that hold that position together, and whether they came from elsewhere."""
+        for lineage in (self.lineage, *self.parents):
+            for paths in _layouts(Path(self.folder, self.operator, lineage), position_us, self.partitions):
+                yield paths, False
+        if self.arrived:
+            for paths in _layouts(Path(self.arrived), position_us, self.arrived_of):
+                yield paths, True
 
-    def has(self, partitions: int, position_us: int) -> bool:
+    def has(self, position_us: int) -> bool:
         """Do all partitions have that version? Looks at lengths only; who loads one looks at every byte."""
-        return all(any(map(_whole, self._paths(p, position_us))) for p in range(partitions))
+        lineages = (self.lineage, *self.parents)
+        own = (any(_whole(self._path(x, p, position_us)) for x in lineages) for p in range(self.partitions))
+        return all(own) or any(True for _ in self._others(position_us))
 
-    def _paths(self, partition: int, position_us: int) -> list[Path]:
-        found = [self._path(lineage, partition, position_us) for lineage in (self.lineage, *self.parents)]
-        return [*found, self._arrived(partition, position_us)] if self.arrived else found
-
-    def pack(self, partitions: int, position_us: int, to: Path) -> bool:
+    def pack(self, position_us: int, to: Path) -> bool:
         """Write the versions of that position as those that arrive elsewhere; False if one of them is not at hand.
 
         They name no checkpoints: the log over there has none of them, so that the first batch there saves everything.
         """
-        for partition in range(partitions):
+        for partition in range(self.partitions):
             version = self.load(partition, position_us)
             if version is None:
                 return False
@@ -110,9 +129,9 @@ class Scratch:
             _write(path, version._replace(mark=None))
         return True
 
-    def pin(self, partitions: int, position_us: int) -> None:
+    def pin(self, position_us: int) -> None:
         """Give the versions of the parents a name of their own here: a parent forgets its, and nothing is copied."""
-        for partition, parent in itertools.product(range(partitions), self.parents):
+        for partition, parent in itertools.product(range(self.partitions), self.parents):
             with contextlib.suppress(OSError):  # It is lost, or the filesystem has no links: then the parent's is read.
                 self._folder(self.lineage, partition).mkdir(parents=True, exist_ok=True)
                 os.link(self._path(parent, partition, position_us), self._path(self.lineage, partition, position_us))
@@ -129,12 +148,14 @@ class Scratch:
         _memory[key] = (written, version)
         while len(_memory) > _MEMORY_MAX:
             del _memory[next(iter(_memory))]  # Of a query that has ended, or of a partition that runs elsewhere now.
-        self._forget(folder, position_us)
+        if self._forget(folder, position_us) and partition == 0:
+            self._forget_others(folder.parent)
 
     def _key(self, lineage: str) -> str:
         return f"{self.folder}/{lineage}"
 
-    def _forget(self, folder: Path, position_us: int) -> None:
+    def _forget(self, folder: Path, position_us: int) -> bool:
+        """Whether there were any to forget."""
         names = os.listdir(folder)
         positions = sorted(int(name.removesuffix(".state")) for name in names if name.endswith(".state"))
         old = [f"{p}.state" for p in positions if p <= position_us][:-KEPT]
@@ -143,6 +164,39 @@ class Scratch:
         for name in old:
             with contextlib.suppress(FileNotFoundError):
                 (folder / name).unlink()
+        return bool(old)
+
+    def _forget_others(self, lineage: Path) -> None:
+        """Versions of another number of partitions: all that stay are newer by now."""
+        for name in os.listdir(lineage):
+            if name.partition(_OF)[2] != str(self.partitions):
+                shutil.rmtree(lineage / name, ignore_errors=True)
+
+
+def _layouts(lineage: Path, position_us: int, unsaid: int) -> Iterator[list[Path]]:
+    """The files of that position for each number of partitions of which none is missing; `unsaid` is the number of
+    those whose names do not say it."""
+    found: dict[str, list[Path]] = {}
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(lineage):
+            partition, _, of = name.partition(_OF)
+            if partition.isdigit():
+                found.setdefault(of, []).append(lineage / name / f"{position_us}.state")
+    for of, paths in sorted(found.items()):
+        if len(paths) == int(of or unsaid) and all(map(_whole, paths)):
+            yield paths
+
+
+def _owned(versions: list[Version], partition: int, partitions: int) -> Version:
+    """Rule 6: the groups of one partition, out of the versions of all."""
+    parts: dict[int, list[pl.DataFrame]] = {}
+    for version in versions:
+        for number, block in version.blocks.items():
+            mine = block.filter(pl.Series(partition_of(block["_h"].to_numpy(), partitions) == partition))
+            if len(mine):
+                parts.setdefault(number, []).append(mine)
+    blocks = {n: in_order(pl.concat([b.select(some[0].columns) for b in some])) for n, some in parts.items()}
+    return Version(blocks, versions[partition % len(versions)].measured)
 
 
 def _is(path: Path, written: os.stat_result) -> bool:

@@ -89,27 +89,30 @@ class ControlLog:
 def oldest_needed(segments: list[tuple[Path, int]]) -> int | None:
     """The oldest commit that holds a checkpoint some operator relies on (L8); None if no operator writes the stream.
 
-    `segments` come oldest first, with their lengths. An operator writes a control frame with every batch, so a stream
-    without one in its newest two segments has none.
+    `segments` come oldest first, with their lengths. An operator writes a control frame of each partition with every
+    batch, so a stream without one in its newest two segments has none, and those of its last batch say what it needs.
     """
-    wanted: dict[tuple[int, int], int] = {}
+    newest: dict[int, int] = {}
+    wanted: dict[int, int] = {}
     oldest: int | None = None
     for age, (path, end) in enumerate(reversed(segments)):
         if age >= 2 and not wanted:
             return oldest
         for h in reversed(_control_headers(path, end)):
-            key = (h.first_tuple_id, h.partition)
-            if wanted.setdefault(key, h.stime_min_us) <= h.stime_max_us:
+            operator = h.first_tuple_id
+            if newest.setdefault(operator, h.stime_max_us) == h.stime_max_us:
+                wanted[operator] = min(wanted.get(operator, h.stime_min_us), h.stime_min_us)
+            if wanted[operator] <= h.stime_max_us:
                 oldest = h.commit_seq if oldest is None else min(oldest, h.commit_seq)
         if oldest is not None and wanted and _reached(segments[-1 - age], wanted):
             return oldest
     return oldest
 
 
-def _reached(segment: tuple[Path, int], wanted: dict[tuple[int, int], int]) -> bool:
-    """Does this segment hold, for every operator and partition, a checkpoint older than the oldest needed?"""
-    seen = {(h.first_tuple_id, h.partition): h.stime_max_us for h in reversed(_control_headers(*segment))}
-    return all(seen.get(key, since) < since for key, since in wanted.items())
+def _reached(segment: tuple[Path, int], wanted: dict[int, int]) -> bool:
+    """Does this segment hold, for every operator, a checkpoint older than the oldest needed?"""
+    seen = {h.first_tuple_id: h.stime_max_us for h in reversed(_control_headers(*segment))}
+    return all(seen.get(operator, since) < since for operator, since in wanted.items())
 
 
 def _control_headers(path: Path, end: int) -> list[Header]:

@@ -68,9 +68,7 @@ class Columns:
                 f"send smaller units"
             )
         if not field.nullable and array.null_count:
-            raise SchemaError(
-                f"{self.whose}: column {field.name!r} must not be null; got {array.null_count} nulls"
-            )
+            raise SchemaError(f"{self.whose}: column {field.name!r} must not be null; got {array.null_count} nulls")
         return array
 
     def _fit(self, field: pa.Field, check: Check, value: Any) -> Any:
