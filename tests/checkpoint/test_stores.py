@@ -170,6 +170,7 @@ def test_an_address_opens_its_store_and_nonsense_says_what_would(tmp_path: Path)
         ("pickle:/tmp/x", "must begin with memory:"), ("/tmp/x", "must begin with memory:"),
         ("log:", "must look like log:FOLDER"), ("memory:x", "must look like memory:"),
         ("redis:127.0.0.1", "must look like redis://"), ("hbase://127.0.0.1:http/t", "must look like hbase://"),
+        ("hbase://127.0.0.1]:8080/t", "must look like hbase://"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=why):
             open_store(address)

@@ -28,7 +28,8 @@ def fuzz(*args: str) -> tuple[dict[str, Any], str]:
 
 @pytest.mark.slow
 def test_no_value_from_outside_crashes_hangs_or_comes_back_different() -> None:
-    said, text = fuzz("--seconds", "12")
+    # From the same seed each time: what others find is for whoever looks (`python -m tests.fuzz`), not for who lands.
+    said, text = fuzz("--seconds", "12", "--first", "1")
     assert (said["crashes"], said["hangs"], said["wrong"]) == (0, 0, 0), text
     assert said["tried"] > 1000
 

@@ -76,6 +76,8 @@ def test_nobody_can_find_other_clauses_with_the_same_id(tmp_path: Path) -> None:
         (("to: ben, ", ""), "must have a direction"),
         (("http://127", "http://10"), "must be https, or of this machine"),
         (("http://127.0.0.1:7402", "ben"), "must look like https://name:port"),
+        (("http://127.0.0.1:7402", "http://127.0.0].1:7402"), "must look like https://name:port"),
+        (("http://127.0.0.1:7402", "http://127.0.0.1:75020"), "must look like https://name:port"),
         (("capacity", "capacities"), "docs/load-sharing.md shows every word"),
         (("period: 10s", "period: 1s"), "at least twice the time allowed for an answer"),
         (("participant: anna", "participant: A/na"), "must be 1 to 128 of a-z"),

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
@@ -38,7 +38,7 @@ from holdfast.host.wire import (
     decode_report,
     encode_message,
 )
-from holdfast.inputs.network import is_loopback
+from holdfast.inputs.network import address_parts, is_loopback
 from holdfast.model.errors import HoldfastError, PeerError, UsageError
 from holdfast.protocol.dpc.messages import Message, StreamReport
 from holdfast.protocol.dpc.signals import Lane
@@ -131,10 +131,10 @@ class HttpLink(Link):
     """The way to a host with an address, such as `https://b.example:7411`."""
 
     def __init__(self, address: str, token: Token, *, ca: Path | None = None, name: str = "") -> None:
-        parts = urlsplit(address)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        parts = address_parts(address, "http", "https")
+        if parts is None:
             raise UsageError(f"a host's address must look like https://name:port; got {address!r}")
-        if parts.scheme == "http" and not is_loopback(parts.hostname):
+        if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
             raise UsageError(f"the token must not travel in the clear: {address} needs https, or must be loopback")
         self.address = address.rstrip("/")
         self._token = token

@@ -13,6 +13,7 @@ import socket
 import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import SplitResult, urlsplit
 
 from holdfast.model.errors import StorageError, UsageError
 
@@ -93,6 +94,16 @@ class Access(NamedTuple):
         except (OSError, ssl.SSLError) as error:
             raise UsageError(f"the certificate {self.certificate} and its key cannot be used: {error}") from None
         return context
+
+
+def address_parts(address: str, *schemes: str) -> SplitResult | None:
+    """An address with one of these schemes, a host, and if any a port that is one; None if it is no such address."""
+    try:
+        parts = urlsplit(address)
+        fits = parts.scheme in schemes and parts.hostname and parts.port != 0
+    except ValueError:  # Brackets that do not pair, a port beyond 65535.
+        return None
+    return parts if fits else None
 
 
 def is_loopback(host: str) -> bool:

@@ -25,13 +25,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
 import msgspec
 
 from holdfast.diagram import check_node_name
 from holdfast.host.plain_yaml import read_yaml
-from holdfast.inputs.network import TOKEN_CHARS_MIN, is_loopback
+from holdfast.inputs.network import TOKEN_CHARS_MIN, address_parts, is_loopback
 from holdfast.model.errors import StorageError, UsageError
 from holdfast.model.time import duration_us
 from holdfast.protocol.load.contract import Contract
@@ -194,11 +193,11 @@ def _known(problem: str) -> str:
 
 def _partner(file: Path, name: str, said: _Partner) -> Partner:
     check_node_name(name, f"the name of a partner in {file}", "rename it under partners")
-    parts = urlsplit(said.address)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    parts = address_parts(said.address, "http", "https")
+    if parts is None:
         raise UsageError(f"the address of partner {name!r} in {file} must look like https://name:port; got "
                          f"{said.address!r}")  # fmt: skip
-    if parts.scheme == "http" and not is_loopback(parts.hostname):
+    if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
         raise UsageError(f"the address of partner {name!r} in {file} must be https, or of this machine; got "
                          f"{said.address!r}")  # fmt: skip
     return Partner(name, said.address, file.parent / said.token, None if said.ca is None else file.parent / said.ca)

@@ -48,15 +48,14 @@ class HBaseStore(CheckpointStore):
     @classmethod
     def at(cls, address: str) -> HBaseStore:
         """From hbase://host:port/table, the place of the REST gateway."""
-        parts = urlsplit(address)
-        table = parts.path.strip("/") or "checkpoints"
         try:
-            port = parts.port or 8080
-        except ValueError:  # Not a number, or beyond 65535.
-            port = 0
-        if parts.hostname is None or not port:
+            parts = urlsplit(address)
+            host, port = parts.hostname, 8080 if parts.port is None else parts.port
+        except ValueError:  # A port that is not a number or beyond 65535, brackets that do not pair.
+            host = None
+        if host is None or not port:
             raise UsageError(f"an HBase address must look like hbase://127.0.0.1:8080/checkpoints; got {address!r}")
-        return cls(f"http://{parts.hostname}:{port}", table)
+        return cls(f"http://{host}:{port}", parts.path.strip("/") or "checkpoints")
 
     def _ask(self, method: str, path: str, body: Any = None, also: tuple[int, ...] = ()) -> httpx.Response:
         try:
