@@ -122,6 +122,7 @@ REFUSED = [
     ("app: x\n---\napp: y\n", "line 2"),
     ("app: \x07\n", "is not YAML"),
     ("[" * 5000, "nested 16 deep at most"),
+    (f"app: {'a' * 5000}", "must have 1024 characters at most; it has 5000"),
     ("app: x # " + "x" * 300_000, "262144 bytes at most"),
 ]
 

@@ -190,3 +190,11 @@ def test_a_schema_of_arrow_nested_too_deep_is_refused_as_well() -> None:
         kind = pa.list_(kind)
     with pytest.raises(SchemaError, match="nested 30 deep at most"):
         parse_schema(pa.schema([("a", kind)]))
+
+
+def test_a_batch_with_other_columns_is_refused_in_one_line_whatever_they_are_called() -> None:
+    other = pa.table({"v\x00\nx": [1], "w" * 5000: [2]})
+    with pytest.raises(SchemaError) as refused:
+        table_batch(other, parse_schema("a bigint"), "s")
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 300

@@ -2,8 +2,8 @@
 
 Rules:
 1. Every scalar is text: a host named `on` is not True, and `7401:30` is not a number of seconds.
-2. Aliases, anchors, tags and keys that come twice are refused; so are files and depths beyond any honest use. A few
-   lines of aliases can stand for gigabytes, and a tag can ask for a Python object.
+2. Aliases, anchors, tags and keys that come twice are refused; so are files, depths and values beyond any honest use.
+   A few lines of aliases can stand for gigabytes, and a tag can ask for a Python object.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from holdfast.model.errors import UsageError
 BYTES_MAX = 256 << 10
 #: The composer calls itself for each level: Python's own limit would end it with a traceback.
 DEPTH_MAX = 16
+#: The longest honest value is a path or an address; whoever refuses one repeats it.
+CHARS_MAX = 1024
 
 
 def read_yaml(path: Path) -> Any:
@@ -53,6 +55,8 @@ class _Loader(yaml.BaseLoader):
             raise _refused(event, "anchors and aliases are not allowed here; write the value out")
         if event.tag is not None:
             raise _refused(event, f"tags such as {event.tag!r} are not allowed here; write the plain value")
+        if isinstance(event, yaml.ScalarEvent) and len(event.value) > CHARS_MAX:
+            raise _refused(event, f"a value must have {CHARS_MAX} characters at most; it has {len(event.value)}")
         self.depth += 1
         if self.depth > DEPTH_MAX:
             raise _refused(event, f"values may be nested {DEPTH_MAX} deep at most")

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from holdfast.model.errors import SchemaError
 from holdfast.model.schema import schema_text
 from holdfast.stream.rows import Columns, first_words
-from holdfast.stream.values import DAYS_MAX, DAYS_MIN, STIME_US_MAX, STIME_US_MIN
+from holdfast.stream.values import DAYS_MAX, DAYS_MIN, STIME_US_MAX, STIME_US_MIN, names_shown
 
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 
@@ -40,7 +40,8 @@ def table_batch(data: Any, schema: pa.Schema, stream: str) -> pa.RecordBatch:
         raise SchemaError(f"stream {stream}: a batch must be Arrow or pandas; got {type(data).__name__}")
     if sorted(data.column_names) != sorted(schema.names):
         raise SchemaError(
-            f"stream {stream}: a batch must have the columns ({schema_text(schema)}); got ({schema_text(data.schema)})"
+            f"stream {stream}: a batch must have the columns ({schema_text(schema)}); got "
+            f"{names_shown(data.column_names)}"
         )
     columns = [_cast(data.column(field.name), field, stream) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -214,6 +214,7 @@ def shown(value: Any) -> str:
 def names_shown(names: Iterable[Any]) -> str:
     """Names for a message, sorted, cut short."""
     text = ", ".join(sorted(str(name)[: _SHOWN_CHARS + 1] for name in names))
+    text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
     return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
 
 
