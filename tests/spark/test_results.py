@@ -16,7 +16,7 @@ from holdfast.host.catalog import HERE, Catalog
 from holdfast.host.host import Host
 from holdfast.model.errors import SchemaError, UsageError
 from holdfast.model.schema import parse_schema, schema_text
-from holdfast.spark.results import node_columns
+from holdfast.spark.results import create_output, node_columns
 from holdfast.stream.definition import Retention
 
 STIME = pa.field("stime", pa.timestamp("us", "UTC"))
@@ -84,3 +84,20 @@ def test_a_declared_output_is_there_before_spark_is(tmp_path: Path) -> None:
     made = store.open("active").definition
     assert (schema_text(made.schema), made.bucket_us) == ("source string, n bigint", 500_000)
     assert made.retention == Retention(acknowledged=True)
+
+
+def test_a_node_that_says_what_is_kept_is_heard_also_when_its_output_is_there_already(tmp_path: Path) -> None:
+    """It said `retain="all"` before, or the stream was made by hand; a retention by age or size is its owner's."""
+    store, columns = holdfast.open(tmp_path), pa.schema(OWN)
+
+    def kept(**options: Any) -> Retention:
+        create_output(store, node("a", **options), columns, 1_000_000)
+        return store.open("active").definition.retention
+
+    store.create("active", columns, bucket="1s")
+    made = store.open("active").definition.id
+    assert kept(retain="acknowledged") == Retention(acknowledged=True)
+    assert kept() == Retention()
+    store.change_retention("active", Retention(age_us=7))
+    assert kept(retain="acknowledged") == kept() == Retention(age_us=7)
+    assert store.open("active").definition.id == made

@@ -37,6 +37,11 @@ def _types(schema: pa.Schema) -> dict[str, str]:
 
 
 def create_output(store: StreamStore, node: NodeSpec, columns: pa.Schema, bucket_us: int) -> Stream:
-    """The output stream of a node. One that is there already must have the same columns."""
+    """The output stream of a node. One that is there already must have the same columns. What is kept of it is the
+    node's affair, unless somebody has given it an age or a size."""
     retention = Retention(acknowledged=node.retain == "acknowledged")
-    return store.create(node.output, columns, bucket=duration_text(bucket_us), retention=retention, exist_ok=True)
+    stream = store.create(node.output, columns, bucket=duration_text(bucket_us), retention=retention, exist_ok=True)
+    given = stream.definition.retention
+    if given != retention and given.age_us is None and given.size_bytes is None:
+        return store.change_retention(node.output, retention)
+    return stream

@@ -8,6 +8,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from holdfast.clock import Clock, now_us
 from holdfast.model.errors import StorageError, UnknownStream, UsageError
 from holdfast.model.names import check_name, contained
@@ -127,6 +129,13 @@ class StreamStore:
             shutil.rmtree(staging, ignore_errors=True)
         self._disk.sync_dir(self.root)
         return Stream(folder, definition, self._disk, self._clock)
+
+    def change_retention(self, name: str, retention: Retention) -> Stream:
+        """The same stream, of which so much is kept. Who has it open goes by what held before, until it opens it."""
+        present = self.open(name)
+        definition = msgspec.structs.replace(present.definition, retention=retention)
+        self._disk.replace_file(present.folder / "stream", seal(definition))
+        return Stream(present.folder, definition, self._disk, self._clock)
 
     def open(self, name: str) -> Stream:
         """The stream of that name."""
