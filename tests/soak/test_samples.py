@@ -13,7 +13,7 @@ from tests.soak.samples import BatchTimes, bytes_below, growth, process_sizes
 
 
 def test_growth_is_that_of_the_last_quarter_over_the_second_whatever_happened_for_a_moment() -> None:
-    values = [1, 50, 100, 100, 900, 100, 100, 100, 100, 108, 5, 108]
+    values = [1, 50, 90, 90, 100, 900, 100, 900, 100, 100, 100, 100, 700, 5, 108, 700]
     assert growth([{"x": v} for v in values])["x"] == (100, 108, pytest.approx(0.08))
 
 
