@@ -30,6 +30,8 @@ PHASES = {
 }
 #: More than this many tests that fail at first are no accident of timing.
 AGAIN_MAX = 2
+#: Files that are named for the time they take.
+_LONGEST = 20
 #: What pytest returns if all tests passed, if some failed, and if it was left with none.
 PASSED, FAILED, NONE = 0, 1, 5
 
@@ -92,12 +94,20 @@ def promise_table(records: Sequence[Record]) -> list[str]:
     return lines
 
 
+def longest(records: Sequence[Record]) -> str:
+    """The files that took longest, for whoever looks for time."""
+    spent: Counter[str] = Counter()
+    for record in records:
+        spent[record.test.partition("::")[0].removeprefix("tests/")] += record.seconds  # type: ignore[assignment]
+    return "seconds of the longest files: " + ", ".join(f"{file} {s:.0f}" for file, s in spent.most_common(_LONGEST))
+
+
 def report(suite: Suite) -> list[str]:
     """What is said at the end, after everything that pytest has said."""
     records = list(suite.records.values())
     counts = Counter(record.outcome for record in records)
     spent = ", ".join(f"{name} {seconds / 60:.1f}" for name, seconds in suite.seconds.items())
-    lines = ["", *promise_table(records), ""]
+    lines = ["", *promise_table(records), "", longest(records)]
     lines += [f"run again: {r.test} ({r.why}): {suite.records[r.test].outcome} the second time" for r in suite.again]
     lines += [f"FAILED {record.test} ({record.why})" for record in suite.failed]
     lines += [f"FAILED {what}" for what in suite.trouble]
