@@ -42,8 +42,8 @@ from benches.report import console, finish, table
 from holdfast.clock import now_us
 from holdfast.demo.failure import JAVA_OPTIONS
 from holdfast.demo.monitors import COLUMNS, MONITORS, Monitor
-from holdfast.host.embedded import node_session
 from holdfast.spark import read_stream
+from holdfast.spark.engine import node_session
 
 ROWS_PER_EVENT = 16_384
 #: stime of the backlog: so many seconds in buckets of one second.

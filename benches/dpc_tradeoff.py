@@ -42,8 +42,9 @@ from holdfast.clock import monotonic_us, now_us, pause
 from holdfast.console.recording import Recording
 from holdfast.demo.failure import JAVA_OPTIONS
 from holdfast.demo.monitors import COLUMNS, MONITORS, Monitor
-from holdfast.host.embedded import Running, node_session
+from holdfast.host.embedded import Running
 from holdfast.model.time import SECOND_US
+from holdfast.spark.engine import node_session
 from holdfast.spark.fork import fork_checkpoint
 
 BUCKET = "250ms"

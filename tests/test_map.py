@@ -25,17 +25,18 @@ IMPORTS = {
     "cli": "app checkpoint clock console demo diagram holdfast host inputs load spark stream",
     "demo": "clock console holdfast host spark",
     "console": "load",
-    "load": "clock diagram host inputs protocol spark stream",
+    "load": "clock diagram engine host inputs protocol spark stream",
     "holdfast": "app host stream",
-    "host": "app clock diagram inputs protocol spark stream",
-    "app": "diagram host protocol",
-    "spark": "checkpoint clock diagram inputs operators protocol stream",
-    "operators": "checkpoint protocol stream",
     "testing": "checkpoint",
+    "app": "diagram host protocol",
+    "host": "app clock diagram engine inputs protocol spark stream",
+    "spark": "checkpoint clock diagram engine inputs operators protocol stream",
+    "operators": "checkpoint protocol stream",
     "checkpoint": "clock stream",
     "inputs": "clock stream",
     "sim": "protocol",
     "stream": "clock protocol",
+    "engine": "diagram stream",
     "diagram": "protocol",
     "protocol": "",
     "clock": "",
@@ -47,11 +48,10 @@ CYCLES = [["app", "host"]]
 #: What a core without I/O has no use for.
 IMPURE = {"asyncio", "io", "os", "pathlib", "random", "socket", "threading", "time"}
 
-#: Outside `spark`: for types of sessions and queries, and errors. The demo's application is what a user would write.
-PYSPARK = {
-    "demo.application", "host.checking", "host.controller", "host.deployed", "host.embedded", "host.host",
-    "load.census", "load.meter",
-}  # fmt: skip
+#: Outside `spark`: the demo's application is what a user would write.
+PYSPARK = {"demo.application"}
+#: Hosts know the engine by its port alone; these choose Spark where nobody brings another, and know its settings.
+KNOW_SPARK = {"host.embedded", "host.deployment"}
 
 WALL_CLOCK = {"clock"}
 #: How long something takes or may take, where a clock that is handed in would bring nothing.
@@ -131,6 +131,11 @@ def test_the_protocol_imports_the_model_and_the_standard_library_only() -> None:
 def test_pyspark_is_imported_by_spark_and_those_listed() -> None:
     found = {module.name for module in TREE.values() if others(module) & {"pyspark", "py4j"}}
     assert {name for name in found if package(name) != "spark"} == PYSPARK
+
+
+def test_hosts_know_spark_where_they_choose_it_and_nowhere_else() -> None:
+    found = {m.name for m in TREE.values() if m.package == "host" and any(package(n) == "spark" for n in ours(m))}
+    assert found == KNOW_SPARK
 
 
 def test_what_is_imported_is_declared() -> None:

@@ -34,7 +34,7 @@ FLAWS = {
 }
 
 
-def run_host(deployment: Deployment, name: str, extend: object = None) -> None:
+def run_host(deployment: Deployment, name: str, extend: object = None, engine: object = None) -> None:
     spec = deployment.host(name)
     catalog = Catalog(deployment.load_app().diagram(), deployment)
     if (spec.root / "broken").exists():

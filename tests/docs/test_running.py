@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.host.embedded import Running, node_session, start
+from holdfast.host.embedded import Running, start
+from holdfast.spark.engine import node_session
 from tests.docs.test_docs import HOME, blocks
 
 RUNNING = HOME / "docs" / "running.md"

@@ -15,9 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 import holdfast
 from holdfast.clock import pause
-from holdfast.host.embedded import node_session
 from holdfast.operators import count, keep_time, sum_, time_window
 from holdfast.spark import Flow, flow_of
+from holdfast.spark.engine import node_session
 
 T0 = 1_700_000_000
 SECOND = 1_000_000

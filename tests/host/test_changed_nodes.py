@@ -11,11 +11,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import holdfast
-from holdfast.host.embedded import node_session
 from holdfast.model.errors import UsageError
 from holdfast.operators.functions import count
 from holdfast.operators.windows import time_window
 from holdfast.spark import flow_of
+from holdfast.spark.engine import node_session
 from holdfast.stream.changes import read_changes
 from tests.cli.conftest import InsideCli
 from tests.host.test_embedded import SECOND, T0, Source, reached, stable, until

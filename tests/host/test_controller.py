@@ -18,6 +18,7 @@ import holdfast
 import holdfast.host.controller as controllers
 import holdfast.host.forking as forks
 from holdfast.clock import monotonic_us, pause
+from holdfast.engine import Fork, Query
 from holdfast.host.controller import Controller
 from holdfast.host.forking import Forking
 from holdfast.host.intake import DirectIntake
@@ -30,8 +31,7 @@ from holdfast.protocol.dpc.plan import InputPlan, NodePlan, OutputPlan
 from holdfast.protocol.dpc.signals import ForkFailed, ForkPrepared, InputGap, Lane
 from holdfast.protocol.dpc.states import NodeState, StreamState
 from holdfast.spark.beginning import Beginning, begin_anew, load_beginning
-from holdfast.spark.forked import ready_mark
-from holdfast.spark.node import NodeQueries, Progress, RunningFork, progress_after
+from holdfast.spark.node import SparkQueries
 from holdfast.stream.acks import acknowledge
 from holdfast.stream.decision import Decision
 from holdfast.stream.disk import Disk
@@ -40,90 +40,22 @@ from holdfast.stream.identity import Identity, changed, note_identity, read_iden
 from holdfast.stream.pack import pack
 from holdfast.stream.report import ReportWriter, read_report, report_path
 from holdfast.stream.store import Stream
-from holdfast.stream.waiting import Waiting
 from holdfast.stream.writer import LogWriter
+from tests.host.scripted_engine import ScriptedQueries, ScriptedQuery
 from tests.stream.test_rows import stored_batch
 
 SECOND = 1_000_000
 
 
-class Query:
-    def __init__(self, log: list[str]) -> None:
-        self._log, self.isActive = log, True
-
-    def stop(self) -> None:
-        self._log.append("stop")
-        self.isActive = False
-
-    def exception(self) -> None:
-        return None
-
-
-class Queries:
-    """Queries of a replica that committed one batch, up to second 5."""
-
-    def __init__(self, home: Path) -> None:
-        self.home, self.log, self.refused = home, [], 0
-        self.keeps_state, self.needed = False, 0
-        self.decision, self.checkpoint = home / "decision", home / "checkpoint"
-        for kind in ("offsets", "commits"):
-            (self.checkpoint / kind).mkdir(parents=True)
-        self.commit(0, 5 * SECOND)
-
-    def commit(self, batch: int, until_us: int) -> None:
-        offset = json.dumps({"format": 1, "until_us": until_us})
-        (self.checkpoint / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{offset}\n")
-        (self.checkpoint / "commits" / str(batch)).write_text("v1\n{}\n")
-
-    def needed_us(self, until_us: int) -> int:
-        return min(until_us, self.needed)
-
-    def start_stable(self) -> Any:
-        self.log.append("start")
-        return Query(self.log)
-
-    def begin_anew(self, start_us: int, right_from_us: int) -> None:
-        if self.refused:
-            self.refused -= 1
-            self.log.append("refused")
-            raise StorageError("could not write: the disk is full")
-        self.log.append("anew")
-
-    def progress(self, since: int, checkpoint: Path | None = None) -> Progress | None:
-        return progress_after(checkpoint or self.checkpoint, since)
-
-    def planned(self, batch_id: int) -> bool:
-        return False
-
-    def clear_forks(self) -> None:
-        pass
-
-    def start_fork(self, fork: int) -> RunningFork:
-        plan = self.home / "forks" / str(fork) / "plan"
-        plan.parent.mkdir(parents=True)
-        ready_mark(plan).touch()
-        query: Any = Query(self.log)
-        return RunningFork(query, plan.parent / "checkpoint", plan, "ab" * 8, 0, 5 * SECOND, Waiting({}, 0, b""))
-
-    def promised_us(self, until_us: int) -> int:
-        return until_us
-
-    def ready(self, fork: RunningFork) -> bool:
-        return True
-
-    def stop_fork(self, fork: RunningFork) -> None:
-        fork.query.stop()
-
-
 def replica(
     tmp_path: Path, say: Callable[[str, Send], None] = lambda *_: None, keeps_state: bool = False
-) -> tuple[Controller, Queries]:
+) -> tuple[Controller, ScriptedQueries]:
     store = holdfast.open(tmp_path / "streams")
     source = store.create("s", "n bigint", bucket="1s")
     source.writer().commit([], now_us=1, boundary_us=5 * SECOND)
     output = store.create("out", "n bigint", bucket="1s")
     home = tmp_path / "home"
-    queries: Any = Queries(home)
+    queries: Any = ScriptedQueries(home)
     queries.keeps_state = keeps_state
     plan = NodePlan("node@here", (InputPlan("s", ("s@here",)),), OutputPlan("out", ("s",), ("reader@here",)),
                     bucket_us=SECOND, window_us=2 * SECOND)  # fmt: skip
@@ -246,15 +178,15 @@ def test_a_query_that_stops_before_it_has_committed_anything_is_started_again(
 ) -> None:
     controller, queries = replica(tmp_path)
     shutil.rmtree(queries.checkpoint / "commits")
-    started: list[Query] = []
+    started: list[ScriptedQuery] = []
 
-    def start() -> Any:
-        started.append(Query(queries.log))
+    def start() -> Query:
+        started.append(ScriptedQuery(queries.log))
         return started[-1]
 
     queries.start_stable = start  # type: ignore[method-assign]
     until(controller, lambda: started)
-    started[0].isActive = False
+    started[0].active = False
     until(controller, lambda: len(started) == 2)
     assert "node@here: the stable query stopped (no reason given); starting it again in 1 s" in caplog.text
     assert controller.core is None
@@ -354,10 +286,10 @@ def test_a_fork_that_hangs_does_not_keep_the_query_from_being_stopped(
 @pytest.mark.parametrize("hangs", ["start", "first batch"])
 def test_a_fork_that_never_gets_ready_has_failed_and_the_next_one_can_start(tmp_path: Path, hangs: str) -> None:
     output = holdfast.open(tmp_path / "streams").create("out", "n bigint", bucket="1s")
-    queries: Any = Queries(tmp_path / "home")
+    queries: Any = ScriptedQueries(tmp_path / "home")
     forking, real, released = Forking(queries, output, SECOND, "node@here"), queries.start_fork, threading.Event()
 
-    def start(fork: int) -> RunningFork:
+    def start(fork: int) -> Fork:
         if hangs == "start":
             assert released.wait(60)
         return real(fork)  # type: ignore[no-any-return]
@@ -384,7 +316,7 @@ def test_results_that_are_filed_until_the_query_has_stopped_do_not_lie_in_the_ho
     """They are stable and there; a reader that is told of a gap would pass them over (D1)."""
     controller, queries = replica(tmp_path)
 
-    class Filing(Query):
+    class Filing(ScriptedQuery):
         def stop(self) -> None:
             super().stop()
             controller.output.writer().commit([], now_us=1, boundary_us=7 * SECOND)
@@ -468,7 +400,7 @@ def test_input_that_an_operators_state_relies_on_is_not_acknowledged(tmp_path: P
 
 def test_a_fork_that_cannot_be_fed_has_failed_and_main_goes_on(tmp_path: Path) -> None:
     output = holdfast.open(tmp_path / "streams").create("out", "n bigint", bucket="1s")
-    queries: Any = Queries(tmp_path / "home")
+    queries: Any = ScriptedQueries(tmp_path / "home")
     forking = Forking(queries, output, SECOND, "node@here")
     forking.prepare(1)
     signal = None
@@ -514,12 +446,12 @@ def test_a_query_that_begins_anew_behind_a_gap_is_compared_with_what_it_computed
     app = holdfast.App("one", root=tmp_path)
     app.node(inputs="s", output="out", name="one", boundaries="exact", begin="2026-01-01")(lambda rows: rows)
     spark: Any = None
-    queries = NodeQueries(spark, app.diagram().node("one"), (), tmp_path, tmp_path / "home")
+    queries = SparkQueries(spark, app.diagram().node("one"), (), tmp_path, tmp_path / "home")
     note_identity(queries.checkpoint, Identity(("a window of 10 s",)))
     queries.begin_anew(7 * SECOND, 9 * SECOND)
     (queries.checkpoint / "offsets").mkdir(parents=True)
     (queries.checkpoint / "offsets" / "0").touch()
-    again = NodeQueries(spark, app.diagram().node("one"), (), tmp_path, tmp_path / "home")
+    again = SparkQueries(spark, app.diagram().node("one"), (), tmp_path, tmp_path / "home")
     assert changed(again.checkpoint, Identity(("a window of 20 s",)))
     # Nor is it forgotten with a start that had read nothing.
     offset = json.dumps({"format": 1, "until_us": BEGINNING_US})
@@ -535,7 +467,7 @@ def test_a_fork_that_cannot_be_started_leaves_nothing_on_the_disk(tmp_path: Path
     app = holdfast.App("one", root=tmp_path)
     app.node(inputs="s", output="out", name="one", boundaries="exact")(lambda rows: rows)
     spark: Any = None
-    queries = NodeQueries(spark, app.diagram().node("one"), (), tmp_path, tmp_path / "home")
+    queries = SparkQueries(spark, app.diagram().node("one"), (), tmp_path, tmp_path / "home")
     with pytest.raises(FileNotFoundError):
         queries.start_fork(3)  # The stable query has no checkpoint yet.
     assert list((tmp_path / "home" / "forks").iterdir()) == []
@@ -545,7 +477,7 @@ def test_what_a_killed_fork_has_staged_goes_with_it_and_nothing_else_does(tmp_pa
     app = holdfast.App("one", root=tmp_path)
     app.node(inputs="s", output="out", name="one", boundaries="exact")(lambda rows: rows)
     spark: Any = None
-    queries = NodeQueries(spark, app.diagram().node("one"), (), tmp_path, tmp_path / "home")
+    queries = SparkQueries(spark, app.diagram().node("one"), (), tmp_path, tmp_path / "home")
     checkpoint, staging = tmp_path / "home" / "forks" / "3" / "checkpoint", tmp_path / "out" / "staging"
     for folder in (checkpoint, staging):
         folder.mkdir(parents=True)
@@ -577,11 +509,11 @@ def truncated(tmp_path: Path) -> holdfast.Stream:
 
 def fresh(
     tmp_path: Path, source: holdfast.Stream, window_us: int | None, until_us: int = BEGINNING_US, **output: Any
-) -> tuple[Controller, Queries]:
+) -> tuple[Controller, ScriptedQueries]:
     """A replica that has read nothing yet, or its input up to `until_us`."""
     results = holdfast.open(tmp_path / "results").create("out", "n bigint", bucket="1s", exist_ok=True)
     home = tmp_path / "home"
-    queries: Any = Queries(home)
+    queries: Any = ScriptedQueries(home)
     queries.commit(0, until_us)
     plan = NodePlan("node@here", (InputPlan("s", ("s@here",)),), OutputPlan("out", ("s",), **output),
                     bucket_us=SECOND, window_us=window_us)  # fmt: skip

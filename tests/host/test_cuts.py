@@ -14,6 +14,7 @@ from holdfast.host.cuts import Cut, cuts_meant
 from holdfast.host.deployment import load_deployment
 from holdfast.host.host import Host
 from holdfast.model.errors import UsageError
+from tests.host.scripted_engine import ScriptedEngine
 
 
 def catalog() -> Catalog:
@@ -75,7 +76,7 @@ def test_a_host_says_what_is_cut_in_words_that_it_understands(tmp_path: Path) ->
         "sources: {s: a}\nnodes: {n: [a, b]}\n"
     )
     known = Catalog(app.diagram(), load_deployment(tmp_path / "x.yaml"))
-    hosts = [Host(name, known, tmp_path / name, never) for name in ("a", "b")]  # type: ignore[arg-type]
+    hosts = [Host(name, known, tmp_path / name, ScriptedEngine()) for name in ("a", "b")]
     for host in hosts:
         host.fault({"cut": ["a-b", f"s>{host.name}"]})
         assert host.status()["cuts"] == ["b-a", f"s>{host.name}"]  # In the order of the deployment, at both ends.

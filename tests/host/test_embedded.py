@@ -15,10 +15,11 @@ from pyspark.sql import functions as F
 
 import holdfast
 from holdfast.clock import monotonic_us, pause
-from holdfast.host.embedded import Running, node_session
+from holdfast.host.embedded import Running
 from holdfast.model.errors import UsageError
 from holdfast.model.tuples import TupleType
 from holdfast.operators.udop import UserOperator, decode, encode
+from holdfast.spark.engine import node_session
 from holdfast.spark.keyed import udop
 from holdfast.stream.holes import read_holes
 

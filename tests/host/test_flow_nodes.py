@@ -19,7 +19,7 @@ from holdfast.clock import monotonic_us, pause
 from holdfast.model.errors import UsageError
 from holdfast.model.tuples import TupleType
 from holdfast.spark import Flow, flow_of, read_stream
-from holdfast.spark.node import NodeQueries
+from holdfast.spark.node import SparkQueries
 from holdfast.spark.wal import read_wal
 from holdfast.stream.branch import BranchReader
 from holdfast.stream.control import ControlLog, operator_number
@@ -173,7 +173,7 @@ def test_what_does_not_fit_into_a_node_is_refused_with_the_reason(spark: SparkSe
     def queries(function: Callable[[DataFrame], Any]) -> None:
         app = holdfast.App("refused", root=tmp_path)
         app.node(inputs=["left"], name="n")(function)
-        NodeQueries(spark, app.diagram().nodes[0], [stream], tmp_path, tmp_path).create_output(1_000_000)
+        SparkQueries(spark, app.diagram().nodes[0], [stream], tmp_path, tmp_path).create_output(1_000_000)
 
     def updated(rows: DataFrame) -> Flow:
         return flow_of(rows).update("insert into t values (:k)", database="sqlite:///t.db")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from holdfast.protocol.dpc.effects import Send
 from holdfast.protocol.dpc.messages import KeepaliveRequest
 from holdfast.stream.store import Stream
 from tests.host.conftest import until
-from tests.host.test_controller import Queries
+from tests.host.scripted_engine import ScriptedEngine
 
 APP = """
 import holdfast
@@ -41,8 +40,7 @@ def host(tmp_path: Path, app: str, sources: str) -> Host:
     store = holdfast.open(tmp_path / "a")
     store.create("fast", "n bigint", bucket="2s")
     store.create("slow", "n bigint", bucket="3s")
-    spark: Any = object  # Nothing gets as far as Spark.
-    return Host("a", Catalog(deployment.load_app().diagram(), deployment), tmp_path / "a", spark)
+    return Host("a", Catalog(deployment.load_app().diagram(), deployment), tmp_path / "a", ScriptedEngine())
 
 
 def test_a_node_that_cannot_be_set_up_is_reported_and_the_others_are_not_ended(tmp_path: Path) -> None:
@@ -110,14 +108,6 @@ def test_an_answer_to_somebody_whom_nobody_knows_is_dropped(tmp_path: Path) -> N
     asyncio.run(play())
 
 
-class Scripted(Host):
-    """Its queries do what the test says."""
-
-    def _queries(self, node: Any, inputs: Any, home: Path, bucket_us: int) -> Any:
-        shutil.rmtree(home / "checkpoint", ignore_errors=True)
-        return Queries(home), self.store.create("other", "n bigint", bucket="1s", exist_ok=True)
-
-
 @pytest.mark.parametrize("stuck", [False, True])
 def test_a_replica_that_a_full_disk_has_stopped_comes_back_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck: bool
@@ -142,8 +132,8 @@ def test_a_replica_that_a_full_disk_has_stopped_comes_back_when_there_is_room(
         deployment = load_deployment(tmp_path / "d.yaml")
         late = holdfast.open(tmp_path / "a").create("late", "n bigint", bucket="1s")
         late.writer().commit([], now_us=1, boundary_us=5_000_000)
-        spark: Any = object
-        running = Scripted("a", Catalog(deployment.load_app().diagram(), deployment), tmp_path / "a", spark)
+        catalog = Catalog(deployment.load_app().diagram(), deployment)
+        running = Host("a", catalog, tmp_path / "a", ScriptedEngine())
         running.return_s = 0.05
         say = running._network.say
 
@@ -172,20 +162,17 @@ def test_a_replica_that_a_full_disk_has_stopped_comes_back_when_there_is_room(
     asyncio.run(play())
 
 
-def test_a_host_whose_spark_has_ended_ends_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_whose_engine_has_ended_ends_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its queries can never be started again, and whoever watches the process can do so."""
-    ended = False
-    monkeypatch.setattr(hosts, "has_ended", lambda spark: ended)
     monkeypatch.setattr(hosts, "HEALTH_US", 10_000)
 
     async def play() -> None:
-        nonlocal ended
         running = host(tmp_path, APP + OTHER, "fast: a, slow: a, late: a")
         task = asyncio.ensure_future(running.run())
         await until(lambda: running._looked_us)
         assert not task.done()
-        ended = True
-        with pytest.raises(PeerError, match="Spark has ended beneath 'a'"):
+        running.engine.ended = True  # type: ignore[misc]
+        with pytest.raises(PeerError, match="the engine has ended beneath 'a'"):
             await asyncio.wait_for(task, 30)
 
     asyncio.run(play())
@@ -196,8 +183,12 @@ def test_an_application_that_ends_after_its_start_says_so_although_nobody_asks(
 ) -> None:
     app = holdfast.App("broken", root=tmp_path)
     app.node(inputs=["s"], name="n")(lambda rows: rows)
-    engine: Any = object()  # The first thing that the node asks of it, it does not have.
-    running = app.start(spark=engine)
+
+    class Broken(ScriptedEngine):
+        def queries(self, *given: Any) -> Any:
+            raise AttributeError("the first thing that the node asks of it, it does not have")
+
+    running = app.start(engine=Broken())
     holdfast.open(tmp_path).create("s", "n bigint", bucket="1s")
     running._thread.join(30)
     assert "application broken has ended: " in caplog.text

@@ -19,7 +19,8 @@ from holdfast.model.time import BEGINNING_US
 from holdfast.protocol.dpc.messages import Ack, KeepaliveRequest
 from holdfast.stream.definition import Retention
 from holdfast.stream.store import Stream
-from tests.host.conftest import SECOND, Origin, never, until
+from tests.host.conftest import SECOND, Origin, until
+from tests.host.scripted_engine import ScriptedEngine
 
 APP = holdfast.App("netmon")
 
@@ -55,7 +56,8 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 async def source_host(root: Path) -> AsyncIterator[Host]:
     """The host of the sources, which runs no node and so needs no Spark."""
     (root / "net.yaml").write_text(FILE)
-    host = Host("src", Catalog(APP.diagram(), load_deployment(root / "net.yaml")), root / "src", never, "x" * 20)
+    catalog = Catalog(APP.diagram(), load_deployment(root / "net.yaml"))
+    host = Host("src", catalog, root / "src", ScriptedEngine(), "x" * 20)
     running = asyncio.ensure_future(host.run())
     await until(lambda: host._voices)
     try:

@@ -16,11 +16,10 @@ from pathlib import Path
 
 import pytest
 
-import holdfast.host.host
+import holdfast
 import holdfast.load.away
 import holdfast.load.manager
 import holdfast.load.meter
-import holdfast.load.tasks
 import holdfast.load.words
 from holdfast.host.catalog import Catalog
 from holdfast.host.deployed import _access
@@ -33,7 +32,7 @@ from holdfast.load.hosting import load_manager
 from holdfast.load.manager import LoadManager
 from holdfast.load.tasks import HeldTask
 from tests.load.federation import SECOND, Federation, Owner, Source
-from tests.load.plain_engine import PlainQueries
+from tests.load.plain_engine import PlainEngine
 
 _SETTINGS = "interval: 300ms\nanswer: 200ms\npatience: {patience}"
 _BEGIN_US = 1_700_000_000 * SECOND
@@ -66,7 +65,7 @@ class Side:
     def __init__(self, federation: Federation, name: str) -> None:
         deployment = load_deployment(federation.file(name))
         spec, token = deployment.host(name), deployment.token()
-        self.host = Host(name, Catalog(deployment.load_app().diagram(), deployment), spec.root, lambda: None, token)  # type: ignore[arg-type, return-value]
+        self.host = Host(name, Catalog(deployment.load_app().diagram(), deployment), spec.root, PlainEngine(), token)
         self.host.return_s = 0.2
         self.manager: LoadManager = load_manager(deployment, spec)(self.host).manager
         host = self.host
@@ -103,8 +102,6 @@ class Pair:
         spoil: Callable[[Federation], None], delay: str,
     ) -> None:  # fmt: skip
         self.node = f"{kind}-m1"
-        for module in (holdfast.host.host, holdfast.load.tasks):
-            monkeypatch.setattr(module, "NodeQueries", PlainQueries)
         monkeypatch.setattr(holdfast.load.words, "_CONSENT_S", 0.1)
         monkeypatch.setattr(holdfast.load.away, "WAIT_S", 0.2)
         monkeypatch.setattr(holdfast.load.meter, "_KNOWN_AFTER_US", 200_000)

@@ -15,39 +15,40 @@ import os
 import sys
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
 
-import holdfast.host.deployed
-import holdfast.host.host
-import holdfast.load.tasks
-from holdfast.cli.main import app
+from holdfast.cli.host import be_host
 from holdfast.clock import pause
-from holdfast.model.errors import StorageError
+from holdfast.diagram import NodeSpec
+from holdfast.engine import Description, Engine, NodeQueries, Query, Reading, create_output
+from holdfast.model.errors import HoldfastError, StorageError
 from holdfast.model.schema import STIME_TYPE
-from holdfast.model.time import BEGINNING_US, duration_text, instant_text
+from holdfast.model.time import BEGINNING_US, instant_text
 from holdfast.operators import count, count_window, sum_
 from holdfast.operators.kernel import aggregate_kernel
 from holdfast.operators.plan import Plan
 from holdfast.protocol.cec.policy import continuous
 from holdfast.spark import control
-from holdfast.spark.beginning import load_beginning
+from holdfast.spark.beginning import take_up
 from holdfast.spark.direct import DirectStage, Rows
-from holdfast.spark.fork import last_commit
+from holdfast.spark.fork import last_commit, renew_id
+from holdfast.spark.forked import ready_mark
 from holdfast.spark.lineages import Lineages
-from holdfast.spark.node import NodeQueries, progress_after
+from holdfast.spark.node_checkpoint import CheckpointedQueries, query_id
 from holdfast.spark.restore import Spec
 from holdfast.spark.sink import Target
 from holdfast.spark.source import offset_of, until_of
 from holdfast.spark.stage import Batch, Output, Stage, StagePlan
 from holdfast.stream.decision import Decision
 from holdfast.stream.disk import Disk
-from holdfast.stream.merge import Merge, PieceReader
+from holdfast.stream.merge import FOREVER_US, Merge, PieceReader
 from holdfast.stream.store import Stream, StreamStore
+from holdfast.stream.tentative import PlannedReader, PlanReader
 
 SECOND = 1_000_000
 _WINDOW = pa.struct([("start", STIME_TYPE), ("end", STIME_TYPE)])
@@ -60,45 +61,85 @@ SCHEMA = pa.schema([("window", _WINDOW), ("source", pa.string()), ("n", pa.int64
 MARK = "LZ4Block"
 
 
-class PlainQuery(threading.Thread):
-    """One run of the query."""
+class Decided:
+    """What the stable query reads: its inputs merged, up to what the controller decided."""
+
+    def __init__(self, inputs: Sequence[Stream], decision: Path) -> None:
+        self.merge, self._decision = Merge(inputs), Decision(decision)
+
+    def until_us(self) -> int:
+        self.merge.refresh()
+        return min(self._decision.until_us, self.merge.complete_until_us)
+
+    def read(self, since: int, until: int) -> Iterator[pa.RecordBatch]:
+        reader = PieceReader(self.merge.sources, stream_column=False)
+        self.merge.refresh()
+        yield from reader.read(self.merge.pieces(since, until), since, until)
+        reader.close()
+
+
+class Planned:
+    """What a fork reads: the buckets of its plan."""
+
+    def __init__(self, inputs: Sequence[Stream], plan: Path) -> None:
+        self._sources, self._path, self._plan = Merge(inputs).sources, plan, PlanReader(plan)
+
+    def until_us(self) -> int:
+        ready_mark(self._path).touch()
+        self._plan.refresh()
+        until = self._plan.until_us
+        return BEGINNING_US if until is None else until
+
+    def read(self, since: int, until: int) -> Iterator[pa.RecordBatch]:
+        reader = PlannedReader(self._sources, stream_column=False)
+        self._plan.refresh()
+        yield from reader.planned(self._plan.pieces(since, until))
+        reader.close()
+
+
+class PlainQuery(Query):
+    """One run of the query, in a thread."""
 
     schema = SCHEMA
 
-    def __init__(self, inputs: Sequence[Stream], decision: Path, checkpoint: Path, sink: dict[str, str]) -> None:
-        super().__init__(daemon=True)
-        self._merge, self._decision, self.checkpoint = Merge(inputs), Decision(decision), checkpoint
+    def __init__(self, source: Decided | Planned, checkpoint: Path, sink: dict[str, str], start_us: int) -> None:
+        self._source, self.checkpoint, self._start_us = source, checkpoint, start_us
         self._target = Target({**sink, "checkpointlocation": str(checkpoint)}, self.schema)
         self._run_id = str(uuid.uuid4())
         for name in ("offsets", "commits", "state/0/0"):
             (checkpoint / name).mkdir(parents=True, exist_ok=True)
         if not (checkpoint / "metadata").exists():
             Disk().replace_file(checkpoint / "metadata", json.dumps({"id": str(uuid.uuid4())}).encode())
-        self._id = json.loads((checkpoint / "metadata").read_text())["id"]
+        self._id = query_id(checkpoint)
         self._end = threading.Event()
         self._trouble: BaseException | None = None
-        self.lastProgress: dict[str, Any] | None = None
-        self.start()
+        self._reading: Reading | None = None
+        self._thread = threading.Thread(target=self._run, name=f"plain-{checkpoint.parent.name}", daemon=True)
+        self._thread.start()
 
-    isActive = property(threading.Thread.is_alive)
+    @property
+    def active(self) -> bool:
+        return self._thread.is_alive()
 
-    def exception(self) -> BaseException | None:
+    def failure(self) -> BaseException | None:
         return self._trouble
 
     def stop(self) -> None:
         self._end.set()
-        self.join()
+        self._thread.join()
 
-    def run(self) -> None:
+    def reading(self) -> Reading | None:
+        return self._reading
+
+    def _run(self) -> None:
         try:
             batch = last_commit(self.checkpoint)
-            until = BEGINNING_US if batch < 0 else self._planned(batch)
+            until = self._start_us if batch < 0 else self._planned(batch)
             state = self._load(batch)
             while not self._end.is_set():
                 to = self._planned(batch + 1)
                 if to is None:
-                    self._merge.refresh()
-                    to = min(self._decision.until_us, self._merge.complete_until_us)
+                    to = self._source.until_us()
                     if to <= until and batch >= 0:
                         pause(20_000)
                         continue
@@ -127,17 +168,14 @@ class PlainQuery(threading.Thread):
         temporary.rename(path)
 
     def _batch(self, batch: int, since: int, until: int, state: dict[str, list[int]]) -> dict[str, list[int]]:
-        reader = PieceReader(self._merge.sources, stream_column=False)
-        self._merge.refresh()
         rows, state = 0, {key: list(value) for key, value in state.items()}
-        for part in reader.read(self._merge.pieces(since, until), since, until):
+        for part in self._source.read(since, until):
             stimes = part.column("stime").cast(pa.int64()).to_pylist()
             for at, source, size in zip(stimes, part["source"].to_pylist(), part["bytes"].to_pylist(), strict=True):
                 both = state.setdefault(f"{at // SECOND * SECOND} {source}", [0, 0])
                 both[0] += 1
                 both[1] += size
                 rows += 1
-        reader.close()
         ready = [key for key in state if int(key.split()[0]) + SECOND <= until]
         self._file(batch, until, [(int(key.split()[0]), key.split()[1], *state.pop(key)) for key in ready])
         self._write(f"state/0/0/{batch + 1}.snapshot", MARK + json.dumps(state))
@@ -146,9 +184,8 @@ class PlainQuery(threading.Thread):
 
     def _committed(self, batch: int, since: int, until: int, rows: int) -> None:
         self._write(f"commits/{batch}", 'v1\n{"nextBatchWatermarkMs":0}')
-        progress = {"batchId": batch, "numInputRows": rows + 1, "stateOperators": []}
-        offsets = {"startOffset": json.dumps(offset_of(since)), "endOffset": json.dumps(offset_of(until))}
-        self.lastProgress = {**progress, "sources": [offsets], "durationMs": {"triggerExecution": 1}}
+        span_us = until - since if since > BEGINNING_US and until < FOREVER_US else 0
+        self._reading = Reading(batch, 1.0, rows, 0, span_us)
 
     def _file(self, batch: int, until: int, found: list[tuple[Any, ...]]) -> None:
         windows = pa.array([{"start": at, "end": at + SECOND} for at, *_ in found], _WINDOW)
@@ -163,9 +200,9 @@ class PlainTallies(PlainQuery):
 
     schema = TALLIES
 
-    def __init__(self, spec: Spec, inputs: Sequence[Stream], *more: Any) -> None:
-        self._spec, self._sources = spec, Merge(inputs).sources
-        super().__init__(inputs, *more)
+    def __init__(self, spec: Spec, source: Decided, *more: Any) -> None:
+        self._spec, self._merge = spec, source.merge
+        super().__init__(source, *more)
 
     def _load(self, batch: int) -> Any:
         return None
@@ -180,7 +217,7 @@ class PlainTallies(PlainQuery):
         self._merge.refresh()
         pieces, messages, seen = self._merge.pieces(since, until), [], 0
         for partition in range(self._spec.partitions):
-            rows = Rows(direct, self._sources, partition)
+            rows = Rows(direct, self._merge.sources, partition)
             new = rows.read(pieces, since, until)
             given = Batch(since, until, new, lambda position_us, rows=rows: rows.again(position_us, since))  # type: ignore[misc]
             made = list(Stage(stage, partition, batch).run(given))
@@ -202,45 +239,69 @@ class PlainFlow:
         self.forget, self.clear = self._lineages.forget, self._lineages.clear
 
 
-class PlainQueries(NodeQueries):
+class PlainQueries(CheckpointedQueries):
     """What a controller asks for, without Spark."""
 
-    def __init__(self, spark: None, node: Any, inputs: Sequence[Stream], outputs: Path, home: Path) -> None:
-        self._node, self._inputs, self._outputs, self._home = node, tuple(inputs), outputs, home
-        self._beginning, self._flow, self._operators = load_beginning(home), None, []
+    def __init__(self, node: NodeSpec, inputs: Sequence[Stream], outputs: Path, home: Path) -> None:
+        super().__init__(node, inputs, outputs, home)
         if node.output.startswith("tallies-"):
             self._flow = PlainFlow(node, outputs, home)  # type: ignore[assignment]
 
     def create_output(self, bucket_us: int) -> Stream:
-        store = StreamStore(self._outputs)
         columns = SCHEMA if self._flow is None else pa.schema(list(TALLIES)[1:-1])
-        return store.create(self._node.output, columns, bucket=duration_text(bucket_us), exist_ok=True)
+        return create_output(StreamStore(self._outputs), self._node, columns, bucket_us)
 
-    def start_stable(self) -> Any:
-        first = self._beginning.right_from_us
-        sink = {"root": str(self._outputs), "path": self._node.output}
-        sink = sink if first is None else {**sink, "from": instant_text(first)}
+    def describe(self) -> Description:
+        return Description("window.end" if self._flow is None else "stime")
+
+    def promised_us(self, until_us: int) -> int:
+        return until_us
+
+    def start_stable(self) -> Query:
+        start_us, first = self._beginning.start_us, self._beginning.right_from_us
+        sink = {} if first is None else {"from": instant_text(first)}
+        return self._run(Decided(self._inputs, self.decision), self.checkpoint, sink, start_us)
+
+    def _run_fork(self, fork: int, checkpoint: Path, plan: Path, branch: str) -> Query:
+        if self._flow is not None:
+            raise StorageError("the plain engine has no forks of operators with a state of their own")
+        return self._run(Planned(self._inputs, plan), checkpoint, {"branch": branch})
+
+    def _run(
+        self, source: Decided | Planned, checkpoint: Path, sink: dict[str, str], start_us: int | None = None
+    ) -> Query:
+        target = {"root": str(self._outputs), "path": self._node.output, **sink}
+        begin_us = BEGINNING_US if start_us is None else start_us
         if isinstance(self._flow, PlainFlow):
-            spec = self._flow.spec(self._beginning.generation)
-            return PlainTallies(spec, self._inputs, self.decision, self.checkpoint, sink)
-        return PlainQuery(self._inputs, self.decision, self.checkpoint, sink)
+            assert isinstance(source, Decided)
+            return PlainTallies(self._flow.spec(self._beginning.generation), source, checkpoint, target, begin_us)
+        return PlainQuery(source, checkpoint, target, begin_us)
 
-    def progress(self, since: int, checkpoint: Path | None = None) -> Any:
-        return progress_after(checkpoint or self.checkpoint, since)
 
-    @property
-    def stays_because(self) -> None:
-        return None
+class PlainEngine(Engine):
+    """Nothing to start, nothing that could end."""
 
-    def start_fork(self, fork: int) -> Any:
-        raise StorageError("the plain engine has no forks")
+    ended = False
+
+    def start(self) -> None:
+        pass
+
+    def queries(self, node: NodeSpec, inputs: Sequence[Stream], outputs: Path, home: Path) -> NodeQueries:
+        return PlainQueries(node, inputs, outputs, home)
+
+    def take_up(self, home: Path, checkpoint: Path, right_from_us: int | None) -> None:
+        take_up(home, checkpoint, right_from_us)
+
+    def renew(self, checkpoint: Path) -> None:
+        renew_id(checkpoint, durable=True)
 
 
 def main() -> None:
-    for module in (holdfast.host.host, holdfast.load.tasks):
-        module.NodeQueries = PlainQueries  # type: ignore[attr-defined]
-    holdfast.host.deployed.node_session = lambda *given, **settings: None  # type: ignore[assignment, return-value]
-    app(["host", *sys.argv[1:]])
+    try:
+        be_host(Path(sys.argv[1]), sys.argv[2], PlainEngine())
+    except HoldfastError as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

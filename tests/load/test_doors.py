@@ -29,12 +29,9 @@ from holdfast.model.errors import PeerError, UsageError
 from holdfast.protocol.load.messages import Offer, Reject
 from holdfast.protocol.load.usage import Task, Usage
 from tests.host.conftest import until
+from tests.host.scripted_engine import ScriptedEngine
 
 OPERATOR = "operator-operator-operator"
-
-
-def never() -> None:
-    raise AssertionError("nobody needs Spark here")
 
 
 class Side:
@@ -52,7 +49,7 @@ class Side:
         self.terms.partner(other).make_token()
         app = holdfast.App(name)
         catalog = Catalog(app.diagram(), load_deployment(home / "net.yaml"))
-        self.host = Host(name, catalog, home / "data", never)  # type: ignore[arg-type]
+        self.host = Host(name, catalog, home / "data", ScriptedEngine())
         definitions = holdfast.App("definitions")
         definitions.node(inputs=["m1"], name="counts")(lambda frame: frame)
         self.manager = LoadManager(self.host, self.terms, definitions.diagram())
@@ -228,7 +225,7 @@ def test_a_node_behind_a_bounded_buffer_stays_where_it_is(tmp_path: Path) -> Non
     app = holdfast.App("chain")
     app.node(inputs=["m1"], name="first", capacity="10s")(lambda frame: frame)
     app.node(inputs=["first"], name="second")(lambda frame: frame)
-    host = Host("here", Catalog(app.diagram()), tmp_path, never)  # type: ignore[arg-type]
+    host = Host("here", Catalog(app.diagram()), tmp_path, ScriptedEngine())
     first, second = (OwnTask(host, app.diagram().node(name)) for name in ("first", "second"))
     assert first.bound_by is None
     assert second.bound_by == "its input first comes from first, which has a capacity and would wait for it"

@@ -51,23 +51,23 @@ def offer(side: Side) -> bytes:
 
 
 @pytest.mark.parametrize(("way", "starts"), [("from", 3), ("to", 0)])
-def test_who_takes_load_has_spark_ready_however_often_it_takes(
+def test_who_takes_load_has_its_engine_ready_however_often_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, starts: int
 ) -> None:
     monkeypatch.setattr(managers, "_READY_S", 0.01)
     begun: list[str] = []
 
-    def spark() -> None:
+    def start() -> None:
         begun.append("once")
         if len(begun) < 3:
             raise OSError("Cannot allocate memory")
 
     async def run() -> None:
         ben = Side(tmp_path, "ben", "anna", 9, f"  - {{{way}: anna, price: 9}}")
-        ben.host._make_spark = spark  # type: ignore[assignment, method-assign]
+        monkeypatch.setattr(ben.host.engine, "start", start)
         async with serving(ben):
             await until(lambda: len(begun) == starts)
-            await ben.host.spark() if starts else None
+            await ben.host.start_engine() if starts else None
             assert len(begun) == starts, "once it is there, it is there"
 
     asyncio.run(run())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from holdfast.console.load_picture import load_html, write_load_picture
+from holdfast.engine import Reading
 from holdfast.load.history import History, Movement, Sample
-from holdfast.load.meter import Meter, Reading, read_progress
+from holdfast.load.meter import Meter
+from holdfast.spark.node import reading_of
 
 S = 1_000_000
 
@@ -82,7 +83,7 @@ def test_looks_between_two_batches_change_nothing_and_a_query_that_stands_still_
 def test_spark_says_how_much_of_the_inputs_time_a_batch_has_read(start: str, end: str, span_us: int | None) -> None:
     progress = {"batchId": 3, "numInputRows": 11, "stateOperators": [], "durationMs": {"triggerExecution": 70},
                 "sources": [{"startOffset": start, "endOffset": end}]}  # fmt: skip
-    assert read_progress(SimpleNamespace(lastProgress=progress)) == Reading(3, 70, 10, 0, span_us)  # type: ignore[arg-type]
+    assert reading_of(progress) == Reading(3, 70, 10, 0, span_us)
 
 
 def test_nothing_is_known_before_it_was_watched_for_a_while_or_after_it_left() -> None:

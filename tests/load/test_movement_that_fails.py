@@ -15,7 +15,7 @@ from holdfast.model.errors import CorruptLog, PeerError, StorageError
 from holdfast.protocol.dpc.effects import Send
 from holdfast.protocol.dpc.messages import Ack
 from holdfast.protocol.load.leases import LeaseState
-from holdfast.spark.node import progress_of
+from holdfast.spark.node_checkpoint import progress_of
 from tests.load.federation import SECOND
 from tests.load.pair import Once, Pair, pair
 
@@ -35,8 +35,9 @@ def test_a_return_that_fails_is_tried_again_and_loses_no_bucket(
     async def run() -> None:
         async with pair(tmp_path, monkeypatch) as two:
             await two.to_ben()
-            broken = Once(getattr(mover, step), FULL)
-            monkeypatch.setattr(mover, step, broken)
+            where = mover if step == "_file" else two.anna.host.engine
+            broken = Once(getattr(where, step), FULL)
+            monkeypatch.setattr(where, step, broken)
             await two.order("anna")
             await two.until(lambda: not broken.left, "the first return to fail")
             await two.until(lambda: two.away is not None or two.note is None, "somebody to stand for it again")
@@ -229,7 +230,7 @@ def test_input_that_the_copy_would_read_stays_until_the_movement_has_failed(
             await two.order("ben")
             await sending.wait()
             (tmp_path / "copy").mkdir()
-            mover._unpacked(two.task.home / "parcel", tmp_path / "copy")
+            mover._unpacked(two.task, tmp_path / "copy")
             at_us = progress_of(tmp_path / "copy" / "checkpoint").until_us
             assert at_us is not None
             for _ in range(2):

@@ -16,7 +16,7 @@ import holdfast.load.mover as mover
 from holdfast.model.errors import PeerError, UsageError
 from holdfast.protocol.load.leases import LeaseState
 from holdfast.spark.lineages import arrival_in
-from holdfast.spark.node import _query_id
+from holdfast.spark.node_checkpoint import query_id
 from holdfast.spark.versions import _memory
 from tests.load.pair import Pair, Side, pair
 from tests.load.plain_engine import PlainQueries
@@ -128,10 +128,10 @@ def test_what_a_node_kept_elsewhere_is_forgotten_where_it_has_left_and_trouble_w
     async def run() -> None:
         async with pair(tmp_path, monkeypatch) as two:
             await two.results_come()
-            first = _query_id(two.task.home / "checkpoint")
+            first = query_id(two.task.home / "checkpoint")
             await two.to_ben()
             (guest,) = two.ben.manager.tasks.values()
-            second = _query_id(guest.home / "checkpoint")
+            second = query_id(guest.home / "checkpoint")
             await two.until(lambda: keeping.forgotten == [first], "anna to forget")
             (lease,) = two.anna.manager.core.book.leases.values()
             assert lease.state is LeaseState.RUNNING

@@ -25,8 +25,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 import holdfast
 from holdfast.clock import monotonic_us, pause
-from holdfast.host.embedded import Running, node_session
+from holdfast.host.embedded import Running
 from holdfast.model.tuples import TupleType
+from holdfast.spark.engine import node_session
 from tests.spark.query_kinds import BUCKET_S, KINDS, Kind
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)

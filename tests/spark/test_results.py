@@ -12,11 +12,13 @@ import pytest
 
 import holdfast
 from holdfast.diagram import NodeSpec
+from holdfast.engine import create_output
 from holdfast.host.catalog import HERE, Catalog
 from holdfast.host.host import Host
 from holdfast.model.errors import SchemaError, UsageError
 from holdfast.model.schema import parse_schema, schema_text
-from holdfast.spark.results import create_output, node_columns
+from holdfast.spark.engine import SparkEngine
+from holdfast.spark.results import node_columns
 from holdfast.stream.definition import Retention
 
 STIME = pa.field("stime", pa.timestamp("us", "UTC"))
@@ -73,7 +75,7 @@ def test_a_declared_output_is_there_before_spark_is(tmp_path: Path) -> None:
         raise UsageError("enough was seen")
 
     async def play() -> None:
-        running = asyncio.ensure_future(Host(HERE, Catalog(app.diagram()), tmp_path, spark).run())
+        running = asyncio.ensure_future(Host(HERE, Catalog(app.diagram()), tmp_path, SparkEngine(spark)).run())
         while "active" not in store.names():
             await asyncio.sleep(0.01)
         seen.set()

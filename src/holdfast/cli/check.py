@@ -27,6 +27,7 @@ def command(
     from holdfast.host.app_file import load_app
     from holdfast.host.checking import check
     from holdfast.spark import session as spark_session
+    from holdfast.spark.engine import SparkEngine
 
     session = Session(root, json)
     app = load_app(program, Path.cwd())
@@ -34,11 +35,12 @@ def command(
     spark.sparkContext.setLogLevel("OFF")
     try:
         wrong = 0
-        for found in check(app, session.store, spark):
+        for found in check(app.diagram(), session.store, SparkEngine(lambda: spark)):
             wrong += found.wrong is not None
-            session.say(f"{'wrong' if found.wrong else 'ok   '}  {found.text}", node=found.node, stime=found.stime,
-                        wrong=found.wrong, lag_us=found.query.lag_us, bucket_by_bucket=found.query.bucket_by_bucket,
-                        operators=list(found.query.operators))  # fmt: skip
+            query = found.query
+            session.say(f"{'wrong' if found.wrong else 'ok   '}  {found.text}", node=found.node, stime=query.stime,
+                        wrong=found.wrong, lag_us=query.lag_us, bucket_by_bucket=query.bucket_by_bucket,
+                        operators=list(query.operators))  # fmt: skip
     finally:
         spark.stop()
     if wrong:

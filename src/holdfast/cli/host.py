@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from holdfast.cli.deployed import File
+
+if TYPE_CHECKING:
+    from holdfast.engine import Engine
 
 
 def command(
@@ -18,6 +22,11 @@ def command(
     \b
     holdfast host netmon.yaml a
     """
+    be_host(file, name)
+
+
+def be_host(file: Path, name: str, engine: Engine | None = None) -> None:
+    """The same for programs; another engine than Spark may run the nodes."""
     from holdfast.cli.running import claimed
     from holdfast.host.deployment import load_deployment
 
@@ -33,4 +42,4 @@ def command(
             check_all_at_home(deployment, spec)
         else:
             extend = load_manager(deployment, spec)
-        run_host(deployment, name, extend)
+        run_host(deployment, name, extend, engine)

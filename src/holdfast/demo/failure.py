@@ -24,9 +24,10 @@ from holdfast.console.report import write_report
 from holdfast.console.verdict import Verdict, added_delay, all_corrected, none_after_done, stable_equal, time_to_correct
 from holdfast.demo.application import OUTPUT, active_sources, build
 from holdfast.demo.monitors import COLUMNS, MONITORS, Monitor
-from holdfast.host.embedded import Running, node_session
+from holdfast.host.embedded import Running
 from holdfast.model.time import SECOND_US, duration_us
 from holdfast.spark import read_stream
+from holdfast.spark.engine import node_session
 
 BUCKET = "500ms"
 #: The first batches of a new JVM are several times slower than the rest and would be counted as normal.

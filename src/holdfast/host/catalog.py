@@ -98,20 +98,9 @@ class Catalog:
         replicas = self.replicas_of(node)
         if replica not in replicas:
             raise UsageError(f"node {node!r} has no replica on {host!r}; it has {', '.join(replicas)}")
-        return NodePlan(
-            replica=replica,
-            inputs=tuple(InputPlan(s, self._preferred(s, replica), s in spec.blocking) for s in spec.inputs),
-            output=OutputPlan(spec.output, spec.inputs, self.readers(spec.output), spec.capacity_us, spec.full),
-            peers=tuple(peer for peer in replicas if peer != replica),
-            bucket_us=bucket_us,
-            delay_us=spec.max_delay_us,
-            keepalive_us=spec.keepalive_us,
-            during_failure=spec.during_failure,
-            during_stabilisation=spec.during_stabilisation,
-            stabilise=spec.stabilise,
-            window_us=spec.convergent_us,
-            begin_us=spec.begin_us,
-        )
+        inputs = tuple(InputPlan(s, self._preferred(s, replica), s in spec.blocking) for s in spec.inputs)
+        output = OutputPlan(spec.output, spec.inputs, self.readers(spec.output), spec.capacity_us, spec.full)
+        return node_plan(spec, replica, inputs, output, bucket_us, tuple(peer for peer in replicas if peer != replica))
 
     def _preferred(self, stream: str, reader: str) -> tuple[str, ...]:
         """The producers of a stream in the order in which this reader should try them (rule 4)."""
@@ -131,6 +120,27 @@ class Catalog:
             raise UsageError(
                 f"no stream {stream!r} in application {self.diagram.app!r}; there are: {known}; check the name"
             )
+
+
+def node_plan(
+    spec: NodeSpec, replica: str, inputs: tuple[InputPlan, ...], output: OutputPlan, bucket_us: int,
+    peers: tuple[str, ...] = (),
+) -> NodePlan:  # fmt: skip
+    """What the core of a replica has to know, wherever it runs."""
+    return NodePlan(
+        replica=replica,
+        inputs=inputs,
+        output=output,
+        peers=peers,
+        bucket_us=bucket_us,
+        delay_us=spec.max_delay_us,
+        keepalive_us=spec.keepalive_us,
+        during_failure=spec.during_failure,
+        during_stabilisation=spec.during_stabilisation,
+        stabilise=spec.stabilise,
+        window_us=spec.convergent_us,
+        begin_us=spec.begin_us,
+    )
 
 
 def replica_name(produced: str, host: str) -> str:

@@ -1,4 +1,4 @@
-"""Checks an application without running it: every function is described to Spark over empty inputs, nothing is started.
+"""Checks an application without running it: functions are described to the engine over empty inputs, nothing runs.
 
 Rules:
 1. The streams of the application are not touched. Its nodes are set up in a folder of their own that goes afterwards,
@@ -14,16 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
-
-from holdfast.app import App
-from holdfast.diagram import NodeSpec
-from holdfast.model.errors import HoldfastError, UnknownStream
+from holdfast.diagram import Diagram, NodeSpec
+from holdfast.engine import Description, Engine
+from holdfast.model.errors import UnknownStream
 from holdfast.model.time import duration_text
-from holdfast.spark.failure import sentence
-from holdfast.spark.node import NodeQueries
-from holdfast.spark.query_plan import QueryPlan
 from holdfast.stream.store import Stream, StreamStore
 
 
@@ -32,47 +26,48 @@ class Checked:
     """One node: what its query is, or why it would be refused."""
 
     node: str
-    stime: str = ""
-    query: QueryPlan = QueryPlan()  # noqa: RUF009 - frozen
+    query: Description = Description("")  # noqa: RUF009 - frozen
     wrong: str | None = None
 
     @property
     def text(self) -> str:
         if self.wrong is not None:
             return f"{self.node}: {self.wrong}"
-        facts = [f"stime is {self.stime}"]
-        if self.query.keeps_rows and self.query.lag_us:
+        facts = [f"stime is {self.query.stime}"]
+        if self.query.lag_us:
             facts.append(f"results come up to {duration_text(self.query.lag_us)} after their time")
         if self.query.bucket_by_bucket:
             facts.append("runs bucket by bucket")
         return f"{self.node}: {'; '.join(facts)}"
 
 
-def check(app: App, streams: StreamStore, spark: SparkSession) -> Iterator[Checked]:
-    """Every node of the application, upstream first. `streams` has its sources."""
+def check(diagram: Diagram, streams: StreamStore, engine: Engine) -> Iterator[Checked]:
+    """Every node of an application, upstream first. `streams` has its sources."""
+    engine.start()
     with tempfile.TemporaryDirectory(prefix="holdfast-check-") as folder:
         copies = StreamStore(Path(folder))
         unknown: set[str] = set()
-        for node in app.diagram().nodes:
+        for node in diagram.nodes:
             if unknown.intersection(node.inputs):
                 unknown.add(node.output)
                 continue
-            found = _checked(node, streams, copies, spark)
+            found = _checked(node, streams, copies, engine)
             if found.wrong is not None:
                 unknown.add(node.output)
             yield found
 
 
-def _checked(node: NodeSpec, streams: StreamStore, copies: StreamStore, spark: SparkSession) -> Checked:
+def _checked(node: NodeSpec, streams: StreamStore, copies: StreamStore, engine: Engine) -> Checked:
     try:
         inputs = [_empty(name, streams, copies) for name in node.inputs]
-        queries = NodeQueries(spark, node, inputs, copies.root, copies.root / ".holdfast" / node.name)
-        queries.create_output(node.bucket_us or max(stream.definition.bucket_us for stream in inputs))
-        return Checked(node.name, ".".join(queries.inspected[0]), queries.inspected[1])
     except UnknownStream as error:
         return Checked(node.name, wrong=f"{error}; create it first, so that its columns are known")
-    except (HoldfastError, PySparkException) as error:
-        return Checked(node.name, wrong=sentence(error))
+    queries = engine.queries(node, inputs, copies.root, copies.root / ".holdfast" / node.name)
+    try:
+        queries.create_output(node.bucket_us or max(stream.definition.bucket_us for stream in inputs))
+        return Checked(node.name, queries.describe())
+    except engine.errors as error:
+        return Checked(node.name, wrong=queries.explain(error).sentence)
 
 
 def _empty(name: str, streams: StreamStore, copies: StreamStore) -> Stream:

@@ -5,7 +5,7 @@ Rules:
    are carried out before the next.
 2. The world is looked at a hundred times a second: inputs, commits, forks. That bounds what detection adds to latency;
    a look that finds nothing costs some microseconds.
-3. What takes Spark long happens elsewhere (`forking`); the loop only asks whether it is done.
+3. What takes the engine long happens elsewhere (`forking`); the loop only asks whether it is done.
 4. A stable query that dies is started again from its checkpoint, with growing pauses; meanwhile the replica answers
    nobody, so readers go to its peers.
 5. A replica that cannot go on (its input is gone and its query is not convergent-capable, its disk is full or refuses,
@@ -23,9 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyspark.sql.streaming.query import StreamingQuery
-
 from holdfast.clock import monotonic_us
+from holdfast.engine import NodeQueries, Query
 from holdfast.host.forking import HEALTH_US, Forking
 from holdfast.host.intake import Intake
 from holdfast.host.reader_acks import ReaderAcks
@@ -48,8 +47,6 @@ from holdfast.protocol.dpc.node import NodeCore
 from holdfast.protocol.dpc.plan import NodePlan, Resume
 from holdfast.protocol.dpc.signals import ForkPrepared, InputGap, Received, Signal, StableCompleted, Tick
 from holdfast.protocol.dpc.states import NodeState
-from holdfast.spark.failure import is_permanent, sentence
-from holdfast.spark.node import NodeQueries, progress_of, stop
 from holdfast.stream.acks import REPLICAS
 from holdfast.stream.decision import Decision
 from holdfast.stream.disk import Disk
@@ -78,8 +75,8 @@ class _Anew(NamedTuple):
 
     start_us: int
     right_from_us: int
-    running: StreamingQuery | None
-    starting: Future[StreamingQuery] | None
+    running: Query | None
+    starting: Future[Query] | None
 
 
 class Controller:
@@ -96,8 +93,8 @@ class Controller:
         self._report = ReportWriter(output.folder)
         self._forking = Forking(queries, output, plan.bucket_us, plan.replica)
         self._starter = ThreadPoolExecutor(1, thread_name_prefix=f"stable-{plan.replica}")
-        self._starting: Future[StreamingQuery] | None = None
-        self._stable: StreamingQuery | None = None
+        self._starting: Future[Query] | None = None
+        self._stable: Query | None = None
         #: Until it is durable, the query must not be started: it would go on where the gap is.
         self._anew: _Anew | None = None
         self._died_of: str | None = None
@@ -175,7 +172,7 @@ class Controller:
         return False
 
     def _build(self, now: int) -> bool:
-        progress = progress_of(self._queries.checkpoint)
+        progress = self._queries.position()
         if progress.until_us is None:
             return False
         if progress.until_us <= BEGINNING_US and self._queries.planned(progress.batch_id + 1):
@@ -239,7 +236,7 @@ class Controller:
             if self._starting is not None and self._starting.exception() is None:
                 self._stable = self._starting.result()
             if self._stable is not None:
-                stop(self._stable)
+                self._stable.stop()
         finally:
             self._forking.close()
 
@@ -291,7 +288,7 @@ class Controller:
         return self.trouble is None and self._stable is None and not self._deaths and not self.stopped
 
     @property
-    def query(self) -> StreamingQuery | None:
+    def query(self) -> Query | None:
         """The stable query, while it runs."""
         return self._stable
 
@@ -374,8 +371,8 @@ class Controller:
         assert self._stable is not None
         if now >= self._health_us:
             self._health_us = now + HEALTH_US
-            if not self._stable.isActive:
-                self._died(now, self._stable.exception())
+            if not self._stable.active:
+                self._died(now, self._stable.failure())
             else:
                 self._watch_batch(now)
 
@@ -399,10 +396,11 @@ class Controller:
         )
 
     def _died(self, now: int, error: BaseException | None) -> None:
-        self._stable, self._died_of = None, sentence(error)
+        failure = self._queries.explain(error)
+        self._stable, self._died_of = None, failure.sentence
         self._deaths += 1
         gaps = self._gaps(now)
-        if is_permanent(error) and not gaps:
+        if failure.permanent and not gaps:
             raise UsageError(self._died_of)
         log.error("%s: the stable query stopped (%s); starting it again in %d s, for the %d. time", self.plan.replica,
                   self._died_of, self._pause_us // SECOND_US, self._deaths)  # fmt: skip
@@ -490,13 +488,13 @@ class Controller:
         self._decision.decide(start_us)
         self._starting = self._starter.submit(self._start_anew, self._anew)
 
-    def _start_anew(self, anew: _Anew) -> StreamingQuery:
+    def _start_anew(self, anew: _Anew) -> Query:
         """In the starter's thread. What fails is tried again (`_watch_start`) for as long as it takes."""
         query = anew.running
         if query is None and anew.starting is not None and anew.starting.exception() is None:
             query = anew.starting.result()
         if query is not None:
-            stop(query)
+            query.stop()
         # Not before: until it has stopped, the query may still file results of complete buckets before the gap.
         written_us = boundary_of(self.output)
         if written_us < anew.right_from_us:

@@ -12,11 +12,10 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from pyspark.sql import SparkSession
-
+from holdfast.engine import Engine
 from holdfast.host.catalog import Catalog
 from holdfast.host.deployment import Deployment, HostSpec
-from holdfast.host.embedded import node_session
+from holdfast.host.embedded import spark_engine
 from holdfast.host.host import Host
 from holdfast.host.log_bound import keep_bounded
 from holdfast.host.service import Door, Service
@@ -39,22 +38,24 @@ class Extension(Protocol):
         """Let go of what it holds, after all replicas have."""
 
 
-def run_host(deployment: Deployment, name: str, extend: Callable[[Host], Extension] | None = None) -> None:
-    """Be the host `name` until told to stop."""
+def run_host(
+    deployment: Deployment, name: str, extend: Callable[[Host], Extension] | None = None, engine: Engine | None = None
+) -> None:
+    """Be the host `name` until told to stop. Spark runs its nodes, unless another engine is given."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("holdfast").setLevel(logging.INFO)
-    asyncio.run(_run(deployment, name, extend))
+    asyncio.run(_run(deployment, name, extend, engine))
 
 
-async def _run(deployment: Deployment, name: str, extend: Callable[[Host], Extension] | None) -> None:
+async def _run(
+    deployment: Deployment, name: str, extend: Callable[[Host], Extension] | None, engine: Engine | None
+) -> None:
     spec, app, keys = deployment.host(name), deployment.load_app(), deployment.keyring()
     catalog = Catalog(app.diagram(), deployment)
-
-    def spark() -> SparkSession:
-        nodes = [node.name for node in catalog.nodes_on(name)]
-        return node_session(f"{app.name}@{name}", nodes, master=spec.master, **deployment.spark_settings(spec))
-
-    host = Host(name, catalog, spec.root, spark, deployment.peer_file().current)
+    if engine is None:
+        nodes, settings = [node.name for node in catalog.nodes_on(name)], deployment.spark_settings(spec)
+        engine = spark_engine(f"{app.name}@{name}", nodes, master=spec.master, **settings)
+    host = Host(name, catalog, spec.root, engine, deployment.peer_file().current)
     extension = None if extend is None else extend(host)
     service = Service(
         host.serving, _access(spec, keys), deliver=host.deliver, status=host.status, fault=host.fault, stop=host.stop,

@@ -11,22 +11,21 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pyspark.sql import SparkSession
-
 from holdfast.clock import monotonic_us, pause
+from holdfast.engine import Engine
 from holdfast.host.catalog import HERE, Catalog
 from holdfast.host.host import Host
 from holdfast.model.errors import UsageError
 from holdfast.model.time import duration_us
-from holdfast.spark.pools import pools_file
-from holdfast.spark.session import build_session
 from holdfast.stream.store import StreamStore
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from holdfast.app import App
 
 log = logging.getLogger(__name__)
@@ -40,8 +39,8 @@ _ANSWER_S = 0.2
 class Running:
     """An application at work, in a thread of this process."""
 
-    def __init__(self, app: App, spark: Callable[[], SparkSession]) -> None:
-        self._app, self._spark = app, spark
+    def __init__(self, app: App, engine: Engine) -> None:
+        self._app, self._engine = app, engine
         self._loop = asyncio.new_event_loop()
         self._host: Host | None = None
         self._ready = threading.Event()
@@ -64,7 +63,7 @@ class Running:
             self._ready.set()
 
     async def _run_host(self) -> None:
-        self._host = Host(HERE, Catalog(self._app.diagram()), self._app.root.absolute(), self._spark)
+        self._host = Host(HERE, Catalog(self._app.diagram()), self._app.root.absolute(), self._engine)
         await self._host.run(self._ready.set)
 
     def _wait_until_set_up(self) -> None:
@@ -177,10 +176,12 @@ class Running:
         self.stop()
 
 
-def start(app: App, *, spark: SparkSession | None = None, **settings: str) -> Running:
-    """Run the application in this process; `settings` go to the SparkSession that is made if none is given."""
-    nodes = [node.name for node in app.diagram().nodes]
-    return Running(app, lambda: spark or node_session(app.name, nodes, **settings))
+def start(app: App, *, spark: SparkSession | None = None, engine: Engine | None = None, **settings: str) -> Running:
+    """Run the application in this process; `settings` go to the SparkSession that is made if none is given. Another
+    `engine` runs the nodes without Spark."""
+    if engine is None:
+        engine = spark_engine(app.name, [node.name for node in app.diagram().nodes], spark=spark, **settings)
+    return Running(app, engine)
 
 
 def run(app: App, **options: Any) -> None:
@@ -197,10 +198,10 @@ def _because(replica: dict[str, Any]) -> str:
     return f", because {replica['why']}" if replica.get("why") else ""
 
 
-def node_session(name: str, nodes: Iterable[str] = (), *, master: str | None = None, **settings: str) -> SparkSession:
-    """A session in which the stable queries and forks of these nodes get their fair shares."""
-    fair = {"spark_scheduler_mode": "FAIR"}
-    # Not to be removed when Spark has started: the next session of this process reads it again.
-    if (pools := pools_file(nodes)) is not None:
-        fair["spark_scheduler_allocation_file"] = pools.as_uri()
-    return build_session(name, master=master, **{**fair, **settings})
+def spark_engine(
+    name: str, nodes: Sequence[str], *, spark: SparkSession | None = None, master: str | None = None, **settings: str
+) -> Engine:
+    """The engine that runs nodes unless somebody brings another. Nothing else of a host knows Spark."""
+    from holdfast.spark.engine import SparkEngine, node_session
+
+    return SparkEngine(lambda: spark or node_session(name, nodes, master=master, **settings))

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from holdfast.clock import monotonic_us
+from holdfast.engine import Fork, NodeQueries
 from holdfast.model.errors import StorageError
 from holdfast.model.time import SECOND_US, closed_until
 from holdfast.protocol.dpc.effects import ExtendFork, StopFork, TentativeBucket
 from holdfast.protocol.dpc.signals import ForkCompleted, ForkFailed, ForkPrepared, ForkSignal
-from holdfast.spark.node import NodeQueries, RunningFork
 from holdfast.stream.store import Stream
 from holdfast.stream.tentative import PlannedPiece, PlanWriter
 from holdfast.stream.worth import Worth, note_worth
@@ -48,9 +48,9 @@ class Forking:
         self._stopper = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"unfork-{label}")
         self._id = 0
         self._asked_us = 0
-        self._starting: Future[RunningFork] | None = None
+        self._starting: Future[Fork] | None = None
         self._ending: list[Future[None]] = []
-        self._running: RunningFork | None = None
+        self._running: Fork | None = None
         self._ready = False
         self._plan: PlanWriter | None = None
         self._batch = -1
@@ -85,9 +85,7 @@ class Forking:
         except (OSError, StorageError) as error:
             self._failed(monotonic_us(), error)
 
-    def _feed(
-        self, fork: RunningFork, order: ExtendFork, planned: Sequence[tuple[int, tuple[PlannedPiece, ...]]]
-    ) -> None:
+    def _feed(self, fork: Fork, order: ExtendFork, planned: Sequence[tuple[int, tuple[PlannedPiece, ...]]]) -> None:
         """Rule 2."""
         if self._plan is None:
             first = next(b.bucket for b in order.buckets if b.emit) * self._size
@@ -119,7 +117,7 @@ class Forking:
             self._ending = [ending for ending in self._ending if not ending.done()]
             self._ending.append(self._stopper.submit(self._stop, self._id, starting, running))
 
-    def _stop(self, fork: int, starting: Future[RunningFork] | None, running: RunningFork | None) -> None:
+    def _stop(self, fork: int, starting: Future[Fork] | None, running: Fork | None) -> None:
         begun = monotonic_us()
         try:
             if running is None and starting is not None:
@@ -162,7 +160,7 @@ class Forking:
                 return None
             log.info("%s: fork %d ready after %.1f s", self._label, self._id, (now_us - self._asked_us) / SECOND_US)
             return ForkPrepared(self._id, self._running.root_us // self._size)
-        progress = self._queries.progress(self._batch, self._running.checkpoint)
+        progress = self._queries.progress(self._batch, self._running)
         if progress is None or progress.until_us is None:
             return None
         self._batch = progress.batch_id
@@ -183,8 +181,8 @@ class Forking:
         self._output.drop_branch()
 
 
-def _trouble(fork: RunningFork) -> BaseException | None:
+def _trouble(fork: Fork) -> BaseException | None:
     """Why the query has ended, if it has."""
-    if fork.query.isActive:
+    if fork.query.active:
         return None
-    return fork.query.exception() or RuntimeError("the query ended by itself")
+    return fork.query.failure() or RuntimeError("the query ended by itself")

@@ -1,14 +1,15 @@
-"""A host: one process with one SparkSession that runs replicas and serves their streams.
+"""A host: one process with one engine that runs replicas and serves their streams.
 
 Rules:
-1. One event loop runs everything: cores, mirrors, the HTTP service. Only Spark's own work happens on other threads.
+1. One event loop runs everything: cores, mirrors, the HTTP service. Only the engine's work happens on other threads.
 2. A replica is set up as soon as its inputs are known: streams of this host when they exist, others when their host
-   answers. Nobody waits for a host that is down except those who read from it.
-3. A host without nodes only serves the sources that lie on it, and starts no Spark; one that takes load of others does.
+   answers. Nobody waits for a host that is down except those who read from it. Guests of other owners are set up in the
+   same way (`holdfast.host.site`).
+3. A host without nodes only serves the sources that lie on it, and starts no engine; one that takes guests does.
 4. Streams lie below the root, everything else below `.holdfast` there.
 5. A replica that a full disk or the like has stopped is set up again after a while, for as long as it takes: somebody
    will make room, and nobody should have to restart the others for that.
-6. A host whose Spark has ended ends as well: whoever watches processes can start it again, and nobody else could.
+6. A host whose engine has ended ends as well: whoever watches processes can start it again, and nobody else could.
 """
 
 from __future__ import annotations
@@ -22,28 +23,24 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 
 from holdfast.clock import monotonic_us
 from holdfast.diagram import NodeSpec
+from holdfast.engine import Engine, NodeQueries, create_output
 from holdfast.host.catalog import Catalog, replica_name
 from holdfast.host.controller import Controller
 from holdfast.host.forking import HEALTH_US
-from holdfast.host.intake import DirectIntake, Intake
+from holdfast.host.intake import Intake
 from holdfast.host.link import CutLink, Cuts, HttpLink, Link, LocalLink, Token
 from holdfast.host.network import Network, SourceVoice
-from holdfast.host.remote import MirroredIntake, copies_of
+from holdfast.host.remote import copies_of
 from holdfast.host.replica import Replica
 from holdfast.host.serving import Serving
-from holdfast.host.standing import SPARK_PLANS, SPARK_STARTS, Wait, missing_stream, waiting
+from holdfast.host.site import OwnSite, Site
+from holdfast.host.standing import SPARK_PLANS, SPARK_STARTS, Wait, waiting
 from holdfast.model.errors import HoldfastError, PeerError, StorageError, UnknownStream, UsageError
 from holdfast.protocol.dpc.effects import Send
 from holdfast.protocol.dpc.messages import Message, StreamReport
-from holdfast.spark.failure import is_permanent, sentence
-from holdfast.spark.node import NodeQueries
-from holdfast.spark.results import create_output
-from holdfast.spark.session import has_ended
 from holdfast.stream.definition import Definition
 from holdfast.stream.disk import Disk
 from holdfast.stream.store import Stream, StreamStore
@@ -52,11 +49,7 @@ log = logging.getLogger(__name__)
 
 #: How often a replica looks at the world. What it adds to latency is half of it.
 PULSE_S = 0.01
-#: How often a replica that cannot be set up yet asks again for what is missing.
-_RETRY_S = 0.25
-#: How often it has asked before that is a warning: some seconds.
-_PATIENCE = 40
-#: How long a replica that its surroundings have stopped is left alone (rule 5): each attempt starts a query of Spark's.
+#: How long a replica that its surroundings have stopped is left alone (rule 5): each attempt starts a query.
 RETURN_S = 30.0
 #: Messages under way to one host at a time. A host that does not answer must not make more and more of them.
 _UNDER_WAY_MAX = 16
@@ -68,12 +61,10 @@ class _Fault(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Host:
-    """Runs what the catalog places on the host `name`. `spark` is called when a session is first needed."""
+    """Runs what the catalog places on the host `name`. `engine` is started when it is first needed."""
 
-    def __init__(
-        self, name: str, catalog: Catalog, root: Path, spark: Callable[[], SparkSession], token: Token | None = None
-    ) -> None:
-        self.name, self.catalog, self.root, self._make_spark, self._token = name, catalog, root, spark, token
+    def __init__(self, name: str, catalog: Catalog, root: Path, engine: Engine, token: Token | None = None) -> None:
+        self.name, self.catalog, self.root, self.engine, self._token = name, catalog, root, engine, token
         self.store = StreamStore(root)
         self.cuts = Cuts()
         self.serving = Serving(self.store)
@@ -84,7 +75,7 @@ class Host:
         self._network = Network(name, self.cuts, self._say_abroad)
         self._links: dict[str, Link] = {}
         self._under_way: dict[str, set[asyncio.Task[None]]] = {}
-        self._spark: asyncio.Future[SparkSession] | None = None
+        self._started: asyncio.Future[None] | None = None
         self._setups: dict[str, asyncio.Task[None]] = {}
         #: Work beside the replicas that must not fail.
         self._attended: list[asyncio.Task[None]] = []
@@ -106,12 +97,12 @@ class Host:
         nodes = [node for node in self.catalog.nodes_on(self.name) if node.name not in self.absent]
         try:
             if nodes:
-                # What needs no Spark is done while it starts: inputs are found, declared outputs are made.
-                self._setups = {node.name: asyncio.ensure_future(self.set_up(node)) for node in nodes}
-                await self.spark()
+                # What needs no engine is done while it starts: inputs are found, declared outputs are made.
+                self._setups = {node.name: asyncio.ensure_future(self.set_up_own(node)) for node in nodes}
+                await self.start_engine()
             ready()
             while not self._stopping.is_set():
-                self._look_at_spark()
+                self._look_at_engine()
                 for controller in list(self.controllers.values()):
                     controller.pulse()
                 self._look_for_trouble()
@@ -128,22 +119,22 @@ class Host:
         """Do this beside everything else, until the host stops. If it fails, the host fails."""
         self._attended.append(asyncio.ensure_future(work))
 
-    async def spark(self) -> SparkSession:
-        """The session, made when it is first needed, and tried again where that failed."""
-        if self._spark is None or (self._spark.done() and self._spark.exception() is not None):
-            self._spark = asyncio.get_running_loop().run_in_executor(None, self._make_spark)
-        return await asyncio.shield(self._spark)
+    async def start_engine(self) -> None:
+        """Once, when it is first needed, and again where that failed."""
+        if self._started is None or (self._started.done() and self._started.exception() is not None):
+            self._started = asyncio.get_running_loop().run_in_executor(None, self.engine.start)
+        await asyncio.shield(self._started)
 
-    def _look_at_spark(self) -> None:
+    def _look_at_engine(self) -> None:
         """Rule 6."""
-        made = self._spark
+        made = self._started
         if made is None or not made.done() or made.exception() is not None or monotonic_us() < self._looked_us:
             return
         self._looked_us = monotonic_us() + HEALTH_US
-        if has_ended(made.result()):
+        if self.engine.ended:
             raise PeerError(
-                f"Spark has ended beneath {self.name!r}: its JVM is gone, or somebody stopped it; nothing is lost that "
-                "was committed; start again"
+                f"{self.engine.name} has ended beneath {self.name!r}: its process is gone, or somebody stopped it; "
+                "nothing is lost that was committed; start again"
             )
 
     def _look_for_trouble(self) -> None:
@@ -177,7 +168,7 @@ class Host:
                     await asyncio.get_running_loop().run_in_executor(None, failed.stop_queries)
                     failed.close()
                     closed = True
-                await self.set_up(node)
+                await self.set_up_own(node)
                 return
             except (StorageError, OSError) as error:
                 log.error("%s: still cannot go on: %s", failed.plan.replica, error)
@@ -211,9 +202,14 @@ class Host:
 
     # -- replicas ----------------------------------------------------------------------------------------------------
 
-    async def set_up(self, node: NodeSpec) -> None:
+    async def set_up_own(self, node: NodeSpec) -> None:
+        """A node of this host's application."""
+        await self.set_up(OwnSite(self, node))
+
+    async def set_up(self, site: Site) -> None:
         """Rule 2."""
-        definitions = [await self._definition(stream, node) for stream in node.inputs]
+        node = site.node
+        definitions = [await site.definition(stream, partial(self._wait, node)) for stream in node.inputs]
         bucket_us = max(d.bucket_us for d in definitions)
         for d in definitions:
             if bucket_us % d.bucket_us:
@@ -221,28 +217,36 @@ class Host:
                     f"the inputs of node {node.name} must have buckets that fit into each other; {d.name} has "
                     f"{d.bucket_us} µs, another {bucket_us} µs; create them with equal buckets"
                 )
-        home = self.home_of(node.name)
-        Disk().make_dir(home)
-        shutil.rmtree(copies_of(home), ignore_errors=True)
-        plan = self.catalog.plan_of(node.name, self.name, bucket_us)
+        Disk().make_dir(site.home)
+        shutil.rmtree(copies_of(site.mirrors), ignore_errors=True)
         if node.output_schema is not None:
-            create_output(self.store, node, node.output_schema, node.bucket_us or bucket_us)
-        self._waits[node.name] = SPARK_STARTS
-        await self.spark()
-        self._waits[node.name] = SPARK_PLANS
+            create_output(site.store, node, node.output_schema, node.bucket_us or bucket_us)
+        self._wait(node, SPARK_STARTS)
+        await self.start_engine()
+        self._wait(node, SPARK_PLANS)
+        self.add(site.replica, await self._controller(site, definitions, bucket_us))
+        log.info("%s: set up, reading %s", site.replica, ", ".join(node.inputs))
+
+    def _wait(self, node: NodeSpec, wait: Wait) -> None:
+        self._waits[node.name] = wait
+
+    async def _controller(self, site: Site, definitions: Sequence[Definition], bucket_us: int) -> Controller:
         intakes: dict[str, Intake] = {}
+        preparing: asyncio.Future[tuple[NodeQueries, Stream]] | None = None
         try:
             for d in definitions:
-                intakes[d.name] = self._intake(d, home, bucket_us, node)
-            prepare = partial(self._queries, node, [i.stream for i in intakes.values()], home, bucket_us)
-            queries, output = await asyncio.get_running_loop().run_in_executor(None, prepare)
-            controller = Controller(plan, queries, intakes, output, home, self.say)
+                intakes[d.name] = site.intake(d, bucket_us)
+            prepare = partial(self._queries, site, [i.stream for i in intakes.values()], bucket_us)
+            preparing = asyncio.get_running_loop().run_in_executor(None, prepare)
+            queries, output = await asyncio.shield(preparing)
+            return Controller(site.plan(bucket_us), queries, intakes, output, site.home, site.say)
         except BaseException:
+            if preparing is not None:
+                # A thread cannot be cancelled, and it would make the folder again that whoever cancels is to remove.
+                await asyncio.wait({preparing})
             for intake in intakes.values():
-                intake.close()
+                intake.close()  # Whoever tries again opens the same files.
             raise
-        self.add(plan.replica, controller)
-        log.info("%s: set up, reading %s", plan.replica, ", ".join(node.inputs))
 
     def home_of(self, node: str) -> Path:
         """Where a node of this host keeps what is not a stream."""
@@ -264,47 +268,18 @@ class Host:
             finally:
                 stand.close()
 
-    def _queries(
-        self, node: NodeSpec, inputs: Sequence[Stream], home: Path, bucket_us: int
-    ) -> tuple[NodeQueries, Stream]:
-        """Takes Spark a moment."""
-        assert self._spark is not None
+    def _queries(self, site: Site, inputs: Sequence[Stream], bucket_us: int) -> tuple[NodeQueries, Stream]:
+        """Takes the engine a moment."""
+        node = site.node
+        queries = self.engine.queries(node, inputs, site.store.root, site.home)
         try:
-            queries = NodeQueries(self._spark.result(), node, inputs, self.root, home)
             return queries, queries.create_output(node.bucket_us or bucket_us)
-        except PySparkException as error:
-            if not is_permanent(error):
+        except self.engine.errors as error:
+            failure = queries.explain(error)
+            if isinstance(error, HoldfastError) or not failure.permanent:
                 raise
-            raise UsageError(f"node {node.name}: Spark refuses its query: {sentence(error)}") from None
-
-    async def _definition(self, stream: str, node: NodeSpec) -> Definition:
-        """What an input is, asked of its producers until one knows."""
-        waited = 0
-        while True:
-            for producer in self.catalog.producers(stream):
-                try:
-                    if self.catalog.host_of(producer) == self.name:
-                        return self.store.open(stream).definition
-                    return await self.link_to(producer).definition(stream)
-                except (PeerError, UnknownStream) as error:
-                    self._waits[node.name] = missing_stream(stream, error)
-            if waited == self._patience(stream):
-                log.warning("%s: %s", replica_name(node.name, self.name), self._waits[node.name].why)
-            waited += 1
-            await asyncio.sleep(_RETRY_S)
-
-    def _patience(self, stream: str) -> int:
-        """How often a stream is asked for before its absence is spoken of: results of other nodes come when these are
-        set up, and other hosts when they are started; a source of this host is there, or its name is wrong."""
-        source = self.catalog.diagram.producer_of(stream) is None
-        return 0 if source and stream in self.catalog.sources_on(self.name) else _PATIENCE
-
-    def _intake(self, definition: Definition, home: Path, bucket_us: int, node: NodeSpec) -> Intake:
-        producers = self.catalog.producers(definition.name)
-        source = self.catalog.diagram.producer_of(definition.name) is None
-        if source and self.catalog.host_of(producers[0]) == self.name:
-            return DirectIntake(self.store.open(definition.name), producers[0], bucket_us, self.cuts)
-        return MirroredIntake(home, definition, producers, bucket_us, self.link_to)
+            refused = f"node {node.name}: {self.engine.name} refuses its query: {failure.sentence}"
+            raise UsageError(refused) from None
 
     def answers(self, stream: str) -> bool:
         """Whether readers may be served: sources always, nodes once they are level with their inputs (D12)."""

@@ -13,11 +13,10 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 
-from pyspark.sql.streaming.query import StreamingQuery
-
 from holdfast.clock import monotonic_us
+from holdfast.engine import Query, Reading
 from holdfast.load.away import read_note
-from holdfast.load.meter import Meter, Reading, read_progress
+from holdfast.load.meter import Meter
 from holdfast.load.tasks import HeldTask, OwnTask
 from holdfast.load.terms import Terms
 from holdfast.model.errors import HoldfastError
@@ -106,10 +105,10 @@ class Census:
         return together(task.usage for task in self.running())
 
 
-def _quietly(query: StreamingQuery) -> Reading | None:
+def _quietly(query: Query) -> Reading | None:
     """A query that is just being stopped has no progress."""
     try:
-        return read_progress(query)
+        return query.reading()
     except Exception as error:
         log.debug("no progress: %s", error)
         return None

@@ -61,7 +61,7 @@ log = logging.getLogger(__name__)
 #: How finely the core's wishes to be woken are kept; what it adds to a negotiation of some seconds does not matter.
 _PULSE_S = 0.05
 _MEASURE_US = SECOND_US
-#: How long Spark is left alone after it did not start.
+#: How long an engine is left alone after it did not start.
 _READY_S = 30.0
 
 
@@ -176,10 +176,11 @@ class LoadManager:
     async def _make_ready(self) -> None:
         while True:
             try:
-                await self.host.spark()
+                await self.host.start_engine()
                 return
             except Exception as error:
-                log.error("Spark, without which nothing can run here, does not start; it is tried again: %s", error)
+                log.error("%s, without which nothing can run here, does not start; it is tried again: %s",
+                          self.host.engine.name, error)  # fmt: skip
             await asyncio.sleep(_READY_S)
 
     def start(self, guest: Guest) -> None:

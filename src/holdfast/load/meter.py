@@ -1,4 +1,4 @@
-"""What each task uses, measured from Spark's own progress (003 §7.2.2).
+"""What each task uses, measured from what its query says of its batches (003 §7.2.2).
 
 Rules:
 1. CPU is the share of time that batches take (`busy`), or rows times what a row costs (`rows`), in cores; bandwidth is
@@ -11,19 +11,13 @@ Rules:
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from pyspark.sql.streaming.query import StreamingQuery
-
-from holdfast.model.errors import UsageError
-from holdfast.model.time import BEGINNING_US, SECOND_US
+from holdfast.engine import Reading
+from holdfast.model.time import SECOND_US
 from holdfast.protocol.load.usage import Usage
-from holdfast.spark.source import until_of
-from holdfast.stream.merge import FOREVER_US
 
 #: Shorter follows noise, longer comes too late for a spike. The seeds look every ten seconds at larger loads.
 SMOOTHING_S = 4.0
@@ -31,18 +25,6 @@ SMOOTHING_S = 4.0
 _KNOWN_AFTER_US = 4 * SECOND_US
 #: A query without a batch for so long is not between two batches: it does nothing.
 _QUIET_S = 20.0
-
-
-@dataclass(slots=True)
-class Reading:
-    """What one look at a query has shown."""
-
-    batch_id: int
-    busy_ms: float
-    rows: int
-    state_bytes: int
-    span_us: int | None = None
-    """How much of the input's time the batch has read; 0 if that says nothing, None if Spark does not say."""
 
 
 @dataclass(slots=True)
@@ -99,27 +81,3 @@ class Meter:
             return None
         cpu = known.busy if self._measure == "busy" else known.rows * self._us_per_row / SECOND_US
         return Usage(cpu, known.bytes / 1e6, known.memory)
-
-
-def read_progress(query: StreamingQuery) -> Reading | None:
-    """The last batch of a query; None before the first. Asks the JVM, so not in the loop's thread."""
-    progress: Any = query.lastProgress
-    if progress is None:
-        return None
-    # A batch has one row more than its inputs: the boundary that drives the watermark.
-    rows = max(0, int(progress["numInputRows"]) - 1)
-    state = sum(int(operator["memoryUsedBytes"]) for operator in progress["stateOperators"])
-    busy_ms = float(progress["durationMs"].get("triggerExecution", 0))
-    return Reading(int(progress["batchId"]), busy_ms, rows, state, _span_us(progress.get("sources", [])))
-
-
-def _span_us(sources: Sequence[Mapping[str, str]]) -> int | None:
-    """The first batch has no beginning, and the last no end: those say nothing. Inputs move on together."""
-    spans = []
-    for source in sources:
-        try:
-            begin, end = (until_of(json.loads(source[which])) for which in ("startOffset", "endOffset"))
-        except (ValueError, TypeError, KeyError, AttributeError, UsageError):
-            return 0 if source.get("startOffset") in (None, "null", "None") else None
-        spans.append(max(0, end - begin) if begin > BEGINNING_US and end < FOREVER_US else 0)
-    return max(spans, default=None)

@@ -42,8 +42,6 @@ from holdfast.load.steps import reached
 from holdfast.load.tasks import HeldTask, guest_name
 from holdfast.model.errors import PeerError, UsageError
 from holdfast.model.time import BEGINNING_US, SECOND_US
-from holdfast.spark.beginning import load_beginning, take_up
-from holdfast.spark.fork import renew_id
 from holdfast.stream.waiting import Waiting
 
 log = logging.getLogger(__name__)
@@ -203,7 +201,7 @@ class Mover:
             return
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
-        waiting = await _aside(partial(_unpacked, task.home / "parcel", staging))
+        waiting = await _aside(partial(_unpacked, task, staging))
         await self._take_up(task, note, staging, waiting)
 
     async def _take_up(self, task: HeldTask, note: AwayNote, staging: Path, waiting: Waiting) -> None:
@@ -282,24 +280,23 @@ def _file(task: HeldTask, staging: Path, waiting: Waiting) -> None:
     writer.commit([], now_us=now_us(), pending=waiting.since(boundary_us))
     writer.release(now_us())
     reached("filed")
-    before = load_beginning(task.home).checkpoint(task.home)
-    take_up(task.home, staging / "checkpoint", boundary_us if boundary_us > BEGINNING_US else None)
-    shutil.rmtree(before, ignore_errors=True)
+    right_from_us = boundary_us if boundary_us > BEGINNING_US else None
+    task.host.engine.take_up(task.home, staging / "checkpoint", right_from_us)
     shutil.rmtree(staging, ignore_errors=True)
     reached("taken-up")
 
 
-def _unpacked(parcel: Path, staging: Path) -> Waiting:
+def _unpacked(task: HeldTask, staging: Path) -> Waiting:
     unpacking = Unpacking(staging)
     try:
-        with parcel.open("rb") as file:
+        with (task.home / "parcel").open("rb") as file:
             while chunk := file.read(_CHUNK):
                 unpacking.feed(chunk)
         waiting = unpacking.finish()[2]
     finally:
         unpacking.close()
     # The partner runs it under the id that is in the parcel, maybe to this day, and maybe in a store that both reach.
-    renew_id(staging / "checkpoint", durable=True)
+    task.host.engine.renew(staging / "checkpoint")
     return waiting
 
 

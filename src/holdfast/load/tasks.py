@@ -17,19 +17,20 @@ import shutil
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from holdfast.clock import now_us
 from holdfast.diagram import NodeSpec
-from holdfast.host.catalog import replica_name
+from holdfast.host.catalog import node_plan, replica_name
 from holdfast.host.controller import Controller
 from holdfast.host.host import Host
 from holdfast.host.intake import Intake
 from holdfast.host.link import Link
 from holdfast.host.remote import MirroredIntake
 from holdfast.host.serving import Serving
+from holdfast.host.site import OwnSite, Site, Waits
+from holdfast.host.standing import missing_stream
 from holdfast.host.wire import Position, parse_cursor
 from holdfast.load.partner import PartnerLink
 from holdfast.load.relay import Relay
@@ -38,7 +39,6 @@ from holdfast.model.time import BEGINNING_US, END_OF_TIME_US
 from holdfast.protocol.dpc.effects import Send
 from holdfast.protocol.dpc.messages import Message
 from holdfast.protocol.dpc.plan import InputPlan, NodePlan, OutputPlan
-from holdfast.spark.node import NodeQueries
 from holdfast.stream.acks import acknowledge
 from holdfast.stream.definition import Definition, Retention
 from holdfast.stream.disk import Disk
@@ -67,17 +67,14 @@ def guest_name(lease_id: str) -> str:
 class HeldTask(ABC):
     """One task that this host answers for."""
 
-    def __init__(self, host: Host, task_id: str, node: NodeSpec, home: Path, store: StreamStore) -> None:
-        self.host, self.task_id, self.node, self.home, self.store = host, task_id, node, home, store
+    def __init__(self, host: Host, task_id: str, site: Site) -> None:
+        self.host, self.task_id, self.site = host, task_id, site
+        self.node, self.home, self.store, self.replica = site.node, site.home, site.store, site.replica
 
     @property
     @abstractmethod
     def definition(self) -> str:
         """What it is an instance of."""
-
-    @property
-    def replica(self) -> str:
-        return replica_name(self.node.name, self.host.name)
 
     @property
     def output(self) -> Stream:
@@ -94,9 +91,9 @@ class HeldTask(ABC):
         """Why it can never be moved; None if it can."""
         return None if self.controller is None else self.controller.stays_because
 
-    @abstractmethod
     async def start(self) -> None:
         """Set it up here."""
+        await self.host.set_up(self.site)
 
     @abstractmethod
     def input_links(self, stream: str) -> list[Link]:
@@ -113,14 +110,15 @@ class HeldTask(ABC):
         raise trouble or PeerError(f"nobody produces {stream}")
 
     def say(self, sender: str, send: Send) -> None:
-        self.host.say(sender, send)
+        """What is said for it, wherever it runs."""
+        self.site.say(sender, send)
 
 
 class OwnTask(HeldTask):
     """A node of this host's own application."""
 
     def __init__(self, host: Host, node: NodeSpec) -> None:
-        super().__init__(host, node.name, node, host.home_of(node.name), host.store)
+        super().__init__(host, node.name, OwnSite(host, node))
 
     @property
     def definition(self) -> str:
@@ -135,9 +133,6 @@ class OwnTask(HeldTask):
                 return f"its input {stream} comes from {producer.name}, which has a capacity and would wait for it"
         return super().bound_by
 
-    async def start(self) -> None:
-        await self.host.set_up(self.node)
-
     def input_links(self, stream: str) -> list[Link]:
         return [self.host.link_to(producer) for producer in self.host.catalog.producers(stream)]
 
@@ -151,17 +146,55 @@ class GuestNote(msgspec.Struct, frozen=True):
     format: int = FORMAT_VERSION
 
 
+class GuestSite(Site):
+    """Where a partner's task runs here: its owner stands for the producers of all its inputs."""
+
+    def __init__(self, node: NodeSpec, host: str, folder: Path, owner: str, relay: Relay) -> None:
+        super().__init__(node, host, folder / "node", StreamStore(folder / "streams"))
+        self._owner, self._relay = owner, relay
+
+    @property
+    def mirrors(self) -> Path:
+        return self.home / "inputs"  # Where guests that came with earlier versions have them.
+
+    async def definition(self, stream: str, waits: Waits) -> Definition:
+        """A guest that is here must not be lost because its owner is down just now."""
+        said = False
+        while True:
+            try:
+                return await self._relay.definition(stream)
+            except (PeerError, UnknownStream) as error:
+                waits(missing_stream(stream, error))
+                if not said:
+                    log.info("%s: waiting for stream %s: %s", self.replica, stream, error)
+                    said = True
+            await asyncio.sleep(0.25)
+
+    def intake(self, definition: Definition, bucket_us: int) -> Intake:
+        producers = (replica_name(definition.name, self._owner),)
+        return MirroredIntake(self.mirrors, definition, producers, bucket_us, lambda _: self._relay)
+
+    def plan(self, bucket_us: int) -> NodePlan:
+        """Nobody but the owner reads what it gives, and that one says what it has by pulling."""
+        node = self.node
+        inputs = tuple(InputPlan(s, (replica_name(s, self._owner),), s in node.blocking) for s in node.inputs)
+        return node_plan(node, self.replica, inputs, OutputPlan(node.output, node.inputs), bucket_us)
+
+    def say(self, sender: str, send: Send) -> None:
+        self._relay.hear(send.to, send.message)
+
+
 class Guest(HeldTask):
     """A partner's task that runs here."""
 
     def __init__(self, host: Host, folder: Path, note: GuestNote, definition: NodeSpec, partner: PartnerLink) -> None:
         name = guest_name(note.lease_id)
-        store = StreamStore(folder / "streams")
-        super().__init__(host, note.lease_id, replace(definition, name=name), folder / "node", store)
         self.folder, self.note = folder, note
         self.relay = Relay(partner, name, self._heard)
+        site = GuestSite(replace(definition, name=name), host.name, folder, note.owner, self.relay)
+        super().__init__(host, note.lease_id, site)
         self._gone_us = BEGINNING_US
-        self.serving = Serving(store)
+        self.serving = Serving(self.store)
 
     @property
     def definition(self) -> str:
@@ -170,61 +203,10 @@ class Guest(HeldTask):
     def input_links(self, stream: str) -> list[Link]:
         return [self.relay]
 
-    def say(self, sender: str, send: Send) -> None:
-        self.relay.hear(send.to, send.message)
-
     def _heard(self, sender: str, message: Message) -> None:
         controller = self.controller
         if controller is not None:
             controller.deliver(sender, message)
-
-    async def start(self) -> None:
-        """As `Host.set_up`, with its owner as the producer of every input."""
-        node, owner, loop = self.node, self.note.owner, asyncio.get_running_loop()
-        spark = await self.host.spark()
-        definitions = [await self._input(stream) for stream in node.inputs]
-        bucket_us = max(d.bucket_us for d in definitions)
-        intakes: dict[str, Intake] = {
-            d.name: MirroredIntake(self.home / "inputs", d, (replica_name(d.name, owner),), bucket_us,
-                                   lambda _: self.relay)
-            for d in definitions
-        }  # fmt: skip
-        plan = NodePlan(
-            replica=self.replica,
-            inputs=tuple(InputPlan(s, (replica_name(s, owner),), s in node.blocking) for s in node.inputs),
-            output=OutputPlan(node.output, node.inputs), bucket_us=bucket_us, delay_us=node.max_delay_us,
-            keepalive_us=node.keepalive_us, during_failure=node.during_failure,
-            during_stabilisation=node.during_stabilisation, stabilise=node.stabilise, window_us=node.convergent_us,
-        )  # fmt: skip
-
-        def prepare() -> tuple[NodeQueries, Any]:
-            queries = NodeQueries(spark, node, [i.stream for i in intakes.values()], self.store.root, self.home)
-            return queries, queries.create_output(node.bucket_us or bucket_us)
-
-        preparing = loop.run_in_executor(None, prepare)
-        try:
-            queries, output = await asyncio.shield(preparing)
-            controller = Controller(plan, queries, intakes, output, self.home, self.say)
-        except BaseException:
-            # A thread cannot be cancelled, and it would make the folder again that whoever cancels is to remove.
-            await asyncio.wait({preparing})
-            for intake in intakes.values():
-                intake.close()  # Whoever tries again opens the same files.
-            raise
-        self.host.add(self.replica, controller)
-        log.info("%s: a task of %s, set up here", self.replica, owner)
-
-    async def _input(self, stream: str) -> Definition:
-        """Asked until the owner answers: a guest that is here must not be lost because its owner is down just now."""
-        said = False
-        while True:
-            try:
-                return await self.relay.definition(stream)
-            except (PeerError, UnknownStream) as error:
-                if not said:
-                    log.info("%s: waiting for stream %s: %s", self.replica, stream, error)
-                    said = True
-            await asyncio.sleep(0.25)
 
     def pulled(self, position: Position) -> None:
         """The owner asks for what comes after `position`, so it has what lies before; from time to time that goes."""

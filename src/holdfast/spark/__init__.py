@@ -1,4 +1,4 @@
-"""Holdfast on Spark. Elsewhere pyspark is imported for types and errors only (tests/test_map.py has the list).
+"""Holdfast on Spark. Nothing else of Holdfast imports pyspark (tests/test_map.py).
 
 `session` makes a SparkSession with the settings that streams like; `register` adds the format "holdfast" to one that
 exists; `read_stream` reads streams with a watermark that follows their boundaries; `flow` starts a chain of Holdfast's

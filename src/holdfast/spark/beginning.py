@@ -57,7 +57,8 @@ def begin_anew(
 
 
 def take_up(home: Path, checkpoint: Path, right_from_us: int | None) -> Beginning:
-    """The next start of the query goes on from a checkpoint that came from elsewhere; it is moved into `home`."""
+    """The next start of the query goes on from a checkpoint that came from elsewhere; it is moved into `home`, and then
+    the one before it goes."""
     known = load_beginning(home)
     beginning = Beginning(generation=known.generation + 1, start_us=known.start_us, right_from_us=right_from_us)
     disk, place = Disk(), beginning.checkpoint(home)
@@ -65,4 +66,5 @@ def take_up(home: Path, checkpoint: Path, right_from_us: int | None) -> Beginnin
     disk.rename(checkpoint, place)
     disk.sync_dir(home)
     disk.replace_file(home / "beginning", seal(beginning))
+    shutil.rmtree(known.checkpoint(home), ignore_errors=True)
     return beginning

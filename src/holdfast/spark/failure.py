@@ -16,8 +16,9 @@ import re
 
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 
+from holdfast.engine import is_users
 from holdfast.model import errors
-from holdfast.model.errors import HoldfastError, Removed, UnknownStream, UsageError
+from holdfast.model.errors import HoldfastError
 
 _OURS = re.compile(r"holdfast\.model\.errors\.(\w+): (.+)")
 _UNSUPPORTED = re.compile(r"\[(UNSUPPORTED_\w+|STREAMING_OUTPUT_MODE)[.\]]")
@@ -41,17 +42,13 @@ def sentence(error: BaseException | None) -> str:
 def is_permanent(error: BaseException | None) -> bool:
     """Whether no new start can mend it."""
     if isinstance(error, HoldfastError):
-        return _is_users(type(error))
+        return is_users(type(error))
     if isinstance(error, AnalysisException | ParseException):
         return True
     text = str(error or "")
     if (ours := _ours(text)) is not None:
-        return _is_users(getattr(errors, ours[0], HoldfastError))
+        return is_users(getattr(errors, ours[0], HoldfastError))
     return isinstance(error, PySparkException) and _UNSUPPORTED.search(text.partition("\n")[0]) is not None
-
-
-def _is_users(kind: type) -> bool:
-    return issubclass(kind, UsageError) and not issubclass(kind, Removed | UnknownStream)
 
 
 def _ours(text: str) -> tuple[str, str] | None:

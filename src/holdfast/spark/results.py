@@ -12,9 +12,6 @@ import pyarrow as pa
 from holdfast.diagram import NodeSpec
 from holdfast.model.errors import SchemaError
 from holdfast.model.schema import result_columns, schema_text, type_text
-from holdfast.model.time import duration_text
-from holdfast.stream.definition import Retention
-from holdfast.stream.store import Stream, StreamStore
 
 
 def node_columns(node: NodeSpec, schema: pa.Schema) -> pa.Schema:
@@ -34,14 +31,3 @@ def node_columns(node: NodeSpec, schema: pa.Schema) -> pa.Schema:
 
 def _types(schema: pa.Schema) -> dict[str, str]:
     return {field.name: type_text(field.type) for field in schema}
-
-
-def create_output(store: StreamStore, node: NodeSpec, columns: pa.Schema, bucket_us: int) -> Stream:
-    """The output stream of a node. One that is there already must have the same columns. What is kept of it is the
-    node's affair, unless somebody has given it an age or a size."""
-    retention = Retention(acknowledged=node.retain == "acknowledged")
-    stream = store.create(node.output, columns, bucket=duration_text(bucket_us), retention=retention, exist_ok=True)
-    given = stream.definition.retention
-    if given != retention and given.age_us is None and given.size_bytes is None:
-        return store.change_retention(node.output, retention)
-    return stream

@@ -134,8 +134,6 @@ def with_settings(spark: SparkSession, settings: Mapping[str, str]) -> SparkSess
 
 def has_ended(spark: SparkSession) -> bool:
     """Whether nothing can be run with a session any more: its JVM is gone, or its context was stopped."""
-    if not isinstance(spark, SparkSession):
-        return False  # Somebody else's engine (`NodeQueries`); it looks after itself.
     process = getattr(SparkContext._gateway, "proc", None)
     if process is not None and process.poll() is not None:
         return True

@@ -1,0 +1,254 @@
+"""The engine port: what a host needs of whatever runs the queries of its nodes. Spark is one (`holdfast.spark.engine`).
+
+Rules:
+1. An engine makes the queries of one replica (`NodeQueries`): the stable one, and at most one fork of it at a time that
+   counts. A host asks for nothing else, and knows nothing of batches but their number and where they end.
+2. The stable query reads its inputs up to what `decision` says, in whole buckets, and files its results in the output
+   stream, each batch once, whoever is killed. Where it stands is durable: the next start goes on there.
+3. A fork goes on from the last commit of the stable query and never changes it (S1). It reads the buckets that stand in
+   its plan (`stream.tentative`) and files its results in the branch that has its id.
+4. What starts, stops, copies or packs may take long and is called on threads of the caller's; what only looks
+   (`position`, `progress`, `planned`, `ready`, `active`) is called a hundred times a second.
+5. Stopping is idempotent, also of what has failed. An error that no new start can mend says so (`explain`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from holdfast.diagram import NodeSpec
+from holdfast.model.errors import HoldfastError, Removed, UnknownStream, UsageError
+from holdfast.model.time import duration_text
+from holdfast.stream.definition import Retention
+from holdfast.stream.store import Stream, StreamStore
+from holdfast.stream.waiting import Waiting
+
+
+class Progress(NamedTuple):
+    """How far a query has come."""
+
+    batch_id: int
+    """The last committed batch; -1 before the first."""
+    until_us: int | None
+    """Inputs are consumed up to here; None before the first batch."""
+
+
+@dataclass(slots=True)
+class Reading:
+    """What one look at a query has shown of its work."""
+
+    batch_id: int
+    busy_ms: float
+    rows: int
+    state_bytes: int
+    span_us: int | None = None
+    """How much of the input's time the batch has read; 0 if that says nothing, None if the engine does not say."""
+
+
+class Failure(NamedTuple):
+    """Why a query stopped."""
+
+    sentence: str
+    permanent: bool
+    """Whether no new start can mend it."""
+
+
+class Description(NamedTuple):
+    """What is known of a node's query before it runs."""
+
+    stime: str
+    """Where the time of a result is found."""
+    lag_us: int = 0
+    """How much later than their time results may come."""
+    bucket_by_bucket: bool = False
+    """Whether it must not read several buckets in one batch."""
+    operators: tuple[str, ...] = ()
+    """Those with state, as the engine calls them."""
+
+
+class Query(ABC):
+    """One run of a query, stable or fork."""
+
+    @property
+    @abstractmethod
+    def active(self) -> bool:
+        """Whether it runs."""
+
+    @abstractmethod
+    def failure(self) -> BaseException | None:
+        """What it stopped of by itself; None if it runs, or was stopped, or does not say."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Rule 5. Returns when nothing of it writes any more."""
+
+    @abstractmethod
+    def reading(self) -> Reading | None:
+        """The work of the last batch; None before the first. May take a moment."""
+
+
+class Fork(NamedTuple):
+    """A fork that was started."""
+
+    query: Query
+    checkpoint: Path
+    plan: Path
+    branch: str
+    """The id of the branch it writes to, which is created when it gets its first bucket."""
+    batch_id: int
+    """The last batch of the parent."""
+    root_us: int
+    """The parent had consumed its inputs up to here."""
+    waiting: Waiting
+    """Results of the parent that wait for their bucket to be complete."""
+
+
+class NodeQueries(ABC):
+    """The queries of one replica of one node."""
+
+    @property
+    @abstractmethod
+    def decision(self) -> Path:
+        """The file that says how far the stable query may read (`stream.decision`)."""
+
+    @abstractmethod
+    def create_output(self, bucket_us: int) -> Stream:
+        """The output stream with the columns that the function gives. What is there already, and the state of the
+        query, must fit; a function that cannot be right is refused here."""
+
+    @abstractmethod
+    def describe(self) -> Description:
+        """What is known of the query before it runs."""
+
+    # -- the stable query --------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def start_stable(self) -> Query:
+        """Rule 2."""
+
+    @abstractmethod
+    def position(self) -> Progress:
+        """Where the stable query stands, also when it does not run."""
+
+    @abstractmethod
+    def progress(self, since: int, fork: Fork | None = None) -> Progress | None:
+        """The last committed batch of the stable query, or of a fork, if it is a later one than `since`."""
+
+    @abstractmethod
+    def planned(self, batch_id: int) -> bool:
+        """Whether it is settled what the batch reads, so that it will be this and nothing else."""
+
+    @abstractmethod
+    def begin_anew(self, start_us: int, right_from_us: int) -> None:
+        """From the next start on the stable query begins here, with an empty state; results before `right_from_us` are
+        left out. It does not run now."""
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether input that was read may be needed to restore the state of operators."""
+        return False
+
+    def needed_us(self, until_us: int) -> int:
+        """Once results up to `until_us` are written, earlier input than this is not needed any more."""
+        return until_us
+
+    @abstractmethod
+    def promised_us(self, until_us: int) -> int:
+        """What the output promises once the query has consumed its inputs up to `until_us`."""
+
+    # -- movement ----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def copy_to(self, checkpoint: Path) -> Waiting:
+        """A copy of where the stable query stands, from which the same query can go on elsewhere; it runs on."""
+
+    @property
+    def stays_because(self) -> str | None:
+        """Why it can never run elsewhere; None if it can."""
+        return None
+
+    @abstractmethod
+    def forget(self) -> None:
+        """The stable query has stopped, and whoever goes on with the node does so from a copy: nothing that it keeps
+        outside its folder is needed any more."""
+
+    # -- forks -------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def start_fork(self, fork: int) -> Fork:
+        """Rule 3. Returns when it is started; `ready` says when it could run a batch. What could not be started leaves
+        nothing behind."""
+
+    @abstractmethod
+    def ready(self, fork: Fork) -> bool:
+        """Whether it could run a batch now."""
+
+    @abstractmethod
+    def stop_fork(self, fork: Fork) -> None:
+        """Rule 5. What it kept goes; its branch is the caller's."""
+
+    @abstractmethod
+    def clear_forks(self) -> None:
+        """A host that starts has no forks: what an earlier life left is removed."""
+
+    # -- failures ----------------------------------------------------------------------------------------------------
+
+    def explain(self, error: BaseException | None) -> Failure:
+        """Of what a method here raised or a query stopped of."""
+        text = "no reason given" if error is None else str(error).strip() or type(error).__name__
+        return Failure(text, is_users(type(error)))
+
+
+def is_users(kind: type) -> bool:
+    """Whether errors of this kind are the user's to mend and the same at every start. Input that is gone, and a stream
+    that is not there, are not: the replica goes on behind a gap, and streams come."""
+    return issubclass(kind, UsageError) and not issubclass(kind, Removed | UnknownStream)
+
+
+class Engine(ABC):
+    """Runs queries for one host."""
+
+    #: For sentences.
+    name: str = "the engine"
+    #: By which it refuses a function that is described to it, beside `HoldfastError`.
+    errors: tuple[type[Exception], ...] = (HoldfastError,)
+
+    @abstractmethod
+    def start(self) -> None:
+        """Make ready to run queries: may take long, and is tried again where it failed. Called before `queries`."""
+
+    @property
+    @abstractmethod
+    def ended(self) -> bool:
+        """Whether what was started has gone, so that nothing can be run any more."""
+
+    @abstractmethod
+    def queries(self, node: NodeSpec, inputs: Sequence[Stream], outputs: Path, home: Path) -> NodeQueries:
+        """The queries of a replica. `outputs` is where its output stream lies, `home` its own folder."""
+
+    @abstractmethod
+    def take_up(self, home: Path, checkpoint: Path, right_from_us: int | None) -> None:
+        """The next start of the replica whose folder `home` is goes on from a copy (`NodeQueries.copy_to`), which is
+        moved there; results before `right_from_us` are left out. It does not run now, and its output has been given the
+        results that waited when the copy was made."""
+
+    @abstractmethod
+    def renew(self, checkpoint: Path) -> None:
+        """Whoever else goes on from the same copy shares nothing with who goes on from this one."""
+
+
+def create_output(store: StreamStore, node: NodeSpec, columns: pa.Schema, bucket_us: int) -> Stream:
+    """The output stream of a node. One that is there already must have the same columns. What is kept of it is the
+    node's affair, unless somebody has given it an age or a size."""
+    retention = Retention(acknowledged=node.retain == "acknowledged")
+    stream = store.create(node.output, columns, bucket=duration_text(bucket_us), retention=retention, exist_ok=True)
+    given = stream.definition.retention
+    if given != retention and given.age_us is None and given.size_bytes is None:
+        return store.change_retention(node.output, retention)
+    return stream
