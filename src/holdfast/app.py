@@ -24,7 +24,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from holdfast.diagram import Boundaries, Diagram, NodeSpec, Retain, check_node_name, diagram_of
+from holdfast.diagram import Application, Boundaries, Diagram, NodeSpec, Retain, check_node_name, diagram_of
 from holdfast.model.errors import UsageError
 from holdfast.model.schema import SchemaLike, parse_schema
 from holdfast.model.time import duration_us, instant_us
@@ -38,7 +38,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E", bound=Enum)
 
 
-class App:
+class App(Application):
     """An application: nodes that read and produce streams. `root` is where they live when it runs in one process."""
 
     def __init__(self, name: str, *, root: str | os.PathLike[str] = "streams") -> None:

@@ -10,9 +10,11 @@ Rules:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -156,6 +158,17 @@ class Diagram:
     def to_text(self) -> str:
         """The diagram for a terminal, node by node."""
         return "\n".join(line for node in self.nodes for line in _block(node))
+
+
+class Application(ABC):
+    """What a host runs, as far as it must know: `holdfast.App` is one."""
+
+    name: str
+    root: Path
+
+    @abstractmethod
+    def diagram(self) -> Diagram:
+        """Its nodes, checked and in topological order."""
 
 
 def diagram_of(app: str, nodes: Iterable[NodeSpec]) -> Diagram:

@@ -15,9 +15,13 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeGuard
 
-from holdfast.app import App
+from holdfast.diagram import Application
 from holdfast.model.errors import HoldfastError, UsageError
+
+if TYPE_CHECKING:
+    from holdfast.app import App
 
 
 def load_app(target: str, folder: Path) -> App:
@@ -71,10 +75,10 @@ def _reachable(folder: Path) -> None:
 def _pick(module: ModuleType, target: str, name: str) -> App:
     if name:
         app = getattr(module, name, None)
-        if not isinstance(app, App):
+        if not _is_app(app):
             raise UsageError(f"{target!r} must name an App; got {type(app).__name__}; check the part behind the colon")
         return app
-    found = {id(value): (key, value) for key, value in vars(module).items() if isinstance(value, App)}
+    found = {id(value): (key, value) for key, value in vars(module).items() if _is_app(value)}
     if len(found) != 1:
         names = ", ".join(key for key, _ in found.values()) or "none"
         raise UsageError(
@@ -83,6 +87,11 @@ def _pick(module: ModuleType, target: str, name: str) -> App:
         )
     ((_, app),) = found.values()
     return app
+
+
+def _is_app(value: Any) -> TypeGuard[App]:
+    """Whether it is what a user has made with holdfast.App. Not by that class: it is the one that starts hosts."""
+    return isinstance(value, Application)
 
 
 def said(error: Exception) -> str:
