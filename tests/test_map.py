@@ -27,7 +27,7 @@ IMPORTS = {
     "console": "load",
     "load": "clock diagram engine host inputs protocol spark stream",
     "holdfast": "app host stream",
-    "testing": "checkpoint",
+    "testing": "app checkpoint clock engine host protocol stream",
     "app": "diagram host protocol",
     "host": "clock diagram engine inputs protocol spark stream",
     "spark": "checkpoint clock diagram engine inputs operators protocol stream",

@@ -8,8 +8,10 @@ Rules:
 3. A fork goes on from the last commit of the stable query and never changes it (S1). It reads the buckets that stand in
    its plan (`stream.tentative`) and files its results in the branch that has its id.
 4. What starts, stops, copies or packs may take long and is called on threads of the caller's; what only looks
-   (`position`, `progress`, `planned`, `ready`, `active`) is called a hundred times a second.
+   (`position`, `progress`, `planned`, `ready`) is called a hundred times a second.
 5. Stopping is idempotent, also of what has failed. An error that no new start can mend says so (`explain`).
+
+`holdfast.testing.engines` has the suite that an implementation is put to.
 """
 
 from __future__ import annotations
