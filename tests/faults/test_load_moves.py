@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.load.away import read_note
-from holdfast.load.steps import GUEST_COMING, GUEST_GOING, OWNER_COMING_BACK, OWNER_LEAVING
+from holdfast.load.crash_points import GUEST_COMING, GUEST_GOING, OWNER_COMING_BACK, OWNER_LEAVING
+from holdfast.load.remote_task import read_note
 from tests.load.federation import MOVES, Federation, Owner
 
 CLAUSES = "price: 0.1 to 5.0, period: 3s"

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from holdfast.host.deployment import load_deployment
-from holdfast.load.terms import load_terms
+from holdfast.load.contract_file import load_terms
 from holdfast.model.schema import parse_schema, schema_text
 from holdfast.model.time import duration_us, instant_us
 from tests.fuzz.target import Target, Wrong, mutated

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import msgspec
 
 from holdfast.host import wire
-from holdfast.load import wire as load_wire
+from holdfast.load import message_codec as load_wire
 from holdfast.protocol.dpc import messages
 from holdfast.protocol.dpc.signals import Lane
 from holdfast.protocol.dpc.states import StreamState

@@ -29,7 +29,7 @@ import holdfast
 from holdfast.cli.hosts import HostClient
 from holdfast.clock import now_us, pause
 from holdfast.host.deployment import load_deployment
-from holdfast.load.terms import load_terms
+from holdfast.load.contract_file import load_terms
 from holdfast.model.errors import PeerError
 from holdfast.stream.reader import LogReader
 from tests.spark.processes import REPOSITORY, environment, kill_tree

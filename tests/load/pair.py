@@ -17,19 +17,19 @@ from pathlib import Path
 import pytest
 
 import holdfast
-import holdfast.load.away
 import holdfast.load.manager
 import holdfast.load.meter
-import holdfast.load.words
+import holdfast.load.outbox
+import holdfast.load.remote_task
 from holdfast.host.catalog import Catalog
 from holdfast.host.deployed import _access
 from holdfast.host.deployment import load_deployment
 from holdfast.host.host import Host
 from holdfast.host.service import Service
-from holdfast.load.away import Away, AwayNote, read_note
-from holdfast.load.door import doors_of
-from holdfast.load.hosting import load_manager
+from holdfast.load.host_extension import load_manager
 from holdfast.load.manager import LoadManager
+from holdfast.load.remote_task import AwayNote, RemoteTask, read_note
+from holdfast.load.routes import doors_of
 from holdfast.load.tasks import HeldTask
 from tests.load.federation import SECOND, Federation, Owner, Source
 from tests.load.plain_engine import PlainEngine
@@ -102,8 +102,8 @@ class Pair:
         spoil: Callable[[Federation], None], delay: str,
     ) -> None:  # fmt: skip
         self.node = f"{kind}-m1"
-        monkeypatch.setattr(holdfast.load.words, "_CONSENT_S", 0.1)
-        monkeypatch.setattr(holdfast.load.away, "WAIT_S", 0.2)
+        monkeypatch.setattr(holdfast.load.outbox, "_CONSENT_S", 0.1)
+        monkeypatch.setattr(holdfast.load.remote_task, "WAIT_S", 0.2)
         monkeypatch.setattr(holdfast.load.meter, "_KNOWN_AFTER_US", 200_000)
         monkeypatch.setattr(holdfast.load.manager, "_MEASURE_US", 100_000)
         clauses, settings = f"price: 0.1 to 5.0, period: {period}", _SETTINGS.format(patience=patience)
@@ -129,7 +129,7 @@ class Pair:
         return self.anna.manager.tasks[self.node]
 
     @property
-    def away(self) -> Away | None:
+    def away(self) -> RemoteTask | None:
         return self.anna.manager.mover.away(self.task)
 
     @property
@@ -177,7 +177,7 @@ class Pair:
     async def agreed(self) -> None:
         """Ben has signed, and both have looked at what runs."""
         manager = self.anna.manager
-        await self.until(lambda: isinstance(manager.words.agreed.get("ben"), tuple), "ben's consent")
+        await self.until(lambda: isinstance(manager.outbox.agreed.get("ben"), tuple), "ben's consent")
         await self.until(lambda: manager.core._measured, "anna to look at what runs")
         await self.until(lambda: self.ben.manager.core._measured, "ben to look at what runs")
 

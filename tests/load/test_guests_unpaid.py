@@ -20,7 +20,7 @@ def test_a_guest_that_is_not_paid_for_is_put_out_and_goes_on_at_home(
             await two.until(lambda: two.away is not None, "the node to run at Ben's")
             await two.results_come()
             (lease_id,) = two.ben.manager.core.book.leases
-            words, say = two.anna.manager.words, two.anna.manager.words.put
+            words, say = two.anna.manager.outbox, two.anna.manager.outbox.put
 
             def without_money(to: str, message: Message) -> None:
                 if not isinstance(message, Renew):

@@ -11,7 +11,7 @@ import pytest
 
 import holdfast.load.manager as managers
 from holdfast.load.journal import Journal
-from holdfast.load.wire import encode_message
+from holdfast.load.message_codec import encode_message
 from holdfast.model.errors import StorageError
 from holdfast.protocol.load.messages import Offer
 from holdfast.protocol.load.records import OfferMade
@@ -19,7 +19,7 @@ from holdfast.protocol.load.signals import Tick
 from holdfast.protocol.load.usage import Task, Usage
 from holdfast.stream.disk import Disk
 from tests.host.conftest import until
-from tests.load.test_doors import Side, ask, token_of
+from tests.load.test_routes import Side, ask, token_of
 
 DAY_US = 86_400_000_000
 
@@ -78,7 +78,7 @@ def test_after_a_record_that_could_not_be_written_nothing_more_is_said_and_shari
         ben = Side(tmp_path, "ben", "anna", 9, "  - {from: anna, price: 9}")
         async with serving(ben) as running:
             sent: list[object] = []
-            ben.manager.words.put = lambda to, message: sent.append(message)  # type: ignore[method-assign]
+            ben.manager.outbox.put = lambda to, message: sent.append(message)  # type: ignore[method-assign]
             ben.manager.journal._disk = Full()
             path, token = "/v1/partners/anna/messages", token_of(ben)
             status, text = await ask(ben, "POST", path, token, offer(ben))

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import holdfast.load.partner as partners
+from holdfast.load.contract_file import Partner
 from holdfast.load.parcel import Unpacking
 from holdfast.load.partner import PartnerLink
-from holdfast.load.terms import Partner
 from holdfast.model.errors import PeerError
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -86,7 +86,7 @@ def test_a_partner_that_does_not_prove_itself_gets_nothing_and_the_order_is_refu
     async def run() -> None:
         async with pair(tmp_path, monkeypatch, tls=True, spoil=spoil) as two:
             manager = two.anna.manager
-            await two.until(lambda: "ben" in manager.words.agreed, "an answer, or the reason why there is none")
+            await two.until(lambda: "ben" in manager.outbox.agreed, "an answer, or the reason why there is none")
             with pytest.raises(PeerError, match=f"partner 'ben' cannot be reached, so counts-m1 stays: .*{said}"):
                 manager.place(two.node, "ben")
             assert not two.ben.manager.tasks

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.host.deployment import load_deployment
-from holdfast.load.away import AwayNote, remove_note, write_note
-from holdfast.load.hosting import check_all_at_home
+from holdfast.load.host_extension import check_all_at_home
+from holdfast.load.remote_task import AwayNote, remove_note, write_note
 from tests.cli.conftest import InsideCli
 from tests.load.federation import Federation, Owner
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.load.away import read_note
+from holdfast.load.remote_task import read_note
 from holdfast.model.errors import UsageError
 from holdfast.protocol.load.ledger import MILLIONTHS
 from tests.load.pair import Pair, Side, pair

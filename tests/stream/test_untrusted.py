@@ -18,8 +18,8 @@ import holdfast
 from holdfast.clock import now_us
 from holdfast.host.held import Held
 from holdfast.host.wire import Portion, shape_of
-from holdfast.load.away import Tributary
 from holdfast.load.parcel import Unpacking, pack
+from holdfast.load.remote_task import Tributary
 from holdfast.model.errors import CorruptLog, PeerError
 from holdfast.protocol.dpc.signals import Lane
 from holdfast.stream.definition import Definition

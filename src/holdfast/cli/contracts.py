@@ -66,7 +66,7 @@ def _row(contract: dict[str, Any]) -> list[str]:
 
 
 def _make_tokens(session: Session, deployment: Any) -> None:
-    from holdfast.load.terms import load_terms
+    from holdfast.load.contract_file import load_terms
 
     for spec in deployment.hosts:
         if spec.load is not None:

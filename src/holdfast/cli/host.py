@@ -35,7 +35,7 @@ def be_host(file: Path, name: str, engine: Engine | None = None) -> None:
     deployment.keyring()  # A host without its token would run and refuse everybody.
     with claimed(spec):
         from holdfast.host.deployed import run_host
-        from holdfast.load.hosting import check_all_at_home, load_manager
+        from holdfast.load.host_extension import check_all_at_home, load_manager
 
         extend = None
         if spec.load is None:

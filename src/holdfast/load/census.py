@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 
 from holdfast.clock import monotonic_us
 from holdfast.engine import Query, Reading
-from holdfast.load.away import read_note
+from holdfast.load.contract_file import Terms
 from holdfast.load.meter import Meter
+from holdfast.load.remote_task import read_note
 from holdfast.load.tasks import HeldTask, OwnTask
-from holdfast.load.terms import Terms
 from holdfast.model.errors import HoldfastError
 from holdfast.model.time import SECOND_US
 from holdfast.protocol.load.leases import Lease

@@ -25,17 +25,17 @@ from holdfast.clock import monotonic_us, now_us
 from holdfast.diagram import Diagram
 from holdfast.host.controller import Controller
 from holdfast.host.host import Host
-from holdfast.load.away import Away, read_note
 from holdfast.load.census import Census
+from holdfast.load.contract_file import Terms, is_older_id
+from holdfast.load.crash_points import reached
 from holdfast.load.history import History, Movement, Sample
 from holdfast.load.journal import Journal
 from holdfast.load.mover import Mover, start
+from holdfast.load.outbox import Outbox
 from holdfast.load.partner import PartnerLink
 from holdfast.load.patience import Patience
-from holdfast.load.steps import reached
+from holdfast.load.remote_task import RemoteTask, read_note
 from holdfast.load.tasks import Guest, GuestNote, HeldTask, OwnTask, guests_on, remove_guest
-from holdfast.load.terms import Terms, is_older_id
-from holdfast.load.words import Words
 from holdfast.model.errors import HoldfastError, PeerError, StorageError, UsageError
 from holdfast.model.time import SECOND_US
 from holdfast.protocol.load.contract import Contract
@@ -96,7 +96,7 @@ class LoadManager:
         self.tasks: dict[str, HeldTask] = {}
         self.mover = Mover(self.tasks, self.partners)
         self.census = Census(self.tasks, terms, self.lease_of)
-        self.words = Words(self.partners, terms.plan.contracts, lambda partner: self.tell(Unreachable(partner)))
+        self.outbox = Outbox(self.partners, terms.plan.contracts, lambda partner: self.tell(Unreachable(partner)))
         self.patience = Patience(terms.patience_us)
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._wake_us = self._measured_us = 0
@@ -137,7 +137,7 @@ class LoadManager:
         for contract in self.terms.plan.contracts:
             if nobodys := self.nobodys(contract):
                 log.warning("%s: %s", contract.contract_id, nobodys)
-        self.words.start()
+        self.outbox.start()
         if any(contract.seller == self.terms.name for contract in self.terms.plan.contracts):
             # What comes should not wait for a JVM: two compute the same until it is level.
             self.work("make ready for guests", self._make_ready())
@@ -157,7 +157,7 @@ class LoadManager:
                     self.tell(Tick())
                 await asyncio.sleep(_PULSE_S)
         finally:
-            self.words.stop()
+            self.outbox.stop()
             for work in self._under_way.values():
                 work.cancel()
 
@@ -241,7 +241,7 @@ class LoadManager:
 
     def _carry_out(self, effects: Effects) -> None:
         for send in effects.send:
-            self.words.put(send.to, send.message)
+            self.outbox.put(send.to, send.message)
         for move in effects.move:
             self.work(f"move {move.lease_id}", self._move(move))
         for fetch in effects.fetch:
@@ -330,7 +330,7 @@ class LoadManager:
             elif isinstance(held, Guest) and controller is not None and controller.may_return:
                 self.work(f"start {task_id}", self._start_again(held))
 
-    def _finish(self, task_id: str, held: HeldTask, away: Away) -> None:
+    def _finish(self, task_id: str, held: HeldTask, away: RemoteTask) -> None:
         """Rule 6. A guest that went further ends with the lease under which it is here; what is just coming back ends
         by coming back."""
         lease = self.core.book.onward(task_id)
@@ -344,7 +344,7 @@ class LoadManager:
         self.patience.forget(lease.lease_id)
         (held.home / "parcel").unlink(missing_ok=True)  # Nothing will go on from there.
 
-    async def _look_for(self, task_id: str, held: HeldTask, away: Away) -> None:
+    async def _look_for(self, task_id: str, held: HeldTask, away: RemoteTask) -> None:
         why = await self.patience.over(held, away)
         if why is not None:
             self.work(f"fetch {away.note.lease_id}", self._reclaim(task_id, held, away.note.lease_id, why))
@@ -392,7 +392,7 @@ class LoadManager:
             raise UsageError(f"the contract with {where!r} permits {', '.join(contract.permits)}; not {node}")
         if away is not None and away.note.partner == where:
             return f"{node} runs at {where} already"
-        consent = self.words.agreed.get(where, "it has not been asked yet")
+        consent = self.outbox.agreed.get(where, "it has not been asked yet")
         if isinstance(consent, str):
             raise PeerError(f"partner {where!r} cannot be reached, so {node} stays: {consent}")
         if contract.contract_id not in consent:

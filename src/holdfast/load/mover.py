@@ -35,10 +35,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from holdfast.clock import monotonic_us, now_us
-from holdfast.load.away import Away, AwayNote, read_note, remove_note, write_note
+from holdfast.load.crash_points import reached
 from holdfast.load.parcel import Unpacking, pack, parcel_version
 from holdfast.load.partner import PartnerLink, write_parcel
-from holdfast.load.steps import reached
+from holdfast.load.remote_task import AwayNote, RemoteTask, read_note, remove_note, write_note
 from holdfast.load.tasks import HeldTask, guest_name
 from holdfast.model.errors import PeerError, UsageError
 from holdfast.model.time import BEGINNING_US, SECOND_US
@@ -64,10 +64,10 @@ class Mover:
     def __init__(self, tasks: Mapping[str, HeldTask], partners: Mapping[str, PartnerLink]) -> None:
         self._tasks, self._partners = tasks, partners
 
-    def away(self, task: HeldTask) -> Away | None:
+    def away(self, task: HeldTask) -> RemoteTask | None:
         """Who stands for the task, if it is elsewhere."""
         stand = task.host.controllers.get(task.replica)
-        return stand if isinstance(stand, Away) else None
+        return stand if isinstance(stand, RemoteTask) else None
 
     def stand_in(self, task: HeldTask, note: AwayNote) -> None:
         """Follow what the partner produces."""
@@ -77,7 +77,7 @@ class Mover:
                 f"{task.task_id} is at {note.partner}'s, which must be named among the partners until the task is "
                 f"back; add it again"
             )
-        away = Away(task.replica, task.output, note, guest_name(note.lease_id), partner, task.say)
+        away = RemoteTask(task.replica, task.output, note, guest_name(note.lease_id), partner, task.say)
         task.host.add(task.replica, away)
 
     # There ------------------------------------------------------------------------------------------------------

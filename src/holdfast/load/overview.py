@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.load.away import read_note
 from holdfast.load.manager import LoadManager
+from holdfast.load.remote_task import read_note
 from holdfast.load.tasks import Guest
 from holdfast.model.time import SECOND_US
 from holdfast.protocol.load.ledger import MILLIONTHS
@@ -44,7 +44,7 @@ def contracts_of(manager: LoadManager) -> dict[str, Any]:
     for contract in terms.plan.contracts:
         partner = contract.seller if contract.buyer == terms.name else contract.buyer
         leases = [lease for lease in book.leases.values() if lease.contract.contract_id == contract.contract_id]
-        consent = manager.words.agreed.get(partner)
+        consent = manager.outbox.agreed.get(partner)
         if consent is None or isinstance(consent, str):
             agreed, why = None, consent or "not asked yet"
         else:

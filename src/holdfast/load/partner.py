@@ -31,9 +31,9 @@ from holdfast.host.wire import (
     decode_portion,
 )
 from holdfast.inputs.token_file import TokenFile
+from holdfast.load.contract_file import Partner
+from holdfast.load.message_codec import encode_message
 from holdfast.load.parcel import PARCEL_TYPE, Unpacking
-from holdfast.load.terms import Partner
-from holdfast.load.wire import encode_message
 from holdfast.model.errors import PeerError
 from holdfast.protocol.dpc.signals import Lane
 from holdfast.protocol.load.messages import Message

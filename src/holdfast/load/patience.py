@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.clock import monotonic_us
-from holdfast.load.away import Away
+from holdfast.load.remote_task import RemoteTask
 from holdfast.load.tasks import HeldTask
 from holdfast.model.errors import PeerError
 from holdfast.model.time import END_OF_TIME_US
@@ -51,7 +51,7 @@ class Patience:
         self._refused_us.pop(lease_id, None)
         self._stands.pop(lease_id, None)
 
-    async def over(self, held: HeldTask, away: Away) -> str | None:
+    async def over(self, held: HeldTask, away: RemoteTask) -> str | None:
         """Why we wait no longer; None if we do."""
         lease_id, now, partner = away.note.lease_id, monotonic_us(), away.note.partner
         if away.ended:
@@ -64,7 +64,7 @@ class Patience:
             return f"{partner} has brought no results for too long, although the inputs have gone on"
         return None
 
-    async def _stands_still(self, held: HeldTask, away: Away) -> bool:
+    async def _stands_still(self, held: HeldTask, away: RemoteTask) -> bool:
         """Rule 2."""
         stand = self._stands.get(away.note.lease_id)
         if stand is None or stand.boundary_us != away.boundary_us:

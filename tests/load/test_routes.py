@@ -18,13 +18,13 @@ from holdfast.host.host import Host
 from holdfast.host.service import Refused, Service
 from holdfast.host.wire import PORTION_BYTES
 from holdfast.inputs.network import Access
-from holdfast.load import door
-from holdfast.load.door import doors_of
+from holdfast.load import routes
+from holdfast.load.contract_file import Partner, load_terms
 from holdfast.load.manager import LoadManager
+from holdfast.load.message_codec import encode_message
 from holdfast.load.partner import PartnerLink
+from holdfast.load.routes import doors_of
 from holdfast.load.tasks import OwnTask
-from holdfast.load.terms import Partner, load_terms
-from holdfast.load.wire import encode_message
 from holdfast.model.errors import PeerError, UsageError
 from holdfast.protocol.load.messages import Offer, Reject
 from holdfast.protocol.load.usage import Task, Usage
@@ -136,15 +136,15 @@ def test_a_partner_gets_no_larger_portions_than_this_host_would_ask_for() -> Non
     for asked, given in (("500000000", PORTION_BYTES), ("1000", 1000), (None, PORTION_BYTES)):
         query = b"" if asked is None else f"bytes_max={asked}".encode()
         request = Request({"type": "http", "query_string": query, "headers": []})
-        assert door._bytes_max(request) == given
+        assert routes._bytes_max(request) == given
 
 
 def test_a_parcel_that_drips_or_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """X4: one that was there already was read for as long as its sender liked."""
-    monkeypatch.setattr(door, "_CHUNK_S", 0.3)
-    monkeypatch.setattr(door, "_CHUNK", 1000)
-    monkeypatch.setattr(door, "PARCEL_BYTES_MAX", 100_000)
-    monkeypatch.setattr(door, "_HEAD_BYTES_MAX", 0)
+    monkeypatch.setattr(routes, "_CHUNK_S", 0.3)
+    monkeypatch.setattr(routes, "_CHUNK", 1000)
+    monkeypatch.setattr(routes, "PARCEL_BYTES_MAX", 100_000)
+    monkeypatch.setattr(routes, "_HEAD_BYTES_MAX", 0)
 
     def request(piece: bytes, pause_s: float) -> Request:
         async def receive() -> dict[str, object]:
@@ -154,7 +154,7 @@ def test_a_parcel_that_drips_or_never_ends_is_given_up(monkeypatch: pytest.Monke
         return Request({"type": "http", "headers": []}, receive)
 
     async def taken(request: Request) -> None:
-        async for _ in door._timely(request):
+        async for _ in routes._timely(request):
             pass
 
     with pytest.raises(TimeoutError):

@@ -8,10 +8,10 @@ from holdfast.host.app_file import load_app
 from holdfast.host.deployment import Deployment, HostSpec
 from holdfast.host.host import Host
 from holdfast.host.service import Door
-from holdfast.load.away import read_note
-from holdfast.load.door import doors_of
+from holdfast.load.contract_file import load_terms
 from holdfast.load.manager import LoadManager
-from holdfast.load.terms import load_terms
+from holdfast.load.remote_task import read_note
+from holdfast.load.routes import doors_of
 from holdfast.model.errors import UsageError
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import holdfast
 from holdfast.host.serving import Serving
-from holdfast.load.away import Away, AwayNote, Tributary, read_note, remove_note, write_note
+from holdfast.load.remote_task import AwayNote, RemoteTask, Tributary, read_note, remove_note, write_note
 from holdfast.load.tasks import let_go
 from holdfast.model.errors import PeerError
 from holdfast.protocol.dpc.messages import AuthorisationRequest, KeepaliveReply, KeepaliveRequest, Message
@@ -96,7 +96,7 @@ def test_a_partner_that_never_closes_a_bucket_does_not_fill_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """X4"""
-    monkeypatch.setattr("holdfast.load.away.WAITING_BYTES_MAX", 10_000)
+    monkeypatch.setattr("holdfast.load.remote_task.WAITING_BYTES_MAX", 10_000)
     origin = Origin(tmp_path / "there")
     stream = copy_of(origin, tmp_path / "here", 3)
     log, serving = Tributary(stream, "test"), Serving(origin.store)
@@ -150,7 +150,7 @@ def test_a_replica_that_has_moved_away_promises_nobody_to_bring_news_d11(tmp_pat
         with stream.producer(stime="stime") as producer:
             producer.close()
         note = AwayNote("anna:1#0", "ben")
-        away = Away("n@here", stream, note, "guest", None, lambda _, send: said.append((send.to, send.message)))
+        away = RemoteTask("n@here", stream, note, "guest", None, lambda _, send: said.append((send.to, send.message)))
         away.deliver("n@there", AuthorisationRequest(7))
         away.deliver("n@there", KeepaliveRequest())
         await away.leave()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.load.wire import HOLD_US_MAX, MESSAGE_BYTES_MAX, decode_message, encode_message
+from holdfast.load.message_codec import HOLD_US_MAX, MESSAGE_BYTES_MAX, decode_message, encode_message
 from holdfast.model.errors import PeerError
 from holdfast.protocol.load import messages
 from holdfast.protocol.load.ledger import Entry

@@ -1,7 +1,7 @@
-"""Speaks to partners: what the core has to say, in order, and whether they have signed the same contracts.
+"""What the core has to say to partners, on its way out in order, and whether they have signed the same contracts.
 
 Rules:
-1. Words to one partner are said one after the other. What does not get through is dropped: the core repeats what
+1. Messages to one partner are said one after the other. What does not get through is dropped: the core repeats what
    matters.
 2. Consent is asked for at the beginning and from then on, and at once of a partner that did not hear; without it an
    offer would only be refused.
@@ -24,18 +24,18 @@ log = logging.getLogger(__name__)
 
 #: How often partners are asked whether they have the same contracts, until they have, and afterwards.
 _CONSENT_S, _CONSENTED_S = 3.0, 10.0
-#: Words that wait for one partner; beyond it the oldest are left out.
-_WORDS_MAX = 256
+#: Messages that wait for one partner; beyond it the oldest are left out.
+_MESSAGES_MAX = 256
 
 
-class Words:
+class Outbox:
     """All partners of one participant. `unheard` is told who does not hear."""
 
     def __init__(
         self, partners: Mapping[str, PartnerLink], contracts: tuple[Contract, ...], unheard: Callable[[str], None]
     ) -> None:
         self._partners, self._contracts, self._unheard = partners, contracts, unheard
-        self._waiting: dict[str, asyncio.Queue[Message]] = {name: asyncio.Queue(_WORDS_MAX) for name in partners}
+        self._waiting: dict[str, asyncio.Queue[Message]] = {name: asyncio.Queue(_MESSAGES_MAX) for name in partners}
         self._doubts = {name: asyncio.Event() for name in partners}
         self._workers: list[asyncio.Task[None]] = []
         self.agreed: dict[str, tuple[str, ...] | str] = {}

@@ -138,7 +138,7 @@ class Tributary:
             self._writer.release(now_us())
 
 
-class Away:
+class RemoteTask:
     """Stands for a replica whose task runs at a partner's. Belongs to the event loop's thread."""
 
     def __init__(

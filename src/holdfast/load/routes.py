@@ -33,12 +33,12 @@ from holdfast.host.service import WAIT_S_MAX, Door, Refused, body_of, number_of,
 from holdfast.host.wire import PORTION_BYTES, PORTION_TYPE, Portion, encode_definition, encode_portion
 from holdfast.inputs.http_server import BODY_S_MAX, connection_of
 from holdfast.inputs.token_file import TokenFile
+from holdfast.load.crash_points import reached
 from holdfast.load.manager import LoadManager
+from holdfast.load.message_codec import MESSAGE_BYTES_MAX, decode_message
 from holdfast.load.overview import contracts_of, loads_of
 from holdfast.load.parcel import PARCEL_BYTES_MAX, PARCEL_TYPE, Unpacking, pack
-from holdfast.load.steps import reached
 from holdfast.load.tasks import Guest, GuestNote, HeldTask, guest_name, install_guest
-from holdfast.load.wire import MESSAGE_BYTES_MAX, decode_message
 from holdfast.model.errors import PeerError, UsageError
 from holdfast.protocol.dpc.signals import Lane
 from holdfast.protocol.load.leases import Lease, LeaseState, Role

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from holdfast.host.link import Refused
-from holdfast.load import words
-from holdfast.load.words import Words
+from holdfast.load import outbox
+from holdfast.load.outbox import Outbox
 from holdfast.model.errors import PeerError
 from holdfast.protocol.load.contract import Contract
 from holdfast.protocol.load.usage import Usage
@@ -43,12 +43,12 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
-def spoken(ben: Ben, then: Callable[[Words], Any]) -> list[str]:
+def spoken(ben: Ben, then: Callable[[Outbox], Any]) -> list[str]:
     """What `then` finds once Ben has agreed; who was said not to hear."""
     unheard: list[str] = []
 
     async def run() -> None:
-        said = Words({"ben": ben}, (CONTRACT,), unheard.append)  # type: ignore[dict-item]
+        said = Outbox({"ben": ben}, (CONTRACT,), unheard.append)  # type: ignore[dict-item]
         said.start()
         try:
             await until(lambda: said.agreed)
@@ -63,13 +63,13 @@ def spoken(ben: Ben, then: Callable[[Words], Any]) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(words, "_CONSENTED_S", 3600.0)  # So that nothing is asked again without a reason.
+    monkeypatch.setattr(outbox, "_CONSENTED_S", 3600.0)  # So that nothing is asked again without a reason.
 
 
 def test_a_partner_that_goes_away_is_asked_again_as_soon_as_it_does_not_hear() -> None:
     ben = Ben()
 
-    async def goes_away(said: Words) -> None:
+    async def goes_away(said: Outbox) -> None:
         ben.down, ben.trouble = True, PeerError("ben could not be reached")
         said.put("ben", object())  # type: ignore[arg-type]
         await until(lambda: said.agreed["ben"] == "ben could not be reached")
@@ -80,7 +80,7 @@ def test_a_partner_that_goes_away_is_asked_again_as_soon_as_it_does_not_hear() -
 def test_a_word_that_was_lost_leaves_the_consent_of_one_who_answers() -> None:
     ben = Ben()
 
-    async def stumbles(said: Words) -> None:
+    async def stumbles(said: Outbox) -> None:
         ben.trouble = PeerError("ben did not answer in time")
         said.put("ben", object())  # type: ignore[arg-type]
         await until(lambda: ben.asked == 2)
@@ -92,7 +92,7 @@ def test_a_word_that_was_lost_leaves_the_consent_of_one_who_answers() -> None:
 def test_a_partner_that_refuses_has_answered() -> None:
     ben = Ben()
 
-    async def refuses(said: Words) -> None:
+    async def refuses(said: Outbox) -> None:
         ben.trouble = Refused(403, "not under these clauses")
         said.put("ben", object())  # type: ignore[arg-type]
         said.put("ben", object())  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import pytest
 from holdfast.host.app_file import load_app
 from holdfast.host.catalog import Catalog
 from holdfast.host.deployment import load_deployment
-from holdfast.load.terms import is_older_id, load_terms
+from holdfast.load.contract_file import is_older_id, load_terms
 from holdfast.model.errors import UsageError
 
 ANNA = """
