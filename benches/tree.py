@@ -32,12 +32,12 @@ _RUN = "spark.format spark.source stream.merge app spark.sink spark.wal stream.f
 _READ_HERE = """host.controller stream.report stream.subscriber protocol.dpc.local protocol.dpc.sequence
     stream.subscriber"""
 _READ_ELSEWHERE = """host.controller host.serving host.served stream.reader host.wire host.service inputs.http_server
-    host.link host.mirror host.held stream.untrusted stream.writer host.remote host.client protocol.dpc.client
-    protocol.dpc.sequence host.client_subscriber"""
+    host.link host.mirror host.replica_log stream.untrusted stream.writer host.mirrored_intake host.client
+    protocol.dpc.client protocol.dpc.sequence host.client_subscriber"""
 _FAILURE = """host.intake host.controller protocol.dpc.node protocol.dpc.inputs protocol.dpc.upstream
-    protocol.dpc.switch protocol.dpc.sunion protocol.dpc.fork protocol.dpc.effects host.controller host.forking
+    protocol.dpc.switch protocol.dpc.sunion protocol.dpc.fork protocol.dpc.effects host.controller host.fork_runner
     spark.node spark.fork stream.tentative spark.forked spark.sink stream.branch stream.report protocol.dpc.sequence
-    host.controller protocol.dpc.stagger host.controller host.forking spark.node stream.branch"""
+    host.controller protocol.dpc.stagger host.controller host.fork_runner spark.node stream.branch"""
 _CHECKPOINT = """spark.flow spark.stage spark.versions operators.kernel operators.state protocol.cec.policy
     operators.footprints spark.control spark.sink stream.control stream.writer spark.logged spark.restore
     stream.control operators.footprints spark.versions spark.stage"""

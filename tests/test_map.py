@@ -68,7 +68,7 @@ RENAME = {
     "stream.disk",
     "stream.branch", "stream.store",  # The tentative branch, and a stream that is being dropped.
     "spark.versions", "spark.fork", "spark.session",  # Scratch, hard links of a fork, a script.
-    "host.log_bound", "load.history",  # A host's log, and what pictures are drawn from.
+    "host.log_rotation", "load.history",  # A host's log, and what pictures are drawn from.
 }  # fmt: skip
 
 

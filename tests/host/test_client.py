@@ -348,7 +348,7 @@ def test_a_consumer_that_takes_nothing_does_not_fill_the_disk(
 ) -> None:
     """X4: whatever the producers had was mirrored into the temporary folder."""
     monkeypatch.setattr("holdfast.host.client.BYTES_MAX", 1 << 20)
-    monkeypatch.setattr("holdfast.host.held.SEGMENT_BYTES", 1 << 20)
+    monkeypatch.setattr("holdfast.host.replica_log.SEGMENT_BYTES", 1 << 20)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     rows = 60_000
     for origin in (scene.a.origin, scene.b.origin):

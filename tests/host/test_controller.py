@@ -16,11 +16,11 @@ import pytest
 
 import holdfast
 import holdfast.host.controller as controllers
-import holdfast.host.forking as forks
+import holdfast.host.fork_runner as forks
 from holdfast.clock import monotonic_us, pause
 from holdfast.engine import Fork, Query
 from holdfast.host.controller import Controller
-from holdfast.host.forking import Forking
+from holdfast.host.fork_runner import Forking
 from holdfast.host.intake import DirectIntake
 from holdfast.host.link import Cuts
 from holdfast.model.errors import CorruptLog, PeerError, SchemaError, StorageError

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from holdfast.host.feed import Feed
-from holdfast.host.remote import MirroredIntake
+from holdfast.host.mirrored_intake import MirroredIntake
 from tests.host.conftest import SECOND, Origin, hosted, linked, until
 
 

@@ -12,9 +12,9 @@ import pytest
 
 import holdfast
 from holdfast.clock import now_us
-from holdfast.host.held import Held, Place
 from holdfast.host.link import Link, LocalLink
 from holdfast.host.mirror import Advance, Copy, Mirror
+from holdfast.host.replica_log import Held, Place
 from holdfast.host.serving import Serving
 from holdfast.host.wire import Portion, Position
 from holdfast.model.errors import PeerError, Removed, UsageError

@@ -16,7 +16,7 @@ import pytest
 
 import holdfast
 from holdfast.clock import now_us
-from holdfast.host.held import Held
+from holdfast.host.replica_log import Held
 from holdfast.host.wire import Portion, shape_of
 from holdfast.load.parcel import Unpacking, pack
 from holdfast.load.remote_task import Tributary

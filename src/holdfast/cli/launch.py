@@ -24,7 +24,7 @@ from holdfast.cli.hosts import HostClient, HostStatus, ReplicaStatus
 from holdfast.cli.running import holder, log_file
 from holdfast.clock import monotonic_us, pause
 from holdfast.host.deployment import Deployment, HostSpec
-from holdfast.host.log_bound import cut_log
+from holdfast.host.log_rotation import cut_log
 from holdfast.model.errors import PeerError, StorageError, UsageError
 from holdfast.model.time import SECOND_US
 from holdfast.stream.disk import Disk

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from holdfast.clock import monotonic_us
 from holdfast.host.link import HttpLink, Link, Refused
-from holdfast.host.remote import MirroredIntake
+from holdfast.host.mirrored_intake import MirroredIntake
 from holdfast.host.wire import PORTION_BYTES, Portion, Position
 from holdfast.model.errors import HoldfastError, PeerError, Removed, UsageError
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, instant_text

@@ -5,7 +5,7 @@ Rules:
    are carried out before the next.
 2. The world is looked at a hundred times a second: inputs, commits, forks. That bounds what detection adds to latency;
    a look that finds nothing costs some microseconds.
-3. What takes the engine long happens elsewhere (`forking`); the loop only asks whether it is done.
+3. What takes the engine long happens elsewhere (`fork_runner`); the loop only asks whether it is done.
 4. A stable query that dies is started again from its checkpoint, with growing pauses; meanwhile the replica answers
    nobody, so readers go to its peers.
 5. A replica that cannot go on (its input is gone and its query is not convergent-capable, its disk is full or refuses,
@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 
 from holdfast.clock import monotonic_us
 from holdfast.engine import NodeQueries, Query
-from holdfast.host.forking import HEALTH_US, Forking
+from holdfast.host.fork_runner import HEALTH_US, Forking
 from holdfast.host.intake import Intake
 from holdfast.host.reader_acks import ReaderAcks
-from holdfast.host.standing import (
+from holdfast.host.replica_status import (
     FIRST_BATCH,
     QUERY_STARTS,
     Wait,

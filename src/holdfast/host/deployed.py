@@ -17,7 +17,7 @@ from holdfast.host.catalog import Catalog
 from holdfast.host.deployment import Deployment, HostSpec
 from holdfast.host.embedded import spark_engine
 from holdfast.host.host import Host
-from holdfast.host.log_bound import keep_bounded
+from holdfast.host.log_rotation import keep_bounded
 from holdfast.host.service import Door, Service
 from holdfast.inputs.credentials import Keyring
 from holdfast.inputs.network import Access

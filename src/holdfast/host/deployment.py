@@ -8,7 +8,7 @@
     readers:                            # those who may see some streams only; optional
       dashboard: {token: dashboard.token, streams: [active_sources]}
     hosts:
-      a: {address: "127.0.0.1:7401", root: a/}          # with contracts, load: anna.yaml (`holdfast.load.contract_file`)
+      a: {address: "127.0.0.1:7401", root: a/}         # with contracts, load: anna.yaml (`holdfast.load.contract_file`)
       b: {address: "127.0.0.1:7402", root: b/}
     sources: {monitor1: a, monitor2: b} # which host holds a source stream
     nodes: {active_sources: [a, b]}     # replica sets; optional

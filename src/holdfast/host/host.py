@@ -29,15 +29,15 @@ from holdfast.diagram import NodeSpec
 from holdfast.engine import Engine, NodeQueries, create_output
 from holdfast.host.catalog import Catalog, replica_name
 from holdfast.host.controller import Controller
-from holdfast.host.forking import HEALTH_US
+from holdfast.host.fork_runner import HEALTH_US
 from holdfast.host.intake import Intake
 from holdfast.host.link import CutLink, Cuts, HttpLink, Link, LocalLink, Token
+from holdfast.host.mirrored_intake import copies_of
 from holdfast.host.network import Network, SourceVoice
-from holdfast.host.remote import copies_of
 from holdfast.host.replica import Replica
+from holdfast.host.replica_status import SPARK_PLANS, SPARK_STARTS, Wait, waiting
 from holdfast.host.serving import Serving
 from holdfast.host.site import OwnSite, Site
-from holdfast.host.standing import SPARK_PLANS, SPARK_STARTS, Wait, waiting
 from holdfast.model.errors import HoldfastError, PeerError, StorageError, UnknownStream, UsageError
 from holdfast.protocol.dpc.effects import Send
 from holdfast.protocol.dpc.messages import Message, StreamReport

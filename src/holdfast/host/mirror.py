@@ -22,8 +22,8 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.clock import Clock, now_us
-from holdfast.host.held import Held, Place
 from holdfast.host.link import Link
+from holdfast.host.replica_log import Held, Place
 from holdfast.host.wire import Portion, Position, shape_of
 from holdfast.model.errors import UsageError
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from holdfast.diagram import NodeSpec
 from holdfast.host.catalog import replica_name
 from holdfast.host.intake import DirectIntake, Intake
-from holdfast.host.remote import MirroredIntake
-from holdfast.host.standing import Wait, missing_stream
+from holdfast.host.mirrored_intake import MirroredIntake
+from holdfast.host.replica_status import Wait, missing_stream
 from holdfast.model.errors import PeerError, UnknownStream
 from holdfast.protocol.dpc.effects import Send
 from holdfast.protocol.dpc.plan import NodePlan

@@ -27,10 +27,10 @@ from holdfast.host.controller import Controller
 from holdfast.host.host import Host
 from holdfast.host.intake import Intake
 from holdfast.host.link import Link
-from holdfast.host.remote import MirroredIntake
+from holdfast.host.mirrored_intake import MirroredIntake
+from holdfast.host.replica_status import missing_stream
 from holdfast.host.serving import Serving
 from holdfast.host.site import OwnSite, Site, Waits
-from holdfast.host.standing import missing_stream
 from holdfast.host.wire import Position, parse_cursor
 from holdfast.load.partner import PartnerLink
 from holdfast.load.relay import Relay

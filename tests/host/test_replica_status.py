@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from holdfast.host.log_bound import cut_log
-from holdfast.host.standing import Wait, recovery, status_of
+from holdfast.host.log_rotation import cut_log
+from holdfast.host.replica_status import Wait, recovery, status_of
 from holdfast.protocol.dpc.node import NodeCore
 from holdfast.protocol.dpc.plan import InputPlan, NodePlan, OutputPlan, Resume
 from tests.protocol.dpc.dpc_scene import BUCKET, Scene, plan, two_inputs

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import holdfast
 from holdfast.host.link import Link, LocalLink
-from holdfast.host.remote import MirroredIntake
+from holdfast.host.mirrored_intake import MirroredIntake
 from holdfast.host.serving import Serving
 from holdfast.host.wire import Portion, Position
 from holdfast.model.errors import PeerError
