@@ -26,12 +26,12 @@ GOALS = {"modules": 240, "lines": 41_000, "cycles": 0, "remote crossings": 14}
 
 _WRITTEN = """stream.producer stream.rows stream.pack stream.group stream.writer stream.frame stream.record stream.index
     stream.disk stream.tail"""
-_DECIDED = """host.host host.controller host.intake host.feed stream.reader host.controller protocol.dpc.node
+_DECIDED = """host.host host.controller host.intake stream.reader host.controller protocol.dpc.node
     protocol.dpc.effects host.controller stream.decision"""
 _RUN = "spark.format spark.source stream.merge app spark.sink spark.wal stream.filing stream.writer"
 _READ_HERE = """host.controller stream.report stream.subscriber protocol.dpc.local protocol.dpc.sequence
     stream.subscriber"""
-_READ_ELSEWHERE = """host.controller host.serving host.served stream.reader host.wire host.service inputs.http_server
+_READ_ELSEWHERE = """host.controller host.stream_server stream.reader host.wire host.service inputs.http_server
     host.link host.mirror host.replica_log stream.untrusted stream.writer host.mirrored_intake host.client
     protocol.dpc.client protocol.dpc.sequence host.client_subscriber"""
 _FAILURE = """host.intake host.controller protocol.dpc.node protocol.dpc.inputs protocol.dpc.upstream

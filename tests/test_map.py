@@ -55,7 +55,7 @@ WALL_CLOCK = {"clock"}
 STEADY_CLOCK = {
     "clock",
     "inputs.audit", "inputs.credentials", "inputs.tcp", "inputs.token_file",  # Limits on strangers.
-    "host.serving", "load.routes", "load.partner",  # Deadlines of the event loop.
+    "host.stream_server", "load.routes", "load.partner",  # Deadlines of the event loop.
     "stream.group",  # How long a commit waits for company.
     "spark.far", "spark.scratch", "spark.stage",  # In workers: patience with a store, and what a batch took.
     "sim.__main__", "sim.many", "sim.load.__main__",  # How long to go on simulating.

@@ -14,7 +14,7 @@ import holdfast
 from holdfast.host.link import HttpLink
 from holdfast.host.mirror import Advance, Copy, Mirror
 from holdfast.host.service import Service
-from holdfast.host.serving import Serving
+from holdfast.host.stream_server import StreamServer
 from holdfast.inputs.network import Access
 from holdfast.protocol.dpc.signals import Lane
 from holdfast.stream.pack import pack
@@ -87,7 +87,7 @@ def never(*_: object) -> None:
 async def hosted(store: StreamStore, access: Access | None = None, **given: Any) -> AsyncIterator[Service]:
     """A host on loopback that serves the store."""
     calls: dict[str, Any] = {"deliver": never, "status": dict, "fault": never, "stop": never, "answers": lambda _: True}
-    serving = Serving(store)
+    serving = StreamServer(store)
     service = Service(serving, access or Access(token=TOKEN), **{**calls, **given})
     await service.start()
     try:

@@ -18,7 +18,7 @@ import holdfast
 from holdfast.host.connection import Connection
 from holdfast.host.link import Cuts
 from holdfast.host.service import Service
-from holdfast.host.serving import Serving
+from holdfast.host.stream_server import StreamServer
 from holdfast.inputs.network import Access
 from holdfast.model.errors import PeerError, Removed, UnknownStream, UsageError
 from holdfast.model.tuples import TupleType
@@ -69,7 +69,7 @@ class Replica:
 
     async def _start(self) -> None:
         access = Access(port=self.port, token=TOKEN)
-        self._serving = Serving(self.origin.store)
+        self._serving = StreamServer(self.origin.store)
         self._service = Service(
             self._serving, access, deliver=never, status=dict, fault=never, stop=never, view_token=VIEW_TOKEN,
             answers=lambda _: self.state is not None, report=self.report, cuts=self.cuts,

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.host.link import CutLink, Cuts, HttpLink, LocalLink
 from holdfast.host.mirror import Mirror
-from holdfast.host.serving import Serving
+from holdfast.host.stream_server import StreamServer
 from holdfast.host.wire import Portion, encode_portion
 from holdfast.model.errors import PeerError
 from holdfast.protocol.dpc.messages import Ack, Message
@@ -151,7 +151,7 @@ def test_a_message_reaches_a_replica_here_in_a_turn_of_its_own(tmp_path: Path) -
     heard: list[tuple[str, str, Message]] = []
 
     async def play() -> None:
-        link = LocalLink(Serving(Origin(tmp_path).store), lambda *a: heard.append(a))
+        link = LocalLink(StreamServer(Origin(tmp_path).store), lambda *a: heard.append(a))
         await link.say("a@h", "b@h", Ack("s", 1))
         assert heard == []
         await asyncio.sleep(0)
@@ -162,7 +162,7 @@ def test_a_message_reaches_a_replica_here_in_a_turn_of_its_own(tmp_path: Path) -
 
 def test_a_local_link_refuses_as_a_remote_one_does(tmp_path: Path) -> None:
     """D12"""
-    serving = Serving(Origin(tmp_path).store)
+    serving = StreamServer(Origin(tmp_path).store)
 
     async def play() -> None:
         for link in (LocalLink(serving, never, lambda _: False), LocalLink(serving, never)):

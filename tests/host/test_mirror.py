@@ -15,7 +15,7 @@ from holdfast.clock import now_us
 from holdfast.host.link import Link, LocalLink
 from holdfast.host.mirror import Advance, Copy, Mirror
 from holdfast.host.replica_log import Held, Place
-from holdfast.host.serving import Serving
+from holdfast.host.stream_server import StreamServer
 from holdfast.host.wire import Portion, Position
 from holdfast.model.errors import PeerError, Removed, UsageError
 from holdfast.protocol.dpc.messages import Message
@@ -29,7 +29,7 @@ from tests.host.conftest import SECOND, Origin, boundary_of, following, hosted, 
 
 
 def local(origin: Origin) -> LocalLink:
-    return LocalLink(Serving(origin.store), never)
+    return LocalLink(StreamServer(origin.store), never)
 
 
 async def level(mirror: Mirror, origin: Origin, link: Link, from_us: int = 0) -> list[Advance]:
@@ -212,7 +212,7 @@ def test_a_replica_that_was_cut_off_inside_a_bucket_is_continued_by_another(tmp_
     mirror = Mirror(tmp_path / "m" / "s", first.definition)
 
     async def play() -> None:
-        serving = Serving(first.store)
+        serving = StreamServer(first.store)
         position: Position = 0
         for _ in range(4):
             portion = serving.pull("s", Lane.MAIN, position, 1)
@@ -385,15 +385,15 @@ def test_a_producer_that_has_yet_to_prove_itself_does_not_cast_doubt_on_the_one_
         origin.fill(1, 4)
     ahead.add((4.1, 41))
     held = Held(tmp_path / "h", ahead.definition, Disk(), now_us)
-    first = Serving(ahead.store).pull("s", Lane.MAIN, 0)
+    first = StreamServer(ahead.store).pull("s", Lane.MAIN, 0)
     held.take(first, 0)
-    other = Serving(behind.store).pull("s", Lane.MAIN, 4 * SECOND)
+    other = StreamServer(behind.store).pull("s", Lane.MAIN, 4 * SECOND)
     held.take(other, 4 * SECOND)
     ahead.add((4.2, 42))
-    held.take(Serving(ahead.store).pull("s", Lane.MAIN, first.cursor))
+    held.take(StreamServer(ahead.store).pull("s", Lane.MAIN, first.cursor))
     behind.add((4.1, 99))
     with pytest.raises(PeerError, match="begins with other tuples"):
-        held.take(Serving(behind.store).pull("s", Lane.MAIN, other.cursor))
+        held.take(StreamServer(behind.store).pull("s", Lane.MAIN, other.cursor))
     held.close()
     assert tuples_of(tmp_path / "h", ahead.definition) == ahead.tuples()
 
@@ -402,7 +402,7 @@ def test_a_portion_that_comes_too_late_leaves_no_trace(tmp_path: Path) -> None:
     """A follower that is cancelled leaves its last portion to a thread; another life may hold the log by then."""
     origin = Origin(tmp_path / "o")
     origin.fill(1, 4)
-    portion = Serving(origin.store).pull("s", Lane.MAIN, 2 * SECOND)
+    portion = StreamServer(origin.store).pull("s", Lane.MAIN, 2 * SECOND)
     held = Held(tmp_path / "h" / "main", origin.definition, Disk(), now_us)
     held.close()
     before = sorted(p.name for p in (tmp_path / "h" / "main").iterdir())

@@ -8,7 +8,7 @@ from pathlib import Path
 import holdfast
 from holdfast.host.link import Link, LocalLink
 from holdfast.host.mirrored_intake import MirroredIntake
-from holdfast.host.serving import Serving
+from holdfast.host.stream_server import StreamServer
 from holdfast.host.wire import Portion, Position
 from holdfast.model.errors import PeerError
 from holdfast.model.time import BEGINNING_US
@@ -49,7 +49,7 @@ def test_a_lane_that_ends_by_an_unforeseen_error_is_told_as_broken(tmp_path: Pat
 def test_where_a_stream_begins_is_asked_again_after_an_unforeseen_error(tmp_path: Path) -> None:
     origin = Origin(tmp_path / "o")
     origin.fill(3, 5)
-    links: list[Link] = [LocalLink(Serving(origin.store), never), Faulty()]
+    links: list[Link] = [LocalLink(StreamServer(origin.store), never), Faulty()]
 
     async def play() -> None:
         intake = MirroredIntake(tmp_path / "home", origin.definition, ("n@a",), SECOND, lambda _: links[-1])
@@ -71,7 +71,7 @@ def test_a_stream_named_like_a_folder_of_ours_is_mirrored_beside_the_copies(tmp_
         store.open(name).create_branch(2 * SECOND)
 
     async def play() -> None:
-        link = LocalLink(Serving(store), never)
+        link = LocalLink(StreamServer(store), never)
         intakes = [
             MirroredIntake(tmp_path / "home", store.open(name).definition, ("n@a",), SECOND, lambda _: link)
             for name in ("copies", "s")
@@ -99,7 +99,7 @@ def test_what_is_gone_at_every_producer_is_known_before_a_replica_begins_and_a_w
         origin.fill(3, 40)
     assert short.stream.retain(holdfast.Retention(size_bytes=1)).segments
     removed_us = read_head(short.stream.folder / "main").removed_until_us
-    links: dict[str, Link] = {"n@b": LocalLink(Serving(short.store), never), "n@a": Silent()}
+    links: dict[str, Link] = {"n@b": LocalLink(StreamServer(short.store), never), "n@a": Silent()}
 
     async def play() -> None:
         def link_to(producer: str) -> Link:
@@ -110,7 +110,7 @@ def test_what_is_gone_at_every_producer_is_known_before_a_replica_begins_and_a_w
         await until(lambda: alone.first_us() is not None)
         assert removed_us <= alone.lost_until_us() <= removed_us + SECOND
         assert waits.first_us() is None, "n@a may have it whole"
-        links["n@a"] = LocalLink(Serving(whole.store), never)
+        links["n@a"] = LocalLink(StreamServer(whole.store), never)
         await until(lambda: waits.first_us() is not None)
         assert (waits.lost_until_us(), waits.first_us()) == (BEGINNING_US, 3 * SECOND)
         waits.close()

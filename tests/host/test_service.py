@@ -17,7 +17,7 @@ import pytest
 
 from holdfast.host.link import Cuts, HttpLink
 from holdfast.host.service import Service
-from holdfast.host.serving import Serving
+from holdfast.host.stream_server import StreamServer
 from holdfast.host.wire import MESSAGE_BYTES_MAX, PORTION_BYTES, PORTION_TYPE, decode_portion, encode_message
 from holdfast.inputs.http_server import ImpatientProtocol
 from holdfast.inputs.network import Access
@@ -238,7 +238,7 @@ def test_a_replica_that_recovers_serves_nobody_but_says_what_its_stream_is(origi
 def test_other_addresses_need_tls_and_a_token(origin: Origin) -> None:
     """X1"""
     calls: dict[str, Any] = {"deliver": never, "status": dict, "fault": never, "stop": never, "answers": never}
-    serving = Serving(origin.store)
+    serving = StreamServer(origin.store)
     for access in (Access("0.0.0.0", token=TOKEN), Access("0.0.0.0")):
         with pytest.raises(UsageError, match="needs a token and TLS"):
             Service(serving, access, **calls)

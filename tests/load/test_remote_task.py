@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.host.serving import Serving
+from holdfast.host.stream_server import StreamServer
 from holdfast.load.remote_task import AwayNote, RemoteTask, Tributary, read_note, remove_note, write_note
 from holdfast.load.tasks import let_go
 from holdfast.model.errors import PeerError
@@ -37,7 +37,7 @@ def test_following_again_after_any_cut_gives_the_stream_of_one_that_stayed(tmp_p
     origin = Origin(tmp_path / "there")
     origin.fill(1, 60)
     stream = copy_of(origin, tmp_path / "here", 20)
-    serving = Serving(origin.store)
+    serving = StreamServer(origin.store)
     upto = 60
     while boundary_of(stream.folder / "main", stream.definition) < 80 * S:
         log = Tributary(stream, "test")
@@ -60,7 +60,7 @@ def test_a_bucket_that_is_not_complete_is_not_stored(tmp_path: Path) -> None:
     origin.fill(1, 5)
     origin.add((5.1, 1), (5.2, 2))
     stream = copy_of(origin, tmp_path / "here", 3)
-    log, serving = Tributary(stream, "test"), Serving(origin.store)
+    log, serving = Tributary(stream, "test"), StreamServer(origin.store)
     log.take(serving.pull("s", Lane.MAIN, log.begin()))
     assert log.boundary_us == 5 * S
     assert max(t[0] for t in tuples_of(stream.folder / "main", stream.definition)) == 4
@@ -73,7 +73,7 @@ def test_the_end_of_a_stream_comes_through(tmp_path: Path) -> None:
     origin.fill(1, 5)
     origin.writer.commit([], now_us=1, closed=True)
     stream = copy_of(origin, tmp_path / "here", 3)
-    log, serving = Tributary(stream, "test"), Serving(origin.store)
+    log, serving = Tributary(stream, "test"), StreamServer(origin.store)
     log.take(serving.pull("s", Lane.MAIN, log.begin()))
     assert log.closed
     log.close()
@@ -85,7 +85,7 @@ def test_what_is_of_another_shape_or_has_a_gap_is_refused(tmp_path: Path) -> Non
     origin = Origin(tmp_path / "there")
     origin.fill(1, 5)
     other = holdfast.open(tmp_path / "other").create("s", "n bigint, m bigint", bucket="1s")
-    log, serving = Tributary(other, "test"), Serving(origin.store)
+    log, serving = Tributary(other, "test"), StreamServer(origin.store)
     with pytest.raises(PeerError, match="the same columns and buckets"):
         log.take(serving.pull("s", Lane.MAIN, 0))
     log.close()
@@ -99,7 +99,7 @@ def test_a_partner_that_never_closes_a_bucket_does_not_fill_the_memory(
     monkeypatch.setattr("holdfast.load.remote_task.WAITING_BYTES_MAX", 10_000)
     origin = Origin(tmp_path / "there")
     stream = copy_of(origin, tmp_path / "here", 3)
-    log, serving = Tributary(stream, "test"), Serving(origin.store)
+    log, serving = Tributary(stream, "test"), StreamServer(origin.store)
     position: int | str = log.begin()
     for n in range(20):
         origin.add((5 + n / 1000, n))
@@ -127,7 +127,7 @@ def test_what_the_owner_has_may_go_at_the_partner_and_the_rest_is_followed_witho
     origin = Origin(tmp_path / "there", segment_bytes=4096)
     origin.fill(1, 60)
     stream = copy_of(origin, tmp_path / "here", 20)
-    expected, serving, log = origin.tuples(), Serving(origin.store), Tributary(stream, "test")
+    expected, serving, log = origin.tuples(), StreamServer(origin.store), Tributary(stream, "test")
     portion = serving.pull("s", Lane.MAIN, log.begin(), bytes_max=2000)
     log.take(portion)
     assert 20 * S < log.boundary_us < 60 * S

@@ -20,7 +20,7 @@ import shutil
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -34,10 +34,9 @@ from holdfast.host.intake import Intake
 from holdfast.host.link import CutLink, Cuts, HttpLink, Link, LocalLink, Token
 from holdfast.host.mirrored_intake import copies_of
 from holdfast.host.network import Network, SourceVoice
-from holdfast.host.replica import Replica
 from holdfast.host.replica_status import SPARK_PLANS, SPARK_STARTS, Wait, waiting
-from holdfast.host.serving import Serving
 from holdfast.host.site import OwnSite, Site
+from holdfast.host.stream_server import StreamServer
 from holdfast.model.errors import HoldfastError, PeerError, StorageError, UnknownStream, UsageError
 from holdfast.protocol.dpc.effects import Send
 from holdfast.protocol.dpc.messages import Message, StreamReport
@@ -55,6 +54,32 @@ RETURN_S = 30.0
 _UNDER_WAY_MAX = 16
 
 
+class Replica(Protocol):
+    """Whatever stands for a replica, as its host sees it: a controller of its queries, or somebody in its place."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether readers may be served (D12)."""
+
+    def pulse(self) -> None:
+        """Look at the world once."""
+
+    def deliver(self, sender: str, message: Message) -> None:
+        """A message came for this replica."""
+
+    def report(self) -> StreamReport | None:
+        """How its output does, as it would say in a keepalive reply; None: it says nothing (D12)."""
+
+    def status(self) -> dict[str, Any]:
+        """What `holdfast status` shows."""
+
+    def stop_queries(self) -> None:
+        """Stop what Spark runs for it. May take a moment; called on a thread of its own."""
+
+    def close(self) -> None:
+        """Let go of files and connections."""
+
+
 class _Fault(msgspec.Struct, forbid_unknown_fields=True):
     cut: list[str] = []
     heal: list[str] = []
@@ -67,7 +92,7 @@ class Host:
         self.name, self.catalog, self.root, self.engine, self._token = name, catalog, root, engine, token
         self.store = StreamStore(root)
         self.cuts = Cuts()
-        self.serving = Serving(self.store)
+        self.serving = StreamServer(self.store)
         self.controllers: dict[str, Replica] = {}
         #: Nodes that run elsewhere (`holdfast.load`): somebody else stands for them here.
         self.absent: set[str] = set()

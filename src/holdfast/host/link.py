@@ -22,7 +22,7 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
-from holdfast.host.serving import Serving
+from holdfast.host.stream_server import StreamServer
 from holdfast.host.wire import (
     DEFINITION_BYTES_MAX,
     HEAD_BYTES_MAX,
@@ -99,7 +99,7 @@ def everybody(stream: str) -> bool:
 class LocalLink(Link):
     """The way to the host itself: same calls, no network."""
 
-    def __init__(self, serving: Serving, deliver: Deliver, answers: Callable[[str], bool] = everybody) -> None:
+    def __init__(self, serving: StreamServer, deliver: Deliver, answers: Callable[[str], bool] = everybody) -> None:
         self._serving, self._deliver, self._answers = serving, deliver, answers
 
     async def pull(

@@ -29,7 +29,7 @@ from starlette.routing import Route
 
 from holdfast.clock import now_us
 from holdfast.host.link import Cuts, Deliver
-from holdfast.host.serving import Serving
+from holdfast.host.stream_server import StreamServer
 from holdfast.host.wire import (
     MESSAGE_BYTES_MAX,
     PORTION_BYTES,
@@ -100,7 +100,7 @@ class Service:
 
     def __init__(
         self,
-        serving: Serving,
+        serving: StreamServer,
         access: Access,
         *,
         deliver: Deliver,

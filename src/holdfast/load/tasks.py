@@ -29,8 +29,8 @@ from holdfast.host.intake import Intake
 from holdfast.host.link import Link
 from holdfast.host.mirrored_intake import MirroredIntake
 from holdfast.host.replica_status import missing_stream
-from holdfast.host.serving import Serving
 from holdfast.host.site import OwnSite, Site, Waits
+from holdfast.host.stream_server import StreamServer
 from holdfast.host.wire import Position, parse_cursor
 from holdfast.load.partner import PartnerLink
 from holdfast.load.relay import Relay
@@ -194,7 +194,7 @@ class Guest(HeldTask):
         site = GuestSite(replace(definition, name=name), host.name, folder, note.owner, self.relay)
         super().__init__(host, note.lease_id, site)
         self._gone_us = BEGINNING_US
-        self.serving = Serving(self.store)
+        self.serving = StreamServer(self.store)
 
     @property
     def definition(self) -> str:

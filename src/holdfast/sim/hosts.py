@@ -20,7 +20,7 @@ from holdfast.protocol.dpc.plan import ClientPlan, OutputPlan
 from holdfast.protocol.dpc.signals import Arrival, Disconnected, InputAdvanced, InputGap, Lane, Received, Tick
 from holdfast.protocol.dpc.states import StreamState
 from holdfast.sim.query import Rows
-from holdfast.sim.serving import MainLog, Push, Serving
+from holdfast.sim.serving import MainLog, Push, StreamServer
 from holdfast.sim.world import World
 
 
@@ -126,7 +126,7 @@ class SourceHost(Machine):
         self.buffer = Buffer(plan, 0)
         self.silent = 0
         self._produced = 0
-        self.serving = Serving(world, name, plan.stream, size, self.log, lambda: ({}, 0), lambda: "SOURCE")
+        self.serving = StreamServer(world, name, plan.stream, size, self.log, lambda: ({}, 0), lambda: "SOURCE")
         world.at(size + jitter_us, self._produce)
 
     def _produce(self) -> None:

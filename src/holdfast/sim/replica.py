@@ -32,7 +32,7 @@ from holdfast.protocol.dpc.signals import (
 )
 from holdfast.sim.hosts import Machine, Mirror, arrivals_of
 from holdfast.sim.query import Query, Rows, State
-from holdfast.sim.serving import MainLog, Push, Serving
+from holdfast.sim.serving import MainLog, Push, StreamServer
 from holdfast.sim.world import World
 
 #: The most buckets of one micro-batch, unless it takes longer than they do.
@@ -73,7 +73,7 @@ class ReplicaHost(Machine):
         self.query_state = query.empty
         self._right_from = 0
         self._last_fork = 0
-        self.serving = Serving(
+        self.serving = StreamServer(
             world, plan.replica, plan.output.stream, self.size, self.log, self._branch_view, self._state_name
         )
         self.branch: Branch | None = None

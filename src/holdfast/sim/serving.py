@@ -82,7 +82,7 @@ class MainLog:
         return bucket
 
 
-class Serving:
+class StreamServer:
     """All readers of one stream at one host."""
 
     __slots__ = ("_branch", "_name", "_readers", "_size", "_stream", "_world", "log", "open_rows", "state_name")

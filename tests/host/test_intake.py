@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from holdfast.host.feed import Feed
+from holdfast.host.intake import Feed
 from holdfast.host.mirrored_intake import MirroredIntake
 from tests.host.conftest import SECOND, Origin, hosted, linked, until
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.host.serving import Serving
+from holdfast.host.stream_server import StreamServer
 from holdfast.host.wire import Portion
 from holdfast.model.errors import BadName, CorruptLog, PeerError, UnknownStream, UsageError
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US
@@ -22,7 +22,7 @@ def numbers(portion: Portion) -> list[tuple[int, int | None, int]]:
     return [(e.bucket, e.first_tuple_id, e.rows) for e in portion.events]
 
 
-def everything(serving: Serving, position: str | int, bytes_max: int, lane: Lane = Lane.MAIN) -> list[Portion]:
+def everything(serving: StreamServer, position: str | int, bytes_max: int, lane: Lane = Lane.MAIN) -> list[Portion]:
     found = [serving.pull("s", lane, position, bytes_max)]
     while found[-1].events:
         found.append(serving.pull("s", lane, found[-1].cursor, bytes_max))
@@ -34,7 +34,7 @@ def test_portions_of_any_size_add_up_to_the_stream(tmp_path: Path, bytes_max: in
     """L6"""
     origin = Origin(tmp_path, segment_bytes=4096)
     origin.fill(0, 40)
-    portions = everything(Serving(origin.store), 0, bytes_max)
+    portions = everything(StreamServer(origin.store), 0, bytes_max)
     sent = [e for p in portions for e in numbers(p)]
     assert [(b, i) for b, i, rows in sent for i in range(i or 0, (i or 0) + rows)] == [t[:2] for t in origin.tuples()]
     assert portions[-1].boundary_us == 40 * SECOND
@@ -47,7 +47,7 @@ def test_a_boundary_never_promises_what_was_not_sent_yet(tmp_path: Path, bytes_m
     origin = Origin(tmp_path, segment_bytes=4096)
     for n in range(60):
         origin.add((n / 10 + (0 if n % 3 else 2.5), n), boundary=n / 10)
-    portions = everything(Serving(origin.store), 0, bytes_max)
+    portions = everything(StreamServer(origin.store), 0, bytes_max)
     for at, portion in enumerate(portions):
         later = [e.stime_min_us for p in portions[at + 1 :] for e in p.events]
         assert all(portion.boundary_us <= stime for stime in later)
@@ -59,7 +59,7 @@ def test_a_reader_may_begin_at_any_bucket(tmp_path: Path) -> None:
     origin = Origin(tmp_path)
     origin.fill(0, 20)
     for lane in (Lane.MAIN, Lane.HEAD):
-        portion = Serving(origin.store).pull("s", lane, 15 * SECOND + 7)
+        portion = StreamServer(origin.store).pull("s", lane, 15 * SECOND + 7)
         assert {e.bucket for e in portion.events} == {15, 16, 17, 18, 19}
         assert portion.lane == lane
         assert portion.gap_us is None
@@ -68,7 +68,7 @@ def test_a_reader_may_begin_at_any_bucket(tmp_path: Path) -> None:
 def test_open_buckets_are_sent_at_once(tmp_path: Path) -> None:
     origin = Origin(tmp_path)
     origin.add((5.5, 1), (6.5, 2), boundary=5.2)
-    portion = Serving(origin.store).pull("s", Lane.MAIN, 0)
+    portion = StreamServer(origin.store).pull("s", Lane.MAIN, 0)
     assert [e.bucket for e in portion.events] == [5, 6]
     assert portion.boundary_us == 5_200_000
 
@@ -77,7 +77,7 @@ def test_the_end_of_a_stream_comes_with_its_last_tuple_only(tmp_path: Path) -> N
     origin = Origin(tmp_path)
     origin.fill(1, 5)
     origin.writer.commit([], now_us=1, closed=True)
-    portions = everything(Serving(origin.store), 0, 1)
+    portions = everything(StreamServer(origin.store), 0, 1)
     assert [p.closed for p in portions] == [False, False, False, True, True]
     assert portions[-1].boundary_us == END_OF_TIME_US
 
@@ -86,7 +86,7 @@ def test_what_retention_removed_is_a_gap_and_not_silence(tmp_path: Path) -> None
     origin = Origin(tmp_path, segment_bytes=4096)
     origin.fill(1, 6)
     origin.writer.roll(1)
-    serving = Serving(origin.store)
+    serving = StreamServer(origin.store)
     reader = serving.pull("s", Lane.MAIN, SECOND, 1)
     origin.add((7.5, 7), boundary=8)
     origin.writer.roll(1)
@@ -104,7 +104,7 @@ def test_what_retention_removed_is_a_gap_and_not_silence(tmp_path: Path) -> None
 def test_retention_of_what_was_sent_already_is_no_gap(tmp_path: Path) -> None:
     origin = Origin(tmp_path, segment_bytes=4096)
     origin.add((5.5, 1), (6.5, 2), boundary=5)
-    serving = Serving(origin.store)
+    serving = StreamServer(origin.store)
     reader = serving.pull("s", Lane.MAIN, 0)
     origin.writer.roll(1)
     origin.add((6.6, 3))
@@ -119,7 +119,7 @@ def test_a_range_that_the_host_skipped_is_a_gap(tmp_path: Path) -> None:
     origin.fill(1, 4)
     note_hole(origin.stream.folder, 4 * SECOND, 9 * SECOND, Disk())
     origin.fill(9, 12)
-    serving = Serving(origin.store)
+    serving = StreamServer(origin.store)
     before = serving.pull("s", Lane.MAIN, SECOND)
     assert [e.bucket for e in before.events] == [1, 2, 3]
     assert (before.boundary_us, before.gap_us) == (4 * SECOND, None)
@@ -133,7 +133,7 @@ def test_a_range_that_the_host_skipped_is_a_gap(tmp_path: Path) -> None:
 def test_a_branch_tells_its_id_and_what_its_buckets_are_worth(tmp_path: Path) -> None:
     origin = Origin(tmp_path)
     origin.fill(1, 4)
-    serving = Serving(origin.store)
+    serving = StreamServer(origin.store)
     none = serving.pull("s", Lane.BRANCH, SECOND)
     assert (none.branch, none.events) == (None, ())
     root = origin.stream.create_branch(4 * SECOND)
@@ -155,7 +155,7 @@ def test_a_branch_tells_its_id_and_what_its_buckets_are_worth(tmp_path: Path) ->
 def test_a_branch_that_was_replaced_is_sent_from_its_own_root(tmp_path: Path) -> None:
     origin = Origin(tmp_path)
     origin.fill(1, 4)
-    serving = Serving(origin.store)
+    serving = StreamServer(origin.store)
     first = origin.stream.create_branch(4 * SECOND)
     origin.add((4.5, 1), (5.5, 2), boundary=6, writer=origin.stream.branch_writer())
     portion = serving.pull("s", Lane.BRANCH, SECOND)
@@ -174,7 +174,7 @@ def test_a_branch_that_was_replaced_is_sent_from_its_own_root(tmp_path: Path) ->
 def test_a_wait_ends_with_news_and_otherwise_with_a_heartbeat(tmp_path: Path) -> None:
     origin = Origin(tmp_path)
     origin.fill(1, 4)
-    serving = Serving(origin.store)
+    serving = StreamServer(origin.store)
 
     async def play() -> None:
         first = await serving.wait("s", Lane.MAIN, SECOND, 60)
@@ -201,7 +201,7 @@ def test_a_wait_ends_with_news_and_otherwise_with_a_heartbeat(tmp_path: Path) ->
 
 def test_a_poke_wakes_whoever_waits(tmp_path: Path) -> None:
     origin = Origin(tmp_path)
-    serving = Serving(origin.store)
+    serving = StreamServer(origin.store)
 
     async def play() -> None:
         waiting = [asyncio.ensure_future(serving.wait("s", Lane.MAIN, 0, 60)) for _ in range(3)]
@@ -216,7 +216,7 @@ def test_a_poke_wakes_whoever_waits(tmp_path: Path) -> None:
 def test_nobody_who_waits_is_forgotten_for_another(tmp_path: Path) -> None:
     origin = Origin(tmp_path)
     origin.fill(1, 4)
-    serving = Serving(origin.store)
+    serving = StreamServer(origin.store)
 
     async def play() -> None:
         behind = serving.pull("s", Lane.MAIN, 0).cursor
@@ -237,13 +237,13 @@ def test_nobody_who_waits_is_forgotten_for_another(tmp_path: Path) -> None:
 def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
     """X2"""
     with pytest.raises(BadName):
-        Serving(Origin(tmp_path).store).pull(name, Lane.MAIN, 0)
+        StreamServer(Origin(tmp_path).store).pull(name, Lane.MAIN, 0)
 
 
 def test_a_stream_made_anew_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
     origin = Origin(tmp_path)
     origin.fill(1, 4)
-    serving = Serving(origin.store)
+    serving = StreamServer(origin.store)
     cursor = serving.pull("s", Lane.MAIN, 0).cursor
     origin.writer.release(1)
     origin.store.delete("s")
@@ -260,7 +260,7 @@ def test_damage_on_the_disk_is_not_handed_on(tmp_path: Path) -> None:
     """L4"""
     origin = Origin(tmp_path)
     origin.fill(1, 4)
-    serving = Serving(origin.store)
+    serving = StreamServer(origin.store)
     assert serving.pull("s", Lane.MAIN, 0).events
     segment = next((origin.stream.folder / "main").glob("*.seg"))
     data = bytearray(segment.read_bytes())
