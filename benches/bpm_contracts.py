@@ -18,8 +18,7 @@ import numpy as np
 from benches.bpm_statements import Statement, share
 from benches.figure import Chart, Page
 from benches.report import console, finish, table
-from holdfast.load.chance import SELLERS, SPIKES, Pareto
-from holdfast.load.worth import Sums, spikes, trades
+from holdfast.load.contract_value import SELLERS, SPIKES, Pareto, Sums, spikes, trades
 from holdfast.protocol.load.counter import best_counter
 
 CONTRACTS = 20

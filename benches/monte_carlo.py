@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from holdfast.load.worth import Sums
+from holdfast.load.contract_value import Sums
 
 _SCHEMA = "point int, contracts int, runs bigint, overloaded double, overload double, moved double, saved double"
 
@@ -32,7 +32,7 @@ class Point:
 def run_points(spark: SparkSession, points: list[Point], runs: int, shares: int = 8, seed: int = 0) -> dict[str, Sums]:
     """Every point with so many runs, spread over the cluster.
 
-    `kernel` must be a function that Spark can pickle, such as `functools.partial` of one in `holdfast.load.worth`.
+    `kernel` must be a function that Spark can pickle, such as `functools.partial` of one of `contract_value`.
     """
     each = -(-runs // shares)
     kernels = [point.kernel for point in points]

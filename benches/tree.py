@@ -41,7 +41,7 @@ _FAILURE = """host.intake host.controller protocol.dpc.node protocol.dpc.inputs 
 _CHECKPOINT = """spark.flow spark.stage spark.versions operators.kernel operators.state protocol.cec.policy
     operators.footprints spark.control spark.sink stream.control stream.writer spark.logged spark.restore
     stream.control operators.footprints spark.versions spark.stage"""
-_MOVEMENT = """load.meter load.census load.manager protocol.load.participant protocol.load.buyer load.manager
+_MOVEMENT = """load.meter load.manager protocol.load.participant protocol.load.buyer load.manager
     load.journal load.outbox load.message_codec load.routes protocol.load.seller load.mover spark.fork load.parcel
     load.partner load.routes load.tasks host.host spark.node load.mover load.remote_task stream.writer
     protocol.load.tenure protocol.load.ledger"""

@@ -9,8 +9,8 @@ import pytest
 
 import holdfast.load.mover as mover
 from holdfast.host.controller import Controller
-from holdfast.load.census import Census
 from holdfast.load.history import History
+from holdfast.load.meter import Census
 from holdfast.model.errors import CorruptLog, PeerError, StorageError
 from holdfast.protocol.dpc.effects import Send
 from holdfast.protocol.dpc.messages import Ack

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from holdfast.load.chance import SELLERS
+from holdfast.load.contract_value import SELLERS
 from holdfast.load.planner import plan_contracts
 from holdfast.model.errors import UsageError
 from holdfast.protocol.load.cost import MM1

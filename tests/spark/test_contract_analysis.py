@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from benches.monte_carlo import Point, run_points
 
-from holdfast.load.chance import SELLERS, SPIKES, Measured, Pareto
-from holdfast.load.worth import Sums, cost, gradient, spikes, trades
+from holdfast.load.contract_value import SELLERS, SPIKES, Measured, Pareto, Sums, cost, gradient, spikes, trades
 
 
 def kernel(spike: str, runs: int, rng: np.random.Generator) -> Sums:

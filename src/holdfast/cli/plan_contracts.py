@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.session import Json
-from holdfast.load.chance import SELLERS
+from holdfast.load.contract_value import SELLERS
 from holdfast.load.planner import Plan, plan_contracts
 from holdfast.model.errors import UsageError
 

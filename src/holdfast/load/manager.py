@@ -25,11 +25,11 @@ from holdfast.clock import monotonic_us, now_us
 from holdfast.diagram import Diagram
 from holdfast.host.controller import Controller
 from holdfast.host.host import Host
-from holdfast.load.census import Census
 from holdfast.load.contract_file import Terms, is_older_id
 from holdfast.load.crash_points import reached
 from holdfast.load.history import History, Movement, Sample
 from holdfast.load.journal import Journal
+from holdfast.load.meter import Census
 from holdfast.load.mover import Mover, start
 from holdfast.load.outbox import Outbox
 from holdfast.load.partner import PartnerLink

@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from holdfast.load.chance import Floats, Loads, Measured
-from holdfast.load.worth import Sums, spikes, trades
+from holdfast.load.contract_value import Floats, Loads, Measured, Sums, spikes, trades
 from holdfast.model.errors import UsageError
 from holdfast.protocol.load.cost import MM1
 from holdfast.protocol.load.usage import Usage

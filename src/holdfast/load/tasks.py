@@ -32,8 +32,7 @@ from holdfast.host.replica_status import missing_stream
 from holdfast.host.site import OwnSite, Site, Waits
 from holdfast.host.stream_server import StreamServer
 from holdfast.host.wire import Position, parse_cursor
-from holdfast.load.partner import PartnerLink
-from holdfast.load.relay import Relay
+from holdfast.load.partner import PartnerLink, Relay
 from holdfast.model.errors import PeerError, UnknownStream
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US
 from holdfast.protocol.dpc.effects import Send

@@ -99,6 +99,7 @@ class Replica:
         app.node(inputs=["in"], output="out", name="counts")(function)
         self.node, self.store, self.home = app.diagram().node("counts"), StreamStore(folder), folder / ".home"
         self.home.mkdir(exist_ok=True)
+        self._started: list[Query] = []
         self.input = Input(self.store.create("in", "source string, bytes bigint", bucket="1s"))
         self.set_up()
 
@@ -119,15 +120,32 @@ class Replica:
             assert monotonic_us() < deadline, "it did not come true"
             pause(10_000)
 
+    def start(self) -> Query:
+        self._started.append(self.queries.start_stable())
+        return self._started[-1]
+
     def reaches(self, query: Query, second: int) -> None:
-        self.until(lambda: (self.queries.position().until_us or BEGINNING_US) >= _T0 + second * _SECOND, query)
+        """It has read so far, and its output promises what it can promise then: an engine may need a batch more."""
+        until_us = _T0 + second * _SECOND
+        self.until(lambda: (self.queries.position().until_us or BEGINNING_US) >= until_us, query)
+        promised_us = closed_until(self.queries.promised_us(until_us), _SECOND)
+        self.until(lambda: _boundary_us(self.output.reader()) >= promised_us, query)
+        # The commit follows the results.
+        self.until(lambda: not self.queries.planned(self.queries.position().batch_id + 1), query)
 
     def ends(self, query: Query) -> None:
         """Everything is read and filed, and the output has ended."""
         self.input.end()
         self.decision.decide(FOREVER_US)
-        self.until(lambda: (self.queries.position().until_us or BEGINNING_US) >= FOREVER_US, query)
+        self.until(lambda: _boundary_us(self.output.reader()) >= FOREVER_US, query)
         query.stop()
+
+    def __enter__(self) -> Replica:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for query in self._started:
+            query.stop()
 
     def controller(self) -> Controller:
         """What a host would have run it."""
@@ -141,6 +159,7 @@ class Replica:
     def forked(self, number: int, seconds: range) -> Branch:
         """What a fork of the stable query gives for these seconds, which come next for it."""
         fork = self.queries.start_fork(number)
+        self._started.append(fork.query)
         self.until(lambda: self.queries.ready(fork), fork.query)
         assert fork.root_us == self.queries.position().until_us
         root_us = closed_until(self.queries.promised_us(_T0 + seconds[0] * _SECOND), _SECOND)
@@ -148,16 +167,21 @@ class Replica:
         plan, end_us = PlanWriter(fork.plan), _T0 + seconds.stop * _SECOND
         plan.append([(_T0 + (second + 1) * _SECOND, self._pieces(second)) for second in seconds])
         self.until(lambda: self._read(fork) >= end_us, fork.query)
+        promised_us = closed_until(self.queries.promised_us(end_us), _SECOND)
+        self.until(lambda: _boundary_us(self._branch()) >= promised_us, fork.query)
         plan.close()
-        branch = LogReader(branch_folder(self.output.folder), self.output.definition.schema, _SECOND)
-        branch.refresh()
-        found = Branch(root_us, branch.boundary_us, _by_time(branch))
+        found = Branch(root_us, _boundary_us(self._branch()), _by_time(self._branch()))
         for _ in range(2):
             self.queries.stop_fork(fork)
         assert not fork.query.active
         assert not fork.checkpoint.exists()
         self.output.drop_branch()
         return found
+
+    def _branch(self) -> LogReader:
+        branch = LogReader(branch_folder(self.output.folder), self.output.definition.schema, _SECOND)
+        branch.refresh()
+        return branch
 
     def _read(self, fork: Fork) -> int:
         progress = self.queries.progress(fork.batch_id, fork)
@@ -177,6 +201,12 @@ class Replica:
 
     def results(self) -> list[Group]:
         return list(self.by_time().values())
+
+
+def _boundary_us(reader: LogReader) -> int:
+    """What a log promises."""
+    reader.close()
+    return reader.boundary_us
 
 
 def _by_time(reader: LogReader) -> dict[int, Group]:
@@ -214,134 +244,134 @@ class EngineConformance(ABC):
         self, tmp_path: Path
     ) -> None:
         """S2: nothing is missing, nothing comes twice."""
-        replica = self._replica(tmp_path)
-        replica.input.feed(6)
-        assert replica.queries.position() == Progress(-1, None)
-        replica.decide(3)
-        query = replica.queries.start_stable()
-        replica.reaches(query, 3)
-        first = replica.queries.position()
-        assert first.until_us == _T0 + 3 * _SECOND, "no further than was decided"
-        assert replica.queries.planned(first.batch_id)
-        assert replica.queries.progress(first.batch_id) is None
-        assert replica.queries.progress(first.batch_id - 1) == first
-        replica.decide(5)
-        replica.reaches(query, 5)
-        second = replica.queries.progress(first.batch_id)
-        assert second is not None
-        assert second.batch_id > first.batch_id
-        replica.until(lambda: query.reading() is not None, query)
-        for _ in range(2):
-            query.stop()
-        assert (query.active, query.failure()) == (False, None)
-        replica.input.feed(8)
-        replica.set_up()
-        assert replica.queries.position() == second, "where it stands is durable"
-        again = replica.queries.start_stable()
-        replica.ends(again)
-        assert replica.results() == Input.expected(range(8))
-        assert replica.output.reader().closed
+        with self._replica(tmp_path) as replica:
+            replica.input.feed(6)
+            assert replica.queries.position() == Progress(-1, None)
+            replica.decide(3)
+            query = replica.start()
+            replica.reaches(query, 3)
+            first = replica.queries.position()
+            assert first.until_us == _T0 + 3 * _SECOND, "no further than was decided"
+            assert replica.queries.planned(first.batch_id)
+            assert replica.queries.progress(first.batch_id) is None
+            assert replica.queries.progress(first.batch_id - 1) == first
+            replica.decide(5)
+            replica.reaches(query, 5)
+            second = replica.queries.progress(first.batch_id)
+            assert second is not None
+            assert second.batch_id > first.batch_id
+            replica.until(lambda: query.reading() is not None, query)
+            for _ in range(2):
+                query.stop()
+            assert (query.active, query.failure()) == (False, None)
+            replica.input.feed(8)
+            replica.set_up()
+            assert replica.queries.position() == second, "where it stands is durable"
+            again = replica.start()
+            replica.ends(again)
+            assert replica.results() == Input.expected(range(8))
+            assert replica.output.reader().closed
 
     def test_forks_in_turn_give_what_the_stable_query_gives_and_change_nothing_of_it(self, tmp_path: Path) -> None:
         """S1."""
-        replica = self._replica(tmp_path)
-        replica.input.feed(6)
-        replica.decide(3)
-        query = replica.queries.start_stable()
-        replica.reaches(query, 3)
-        before = replica.queries.position()
-        forks = [replica.forked(number, range(3, 6)) for number in (1, 2)]
-        assert replica.queries.position() == before
-        replica.ends(query)
-        assert replica.results() == Input.expected(range(6))
-        for branch in forks:
-            assert branch.by_time, "a fork gives something"
-            assert branch.by_time == branch.part_of(replica.by_time())
+        with self._replica(tmp_path) as replica:
+            replica.input.feed(6)
+            replica.decide(3)
+            query = replica.start()
+            replica.reaches(query, 3)
+            before = replica.queries.position()
+            forks = [replica.forked(number, range(3, 6)) for number in (1, 2)]
+            assert replica.queries.position() == before
+            replica.ends(query)
+            assert replica.results() == Input.expected(range(6))
+            for branch in forks:
+                assert branch.by_time, "a fork gives something"
+                assert branch.by_time == branch.part_of(replica.by_time())
 
     def test_what_is_stopped_while_it_starts_leaves_nothing_running(self, tmp_path: Path) -> None:
-        replica = self._replica(tmp_path)
-        replica.input.feed(4)
-        replica.decide(2)
-        query = replica.queries.start_stable()
-        query.stop()
-        assert not query.active
-        query = replica.queries.start_stable()
-        replica.reaches(query, 2)
-        fork = replica.queries.start_fork(1)
-        stopping = [threading.Thread(target=replica.queries.stop_fork, args=[fork]) for _ in range(2)]
-        for thread in stopping:
-            thread.start()
-        for thread in stopping:
-            thread.join()
-        assert not fork.query.active
-        left = replica.queries.start_fork(2)
-        left.query.stop()  # As if its host had been killed.
-        replica.queries.clear_forks()
-        assert not left.checkpoint.exists()
-        replica.ends(query)
-        assert replica.results() == Input.expected(range(4))
+        with self._replica(tmp_path) as replica:
+            replica.input.feed(4)
+            replica.decide(2)
+            query = replica.start()
+            query.stop()
+            assert not query.active
+            query = replica.start()
+            replica.reaches(query, 2)
+            fork = replica.queries.start_fork(1)
+            stopping = [threading.Thread(target=replica.queries.stop_fork, args=[fork]) for _ in range(2)]
+            for thread in stopping:
+                thread.start()
+            for thread in stopping:
+                thread.join()
+            assert not fork.query.active
+            left = replica.queries.start_fork(2)
+            left.query.stop()  # As if its host had been killed.
+            replica.queries.clear_forks()
+            assert not left.checkpoint.exists()
+            replica.ends(query)
+            assert replica.results() == Input.expected(range(4))
 
     def test_a_copy_goes_on_elsewhere_where_the_stable_query_stood(self, tmp_path: Path) -> None:
-        replica = self._replica(tmp_path)
-        replica.input.feed(6)
-        replica.decide(3)
-        query = replica.queries.start_stable()
-        replica.reaches(query, 3)
-        copied = tmp_path / ".copy"
-        waiting = replica.queries.copy_to(copied)
-        replica.decide(5)
-        replica.reaches(query, 5)
-        query.stop()
-        replica.engine.renew(copied)
-        writer = replica.output.writer(takeover=True)
-        boundary_us = writer.state.boundary_us
-        writer.commit([], now_us=now_us(), pending=waiting.since(boundary_us))
-        writer.release(now_us())
-        replica.engine.take_up(replica.home, copied, boundary_us)
-        replica.set_up()
-        assert replica.queries.position().until_us == _T0 + 3 * _SECOND
-        query = replica.queries.start_stable()
-        replica.ends(query)
-        assert replica.results() == Input.expected(range(6)), "what was filed already is left out"
+        with self._replica(tmp_path) as replica:
+            replica.input.feed(6)
+            replica.decide(3)
+            query = replica.start()
+            replica.reaches(query, 3)
+            copied = tmp_path / ".copy"
+            waiting = replica.queries.copy_to(copied)
+            replica.decide(5)
+            replica.reaches(query, 5)
+            query.stop()
+            replica.engine.renew(copied)
+            writer = replica.output.writer(takeover=True)
+            boundary_us = writer.state.boundary_us
+            writer.commit([], now_us=now_us(), pending=waiting.since(boundary_us))
+            writer.release(now_us())
+            replica.engine.take_up(replica.home, copied, boundary_us)
+            replica.set_up()
+            assert replica.queries.position().until_us == _T0 + 3 * _SECOND
+            query = replica.start()
+            replica.ends(query)
+            assert replica.results() == Input.expected(range(6)), "what was filed already is left out"
 
     def test_a_query_that_begins_anew_starts_there_and_leaves_out_what_is_not_right_yet(self, tmp_path: Path) -> None:
         """D18."""
-        replica = self._replica(tmp_path)
-        replica.input.feed(8)
-        replica.decide(2)
-        query = replica.queries.start_stable()
-        replica.reaches(query, 2)
-        query.stop()
-        replica.queries.begin_anew(_T0 + 4 * _SECOND, _T0 + 6 * _SECOND)
-        assert replica.queries.position() == Progress(-1, None)
-        query = replica.queries.start_stable()
-        replica.ends(query)
-        expected = Input.expected(range(8))
-        found = replica.results()
-        assert found[-2:] == expected[-2:]
-        assert all(group in expected for group in found), "whole seconds only"
-        assert expected[3] not in found
-        assert expected[4] not in found
+        with self._replica(tmp_path) as replica:
+            replica.input.feed(8)
+            replica.decide(2)
+            query = replica.start()
+            replica.reaches(query, 2)
+            query.stop()
+            replica.queries.begin_anew(_T0 + 4 * _SECOND, _T0 + 6 * _SECOND)
+            assert replica.queries.position() == Progress(-1, None)
+            query = replica.start()
+            replica.ends(query)
+            expected = Input.expected(range(8))
+            found = replica.results()
+            assert found[-2:] == expected[-2:]
+            assert all(group in expected for group in found), "whole seconds only"
+            assert expected[3] not in found
+            assert expected[4] not in found
 
     def test_a_failure_that_no_start_can_mend_fails_the_replica_with_its_sentence(self, tmp_path: Path) -> None:
-        replica = self._replica(tmp_path)
-        replica.input.feed(2)
-        explain = replica.queries.explain
-        for passing in (StorageError("full"), UnknownStream("none"), Removed("gone"), OSError("away"), None):
-            assert not explain(passing).permanent
-        assert explain(UsageError("a sentence")) == ("a sentence", True)
-        replica.store.delete("out")  # And somebody makes another one of that name.
-        replica.store.create("out", "other string", bucket="1s")
-        controller = replica.controller()
+        with self._replica(tmp_path) as replica:
+            replica.input.feed(2)
+            explain = replica.queries.explain
+            for passing in (StorageError("full"), UnknownStream("none"), Removed("gone"), OSError("away"), None):
+                assert not explain(passing).permanent
+            assert explain(UsageError("a sentence")) == ("a sentence", True)
+            replica.store.delete("out")  # And somebody makes another one of that name.
+            replica.store.create("out", "other string", bucket="1s")
+            controller = replica.controller()
 
-        def failed() -> bool:
-            controller.pulse()
-            return controller.trouble is not None
+            def failed() -> bool:
+                controller.pulse()
+                return controller.trouble is not None
 
-        replica.until(failed)
-        status = controller.status()
-        assert status["state"] == "FAILED"
-        assert "stream out has the columns (other string)" in status["why"]
-        assert "\n" not in status["why"]
-        controller.stop_queries()
-        controller.close()
+            replica.until(failed)
+            status = controller.status()
+            assert status["state"] == "FAILED"
+            assert "stream out has the columns (other string)" in status["why"]
+            assert "\n" not in status["why"]
+            controller.stop_queries()
+            controller.close()
