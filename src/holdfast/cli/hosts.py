@@ -96,7 +96,7 @@ class HostClient:
         return status
 
     def faults(self, *, cut: Sequence[str] = (), heal: Sequence[str] = ()) -> None:
-        """Cut these links and heal those, as `holdfast.host.cuts` spells them."""
+        """Cut these links and heal those, as `holdfast.cli.cutting` spells them."""
         self.call("POST", "/v1/faults", {"cut": list(cut), "heal": list(heal)})
 
     def stop(self) -> None:

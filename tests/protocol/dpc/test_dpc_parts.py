@@ -16,13 +16,19 @@ from holdfast.protocol.dpc.buffers import Buffer
 from holdfast.protocol.dpc.effects import Send
 from holdfast.protocol.dpc.messages import AuthorisationDone, AuthorisationReply, AuthorisationRequest, StreamReport
 from holdfast.protocol.dpc.monitor import Monitor
-from holdfast.protocol.dpc.output import output_state
 from holdfast.protocol.dpc.plan import Full, InputPlan, NodePlan, OutputPlan, Policy, Stabilise
 from holdfast.protocol.dpc.signals import Arrival, InputAdvanced, Lane
 from holdfast.protocol.dpc.stagger import LEASE_KEEPALIVES, Stagger
-from holdfast.protocol.dpc.states import FORK_STEPS, NODE_STEPS, NodeState, StreamState, check_step, diagram
-from holdfast.protocol.dpc.sunion import SUnion
-from holdfast.protocol.dpc.worth import Expectation, combine
+from holdfast.protocol.dpc.states import (
+    FORK_STEPS,
+    NODE_STEPS,
+    NodeState,
+    StreamState,
+    check_step,
+    diagram,
+    output_state,
+)
+from holdfast.protocol.dpc.sunion import Expectation, SUnion, combine
 from tests.protocol.dpc.dpc_scene import BUCKET, extends, plan, two_inputs
 
 S, U, Z, F = StreamState.STABLE, StreamState.UP_FAILURE, StreamState.STABILIZATION, StreamState.FAILURE

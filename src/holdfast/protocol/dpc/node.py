@@ -37,7 +37,6 @@ from holdfast.protocol.dpc.messages import (
     KeepaliveRequest,
     StreamReport,
 )
-from holdfast.protocol.dpc.output import output_state
 from holdfast.protocol.dpc.plan import (
     FORK_LAG_MAX,
     FORK_LINGER_US,
@@ -58,7 +57,7 @@ from holdfast.protocol.dpc.signals import (
     Tick,
 )
 from holdfast.protocol.dpc.stagger import Stagger
-from holdfast.protocol.dpc.states import ForkState, NodeState, StreamState, check_step
+from holdfast.protocol.dpc.states import ForkState, NodeState, StreamState, check_step, output_state
 
 
 class NodeCore:

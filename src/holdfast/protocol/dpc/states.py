@@ -6,6 +6,7 @@ Rules:
 2. A stream is in the state its reader may rely on: STABLE brings corrections and news, UP_FAILURE brings tentative
    news, STABILIZATION brings corrections, FAILURE brings nothing (003 §4.5.3).
 3. The order of `StreamState` is the order of preference in table 4.3: the further left, the more useful.
+4. The state of an output follows from those of the inputs by 003 figure A-1 (`output_state`).
 
 The intuition: 003 figure 4-4 has three states because a node there either goes on or goes back. Here the stable query
 never goes back, so the node's state only says what its *output* is worth; what the second query does stands in the
@@ -14,6 +15,7 @@ fork's own table.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -89,3 +91,32 @@ def diagram(steps: tuple[Step, ...]) -> str:
     """
     lines = [f"    {s.before.name} --> {s.after.name}: {s.cause}" for s in steps]
     return "\n".join(["stateDiagram-v2", *lines])
+
+
+_MISSING = frozenset((StreamState.STABILIZATION, StreamState.FAILURE))
+
+
+def output_state(
+    node: NodeState, before: StreamState, inputs: Mapping[str, StreamState], blocking: frozenset[str]
+) -> StreamState:
+    """The state of an output that all of `inputs` reach; each with its best state over all replicas.
+
+    By the lines of figure A-1: while the node stabilises, an output that was failing is in STABILIZATION (02-03), and
+    no later rule makes it look better than it is. An output none of whose inputs lacks a stable producer is STABLE
+    (05). A missing input on a blocking path blocks the output: FAILURE (09-10), and so do inputs that are all missing
+    (11-12). Otherwise it can still bring tentative tuples: UP_FAILURE (14).
+
+    >>> output_state(NodeState.UP_FAILURE, StreamState.STABLE, {"a": StreamState.FAILURE, "b": StreamState.STABLE},
+    ...              frozenset()).name
+    'UP_FAILURE'
+    """
+    if node == NodeState.STABILIZATION and before != StreamState.STABLE:
+        return StreamState.STABILIZATION
+    failing = [stream for stream, state in inputs.items() if state != StreamState.STABLE]
+    if not failing:
+        return StreamState.STABLE if node == NodeState.STABLE else StreamState.UP_FAILURE
+    if any(stream in blocking and inputs[stream] in _MISSING for stream in failing):
+        return StreamState.FAILURE
+    if all(state in _MISSING for state in inputs.values()):
+        return StreamState.FAILURE
+    return StreamState.UP_FAILURE

@@ -9,6 +9,10 @@ Rules:
 3. For tentative use, main is better than a branch, closed better than open, something better than nothing.
 4. Only what the stable query has not yet committed is kept. A boundary that passes over weeks at once, because a source
    was away for so long, closes its buckets without looking at each: empty ones that long ago are nobody's news.
+5. A tentative bucket is worth the share of the expected tuples that went into it (§5.8.3, future work there). What an
+   input is expected to bring is a moving average over its complete buckets. A complete input counts 1, a missing one 0,
+   a part by its share of the expectation; a tentative one counts what its producer said. The whole is the mean over the
+   inputs, weighted by what each is expected to bring.
 """
 
 from __future__ import annotations
@@ -18,13 +22,44 @@ from collections.abc import Collection
 from holdfast.model.time import END_OF_TIME_US
 from holdfast.protocol.dpc.effects import Part
 from holdfast.protocol.dpc.signals import InputAdvanced, Lane
-from holdfast.protocol.dpc.worth import Expectation, combine
 
+#: Weight of the newest complete bucket. Higher follows load changes sooner, lower evens out bursts.
+_NEWEST = 0.2
 #: Empty buckets that one step of a boundary may begin to wait for. Far more than fit into any delay, few enough to be
 #: counted within a millisecond or two; without it a source that was away for a month would stop its readers.
 EMPTY_BUCKETS_MAX = 4096
 #: Gaps are mostly short: so many buckets are tried one by one before all that wait are looked through.
 _NEAR = 64
+
+
+class Expectation:
+    """How many tuples one bucket of one input usually holds."""
+
+    __slots__ = ("tuples",)
+
+    def __init__(self) -> None:
+        self.tuples: float | None = None
+
+    def learn(self, tuples: int) -> None:
+        """A complete bucket held so many."""
+        self.tuples = float(tuples) if self.tuples is None else self.tuples + _NEWEST * (tuples - self.tuples)
+
+    def share(self, tuples: int) -> float:
+        """What part of the expected number these are, at most 1."""
+        if not self.tuples:
+            return 1.0 if tuples else 0.0
+        return min(1.0, tuples / self.tuples)
+
+
+def combine(shares: list[tuple[float | None, float]]) -> float:
+    """The worth of a bucket from (expected tuples, share) per input.
+
+    >>> combine([(10.0, 1.0), (30.0, 0.0)])
+    0.25
+    """
+    weighted = [(expected if expected else 1.0, share) for expected, share in shares]
+    total = sum(expected for expected, _ in weighted)
+    return sum(expected * share for expected, share in weighted) / total
 
 
 class Intake:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from holdfast.app import App
+from holdfast.cli.cutting import Cut, cuts_meant
 from holdfast.host.catalog import Catalog
-from holdfast.host.cuts import Cut, cuts_meant
 from holdfast.host.deployment import load_deployment
 from holdfast.host.host import Host
 from holdfast.model.errors import UsageError
