@@ -227,8 +227,8 @@ class Engine(ABC):
 
     @property
     @abstractmethod
-    def ended(self) -> bool:
-        """Whether what was started has gone, so that nothing can be run any more."""
+    def ended(self) -> str | None:
+        """Why nothing can be run any more: what was started has gone; None while it is there."""
 
     @abstractmethod
     def queries(self, node: NodeSpec, inputs: Sequence[Stream], outputs: Path, home: Path) -> NodeQueries:

@@ -122,7 +122,7 @@ class _Created(ScriptedQueries):
 
 
 class ScriptedEngine(Engine):
-    ended = False
+    ended: str | None = None
 
     def __init__(self) -> None:
         self.starts = 0

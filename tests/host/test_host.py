@@ -171,8 +171,8 @@ def test_a_host_whose_engine_has_ended_ends_with_the_reason(tmp_path: Path, monk
         task = asyncio.ensure_future(running.run())
         await until(lambda: running._looked_us)
         assert not task.done()
-        running.engine.ended = True  # type: ignore[misc]
-        with pytest.raises(PeerError, match="the engine has ended beneath 'a'"):
+        running.engine.ended = "the script is over"  # type: ignore[misc]
+        with pytest.raises(PeerError, match="host 'a' ends: the script is over"):
             await asyncio.wait_for(task, 30)
 
     asyncio.run(play())

@@ -281,7 +281,7 @@ class PlainQueries(CheckpointedQueries):
 class PlainEngine(Engine):
     """Nothing to start, nothing that could end."""
 
-    ended = False
+    ended = None
 
     def start(self) -> None:
         pass

@@ -156,11 +156,8 @@ class Host:
         if made is None or not made.done() or made.exception() is not None or monotonic_us() < self._looked_us:
             return
         self._looked_us = monotonic_us() + HEALTH_US
-        if self.engine.ended:
-            raise PeerError(
-                f"{self.engine.name} has ended beneath {self.name!r}: its process is gone, or somebody stopped it; "
-                "nothing is lost that was committed; start again"
-            )
+        if (why := self.engine.ended) is not None:
+            raise PeerError(f"host {self.name!r} ends: {why}; nothing is lost that was committed; start again")
 
     def _look_for_trouble(self) -> None:
         """A node that cannot be set up is reported and left out: others may run here for weeks before its input comes

@@ -34,8 +34,10 @@ class SparkEngine(Engine):
             self._spark = self._make()
 
     @property
-    def ended(self) -> bool:
-        return self._spark is not None and has_ended(self._spark)
+    def ended(self) -> str | None:
+        if self._spark is None or not has_ended(self._spark):
+            return None
+        return "Spark has ended beneath it: its JVM is gone, or somebody stopped it"
 
     def queries(self, node: NodeSpec, inputs: Sequence[Stream], outputs: Path, home: Path) -> NodeQueries:
         assert self._spark is not None, "an engine is started before it is used"
