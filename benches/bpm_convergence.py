@@ -21,10 +21,8 @@ import numpy as np
 
 from benches.bpm_statements import Findings, check
 from benches.figure import Chart, Page
-from benches.report import console, finish, table
-from holdfast.sim.load.dynamic import DynamicSim
-from holdfast.sim.load.levels import D_US, LevelSim
-from holdfast.sim.load.topology import (
+from benches.load_levels import D_US, DynamicSim, LevelSim
+from benches.load_topology import (
     CAPACITY,
     LEVELS,
     Variant,
@@ -35,6 +33,7 @@ from holdfast.sim.load.topology import (
     left_over,
     loads,
 )
+from benches.report import console, finish, table
 
 NODES, CONTRACTS = 995, tuple(range(1, 11))
 NODES_DYNAMIC, NODES_MANY = 330, 100_000

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.sim.load.topology import Variant
+from benches.load_topology import Variant
 
 UF, UR = Variant.UNIFORM_FIXED, Variant.UNIFORM_RANGE
 HF, HR = Variant.HETEROGENEOUS_FIXED, Variant.HETEROGENEOUS_RANGE

@@ -9,9 +9,10 @@ A 32nd of their input, scaled.
 from __future__ import annotations
 
 import numpy as np
+from tests.protocol.cec.ledger import Closed, Ledger, Opened, RecordKind, Tick
 
 from benches.cec_workloads import APPLICATIONS
-from holdfast.protocol.cec import Closed, Continuous, Ledger, Opened, RecordKind, Tick
+from holdfast.protocol.cec import Continuous
 
 SEEDS = {2: 718_874, 10: None, 20: 35_000, 100: 76}
 SHARE = 32

@@ -12,7 +12,6 @@ from itertools import pairwise
 import pytest
 
 from holdfast.model.errors import UsageError
-from holdfast.protocol.load.band import delta, price_low, tasks_at
 from holdfast.protocol.load.choice import Judge
 from holdfast.protocol.load.contract import Contract, fixed_price
 from holdfast.protocol.load.cost import MM1, Forecast, Levels, Steps
@@ -21,6 +20,7 @@ from holdfast.protocol.load.messages import Accept, Commit, Counter, Offer, Reje
 from holdfast.protocol.load.plan import ParticipantPlan
 from holdfast.protocol.load.usage import NOTHING, Task, Usage
 from tests.protocol.load.load_scene import S, Scene, both_ways, tasks
+from tests.protocol.price_band import delta, price_low, tasks_at
 
 ONE = Usage(1.0)
 LINE = fixed_price("a>b", "a", "b", 10.0)

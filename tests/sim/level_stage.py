@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from benches.load_levels import D_US, PAUSE_US
+from benches.load_topology import System
+
 from holdfast.protocol.load.contract import Contract
 from holdfast.protocol.load.cost import Levels
 from holdfast.protocol.load.counter import AboveValuation, AtValuation
 from holdfast.protocol.load.plan import ParticipantPlan
 from holdfast.protocol.load.usage import Task, Usage
-from holdfast.sim.load.levels import D_US, PAUSE_US
-from holdfast.sim.load.topology import System
 from holdfast.sim.load.world import Watcher, World
 
 

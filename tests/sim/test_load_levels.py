@@ -6,11 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-from holdfast.sim.load.dynamic import DynamicSim
-from holdfast.sim.load.levels import LevelSim
-from holdfast.sim.load.staging import Movements, stage
-from holdfast.sim.load.topology import (
+from benches.load_levels import DynamicSim, LevelSim
+from benches.load_topology import (
     LEVELS,
     System,
     Variant,
@@ -22,6 +19,8 @@ from holdfast.sim.load.topology import (
     left_over,
     loads,
 )
+
+from tests.sim.level_stage import Movements, stage
 
 
 def small(seed: int, variant: Variant, nodes: int = 24) -> System:

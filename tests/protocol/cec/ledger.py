@@ -8,6 +8,13 @@ Rules:
 3. A slow window is one that has been open for H. The slow windows are saved (Gcheck) once per T, in S = N/M shots of M,
    one shot every T/S, the least recently saved first (000 §4.2).
 4. The ledger never sees a window's state: it asks for it by name, and the host puts it into the record.
+5. Read backwards, the records give the eventual checkpoint (`BackwardScan`, 001 §II.B). The newest record says how many
+   windows were open (N); of each, the first record that is met decides: an R says that it is closed, a Gopen or Gcheck
+   is its footprint (C2). The scan is over when N windows are found. Replay begins behind T = min p_i, and window i
+   takes only what lies behind its own p_i (C3).
+
+It is the texts' own account, tuple by tuple: what the paper test and a bench count by. Spark keeps the same books for
+whole columns of windows at a time (`holdfast.operators.footprints`).
 """
 
 from __future__ import annotations
@@ -16,7 +23,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from enum import IntEnum
 
-from holdfast.model.errors import UsageError
+from holdfast.model.errors import CorruptLog, UsageError
 from holdfast.protocol.cec.policy import Continuous
 
 
@@ -106,3 +113,56 @@ class Ledger:
             self._saved[window] = now_us
             self._saved.move_to_end(window)
         return [Record(RecordKind.GCHECK, window, now_us, self.windows) for window in slow]
+
+
+@dataclass(frozen=True)
+class EventualCheckpoint:
+    positions: tuple[tuple[int, int], ...]
+    """(window, p_i) in the order in which they were found."""
+    extent: int
+    """Records that the scan went through."""
+
+    @property
+    def since_us(self) -> int | None:
+        return min((p for _, p in self.positions), default=None)
+
+    def applies(self, window: int, position_us: int) -> bool:
+        """Does a tuple at this position still have to be applied to the window?"""
+        return any(w == window and position_us > p for w, p in self.positions)
+
+
+class BackwardScan:
+    """Give it records, the newest first, until `done`."""
+
+    def __init__(self) -> None:
+        self._wanted: int | None = None
+        self._found: dict[int, int] = {}
+        self._closed: dict[int, bool] = {}
+        self._extent = 0
+
+    @property
+    def done(self) -> bool:
+        return self._wanted is not None and len(self._found) == self._wanted
+
+    def take(self, record: Record) -> None:
+        if self.done:
+            return
+        if self._wanted is None:
+            self._wanted = record.windows
+            if self.done:
+                return
+        self._extent += 1
+        if record.window in self._found or record.window in self._closed:
+            return
+        if record.kind == RecordKind.R:
+            self._closed[record.window] = True
+        else:
+            self._found[record.window] = record.position_us
+
+    def finish(self) -> EventualCheckpoint:
+        """The checkpoint; refused if the log ended before all windows were found."""
+        if self._wanted is not None and not self.done:
+            raise CorruptLog(
+                f"{self._wanted} windows were open, the log has {len(self._found)} of them; nothing is restored"
+            )
+        return EventualCheckpoint(tuple(self._found.items()), self._extent)

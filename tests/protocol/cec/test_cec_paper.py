@@ -7,18 +7,8 @@ import random
 import pytest
 
 from holdfast.model.errors import CorruptLog, UsageError
-from holdfast.protocol.cec import (
-    BackwardScan,
-    Closed,
-    Continuous,
-    Ledger,
-    Measured,
-    Opened,
-    Record,
-    RecordKind,
-    Tick,
-    continuous,
-)  # fmt: skip
+from holdfast.protocol.cec import Continuous, Measured, continuous
+from tests.protocol.cec.ledger import BackwardScan, Closed, Ledger, Opened, Record, RecordKind, Tick
 
 GOPEN, GCHECK, R = RecordKind
 

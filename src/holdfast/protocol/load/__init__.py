@@ -7,7 +7,6 @@
     contract        who may move what to whom, at which price, for how long
     choice          which tasks to offer, which to accept (figures 6-4 and 6-5)
     counter         what a seller answers when the lowest price is too low (§6.6.2)
-    band            the least width of a price range (Lemma 1)
     leases          the life of one moved task: one table of states
     ledger          who owes whom; the same on both sides
     records, book   what must survive a crash, and the state it makes
