@@ -28,7 +28,7 @@ _WRITTEN = """stream.producer stream.rows stream.pack stream.group stream.writer
     stream.disk stream.tail"""
 _DECIDED = """host.host host.controller host.intake stream.reader host.controller protocol.dpc.node
     protocol.dpc.effects host.controller stream.decision"""
-_RUN = "spark.format spark.source stream.merge app spark.sink spark.wal stream.filing stream.writer"
+_RUN = "spark.format spark.source stream.merge spark.sink spark.wal stream.filing stream.writer"
 _READ_HERE = """host.controller stream.report stream.subscriber protocol.dpc.local protocol.dpc.sequence
     stream.subscriber"""
 _READ_ELSEWHERE = """host.controller host.stream_server stream.reader host.wire host.service inputs.http_server

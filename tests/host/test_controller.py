@@ -20,7 +20,7 @@ import holdfast.host.fork_runner as forks
 from holdfast.clock import monotonic_us, pause
 from holdfast.engine import Fork, Query
 from holdfast.host.controller import Controller
-from holdfast.host.fork_runner import Forking
+from holdfast.host.fork_runner import ForkRunner
 from holdfast.host.intake import DirectIntake
 from holdfast.host.link import Cuts
 from holdfast.model.errors import CorruptLog, PeerError, SchemaError, StorageError
@@ -287,7 +287,7 @@ def test_a_fork_that_hangs_does_not_keep_the_query_from_being_stopped(
 def test_a_fork_that_never_gets_ready_has_failed_and_the_next_one_can_start(tmp_path: Path, hangs: str) -> None:
     output = holdfast.open(tmp_path / "streams").create("out", "n bigint", bucket="1s")
     queries: Any = ScriptedQueries(tmp_path / "home")
-    forking, real, released = Forking(queries, output, SECOND, "node@here"), queries.start_fork, threading.Event()
+    forking, real, released = ForkRunner(queries, output, SECOND, "node@here"), queries.start_fork, threading.Event()
 
     def start(fork: int) -> Fork:
         if hangs == "start":
@@ -401,7 +401,7 @@ def test_input_that_an_operators_state_relies_on_is_not_acknowledged(tmp_path: P
 def test_a_fork_that_cannot_be_fed_has_failed_and_main_goes_on(tmp_path: Path) -> None:
     output = holdfast.open(tmp_path / "streams").create("out", "n bigint", bucket="1s")
     queries: Any = ScriptedQueries(tmp_path / "home")
-    forking = Forking(queries, output, SECOND, "node@here")
+    forking = ForkRunner(queries, output, SECOND, "node@here")
     forking.prepare(1)
     signal = None
     while signal is None:

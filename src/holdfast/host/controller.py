@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from holdfast.clock import monotonic_us
 from holdfast.engine import NodeQueries, Query
-from holdfast.host.fork_runner import HEALTH_US, Forking
+from holdfast.host.fork_runner import HEALTH_US, ForkRunner
 from holdfast.host.intake import Intake
 from holdfast.host.reader_acks import ReaderAcks
 from holdfast.host.replica_status import (
@@ -91,7 +91,7 @@ class Controller:
         self._decision = Decision(queries.decision)
         self._main = LogReader(output.folder / "main", output.definition.schema, output.definition.bucket_us)
         self._report = ReportWriter(output.folder)
-        self._forking = Forking(queries, output, plan.bucket_us, plan.replica)
+        self._forking = ForkRunner(queries, output, plan.bucket_us, plan.replica)
         self._starter = ThreadPoolExecutor(1, thread_name_prefix=f"stable-{plan.replica}")
         self._starting: Future[Query] | None = None
         self._stable: Query | None = None

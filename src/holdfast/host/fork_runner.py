@@ -38,7 +38,7 @@ _CLOSE_S = 60.0
 HEALTH_US = 1_000_000
 
 
-class Forking:
+class ForkRunner:
     """At most one fork at a time, and its branch."""
 
     def __init__(self, queries: NodeQueries, output: Stream, bucket_us: int, label: str) -> None:

@@ -1,4 +1,4 @@
-"""Forking a query: a second one that goes on from where the first has committed, without stopping it.
+"""ForkRunner a query: a second one that goes on from where the first has committed, without stopping it.
 
 Rules:
 1. The fork starts at N, the last batch that the parent has committed. What Spark needs to go on from there is:
