@@ -265,7 +265,7 @@ class Host:
         except BaseException:
             if preparing is not None:
                 # A thread cannot be cancelled, and it would make the folder again that whoever cancels is to remove.
-                await asyncio.wait({preparing})
+                await asyncio.gather(preparing, return_exceptions=True)
             for intake in intakes.values():
                 intake.close()  # Whoever tries again opens the same files.
             raise
