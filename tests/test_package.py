@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
+
+import pytest
+
 import holdfast
+from holdfast.model import errors
 
 
-def test_every_public_name_is_listed_and_there() -> None:
-    assert set(holdfast.__all__) <= set(dir(holdfast))
+@pytest.mark.parametrize("package", ["holdfast", "holdfast.operators", "holdfast.spark"])
+def test_every_public_name_is_listed_and_there(package: str) -> None:
+    module = importlib.import_module(package)
+    assert sorted(set(module.__all__)) == sorted(module.__all__)
+    assert all(getattr(module, name) is not None for name in module.__all__)
+
+
+def test_names_that_are_imported_on_first_use_are_listed() -> None:
     assert {"App", "connect"} <= set(dir(holdfast))
-    assert all(getattr(holdfast, name) is not None for name in holdfast.__all__)
+
+
+def test_every_error_that_a_user_can_meet_is_public() -> None:
+    made = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
+    assert made <= set(holdfast.__all__)

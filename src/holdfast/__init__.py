@@ -14,12 +14,18 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from holdfast.model.errors import (
+    BadName,
     CorruptLog,
     EarlyTuple,
     Fenced,
     HoldfastError,
     LateTuple,
+    Mended,
+    MendedMeanwhile,
+    PeerError,
+    Removed,
     SchemaError,
+    StateLost,
     StorageError,
     StreamBusy,
     StreamFull,
@@ -38,9 +44,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "App", "Bound", "CorruptLog", "EarlyTuple", "Fenced", "HoldfastError", "LateTuple", "Producer", "Retention",
-    "SchemaError", "StorageError", "Stream", "StreamBusy", "StreamFull", "StreamStore", "Subscriber", "TupleType",
-    "UnknownStream", "UsageError", "connect", "open",
+    "App", "BadName", "Bound", "CorruptLog", "EarlyTuple", "Fenced", "HoldfastError", "LateTuple", "Mended",
+    "MendedMeanwhile", "PeerError", "Producer", "Removed", "Retention", "SchemaError", "StateLost", "StorageError",
+    "Stream", "StreamBusy", "StreamFull", "StreamStore", "Subscriber", "TupleType", "UnknownStream", "UsageError",
+    "connect", "open",
 ]  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 `session` makes a SparkSession with the settings that streams like; `register` adds the format "holdfast" to one that
 exists; `read_stream` reads streams with a watermark that follows their boundaries; `flow` starts a chain of Holdfast's
-own operators, `flow_of` does so on a streaming DataFrame, as in a node.
+own operators, `flow_of` does so on a streaming DataFrame, as in a node; `udop` and `barrier` put operators of yours
+into a query.
 
 They are imported on first use: Spark's workers come through this package too, and most of them read or write a stream
 and need none of the operators, which take 50 MB of memory in each.
@@ -18,13 +19,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast.spark.flow import Flow, flow, flow_of
     from holdfast.spark.frames import read_stream
+    from holdfast.spark.keyed import barrier, deadlines, udop
     from holdfast.spark.session import SETTINGS, register, session
 
-__all__ = ["SETTINGS", "Flow", "flow", "flow_of", "read_stream", "register", "session"]
+__all__ = [
+    "SETTINGS", "Flow", "barrier", "deadlines", "flow", "flow_of", "read_stream", "register", "session", "udop",
+]  # fmt: skip
 
 _HOMES = {
     "Flow": "flow", "flow": "flow", "flow_of": "flow", "read_stream": "frames",
-    "SETTINGS": "session", "register": "session", "session": "session",
+    "SETTINGS": "session", "barrier": "keyed", "deadlines": "keyed", "register": "session", "session": "session",
+    "udop": "keyed",
 }  # fmt: skip
 
 
