@@ -39,10 +39,12 @@ class Sampler(threading.Thread):
             node: BatchTimes(trial.hosts.folder / host / ".holdfast" / "nodes" / node) for node, host in nodes.items()
         }
         self.samples: list[Sample] = []
+        self.whole = False
 
     def run(self) -> None:
         while not self._end.wait(_EVERY_S):
             self.samples.append(self._sample())
+        self.whole = True
 
     def _sample(self) -> Sample:
         found: Sample = {}
@@ -59,6 +61,8 @@ class Sampler(threading.Thread):
     def end(self) -> None:
         self._end.set()
         self.join()
+        if not self.whole:
+            raise RuntimeError("the sampler died: nothing can be said about what grew")
 
 
 def judged(key: str) -> bool:
