@@ -505,3 +505,59 @@ def test_a_subscriber_leaves_nothing_behind(scene: Scene, tmp_path: Path, monkey
     assert threading.active_count() <= before
     with pytest.raises(UsageError, match="the connection is closed"):
         hosts.subscribe("s")
+
+
+def test_a_client_resumes_at_another_replica_and_takes_back_what_it_held(scene: Scene) -> None:
+    """D1 to D4, D15: the position that one replica's tuples gave holds at the other, tentative ones included."""
+    scene.fill(1, 4)
+    with reading(scene, tentative=True) as client:
+        client.until(lambda: client.subscriber.position_us == 4 * SECOND)
+        scene.say(UP_FAILURE)
+        scene.a.branch(4, 6)
+        client.until(lambda: len(client.tentative) == 4)
+        position = client.subscriber.position
+    scene.a.stop()
+    with reading(scene, tentative=True, after=position) as again:
+        again.stable, again.tentative = list(client.stable), list(client.tentative)
+        scene.b.branch(4, 7)
+        again.until(lambda: len(again.tentative) == 6)
+        scene.b.state = STABILIZATION
+        scene.b.origin.fill(4, 7)
+        again.until(lambda: again.subscriber.position_us == 7 * SECOND)
+        scene.b.drop()
+        scene.b.state = STABLE
+        again.until(lambda: again.rows[-1].type is TupleType.REC_DONE)
+        assert again.rows[0].type is TupleType.UNDO, "first of all"
+        assert again.stable == expected(scene.b.origin)
+        position = again.subscriber.position
+    local = [*scene.b.origin.stream.subscribe(tentative=True, after=position).poll()]
+    assert local == [], "and beside the log"
+
+
+def test_a_client_resumes_within_a_bucket(scene: Scene) -> None:
+    scene.fill(1, 5)
+    with scene.connect() as hosts, hosts.subscribe("s") as subscriber:
+        positions = []
+        for row in subscriber.rows(timeout="30s"):
+            positions.append((row.id, row.position))
+            if len(positions) == 12:
+                break
+    for id, position in positions[3:8:2]:
+        with reading(scene, after=position) as again:
+            again.until(lambda: again.subscriber.position_us == 5 * SECOND)
+            assert [row.id for row in again.rows] == list(range(id + 1, 13))
+
+
+def test_a_named_client_resumes_behind_what_any_host_was_told(scene: Scene) -> None:
+    scene.fill(1, 6)
+    with scene.connect() as hosts, hosts.subscribe("s", name="db", resume=True) as subscriber:
+        client = Reading(subscriber)
+        client.until(lambda: client.subscriber.position_us == 6 * SECOND)
+        subscriber.ack()
+        client.until(lambda: "db" in scene.b.origin.stream.acks() and scene.b.origin.stream.acks()["db"].position)
+    scene.a.stop()
+    scene.fill(6, 8)
+    with scene.connect() as hosts, hosts.subscribe("s", name="db", resume=True) as subscriber:
+        again = Reading(subscriber)
+        again.until(lambda: again.subscriber.position_us == 8 * SECOND)
+    assert client.stable + again.stable == expected(scene.b.origin)

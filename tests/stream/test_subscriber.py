@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from holdfast.model.errors import CorruptLog, UsageError
+from holdfast.model.errors import CorruptLog, Removed, UsageError
 from holdfast.model.tuples import TupleType
 from holdfast.protocol.dpc.messages import StreamReport
 from holdfast.protocol.dpc.states import StreamState
+from holdfast.stream.acks import acknowledge
+from holdfast.stream.definition import Retention
 from holdfast.stream.frame import crc32c
 from holdfast.stream.holes import note_hole
 from holdfast.stream.report import ReportWriter, report_path
 from holdfast.stream.store import Stream, StreamStore
-from holdfast.stream.subscriber import Subscriber
+from holdfast.stream.subscriber import Row, Subscriber
 from tests.faults.units import QuietDisk
 
 SECOND = 1_000_000
@@ -366,3 +370,180 @@ def test_a_range_that_was_never_written_is_said_and_not_taken_for_empty(
     assert caplog.text.count("the input for them was gone") == 1
     assert polled(late) == [0, 1, 2, 3, 7, 8]
     assert len(late.holes) == 2
+
+
+# Positions --------------------------------------------------------------------------------------------------------
+
+
+class Life:
+    """A consumer that keeps its rows and its position, and can be killed between any two tuples."""
+
+    def __init__(self) -> None:
+        self.stable: list[int] = []
+        self.tentative: list[int] = []
+        self.position: str | None = None
+        self.said: list[str] = []
+
+    def take(self, row: Row) -> None:
+        self.said.append(row.type.name)
+        if row.type is TupleType.INSERTION:
+            self.stable.append(row.values["n"])
+        elif row.type is TupleType.TENTATIVE:
+            self.tentative.append(row.values["n"])
+        elif row.type is TupleType.UNDO:
+            assert row.id == len(self.stable), "UNDO names the consumer's last stable tuple, whoever gave it that"
+            self.tentative.clear()
+        elif row.type is TupleType.REC_DONE:
+            assert not self.tentative
+        self.position = row.position
+
+
+def story(stream: Stream) -> list[Callable[[], object]]:
+    """Stable, a failure, corrections with news, another failure amid them, healed, ended. Several tuples per bucket."""
+
+    def several(first: int, upto: int, end: bool = False) -> None:
+        with stream.producer(stime="stime", boundary_every="1h") as producer:
+            for n in range(first, upto):
+                producer.send({"n": n, "stime": n * SECOND // 3})
+            producer.advance(-(-upto * SECOND // 3))
+            producer.close(end=end)
+
+    return [
+        lambda: several(0, 9),
+        lambda: publish(stream, StreamState.UP_FAILURE),
+        lambda: (stream.create_branch(3 * SECOND), tentative(stream, range(3, 5))),
+        lambda: tentative(stream, range(5, 6)),
+        lambda: (publish(stream, StreamState.STABILIZATION), several(9, 12)),
+        lambda: tentative(stream, range(6, 8)),
+        lambda: publish(stream, StreamState.UP_FAILURE),
+        lambda: tentative(stream, range(8, 9)),
+        lambda: (publish(stream, StreamState.STABILIZATION), several(12, 24)),
+        lambda: (several(24, 27), stream.drop_branch(), publish(stream, StreamState.STABLE)),
+        lambda: several(27, 33, end=True),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_consumer_that_resumes_at_any_tuple_gets_what_one_without_a_break_gets(seed: int, tmp_path: Path) -> None:
+    """D1 to D4, L6: killed between any two tuples, with tentative ones in its hands or amid corrections."""
+    chance = random.Random(seed)
+    stream = filled(tmp_path, 0)
+    life = Life()
+    subscriber = stream.subscribe(tentative=True)
+    for step in story(stream):
+        step()
+        while True:
+            rows = subscriber.rows(timeout=0)
+            killed = False
+            for row in rows:
+                life.take(row)
+                if chance.random() < 0.2:
+                    subscriber.close()
+                    held, at = list(life.tentative), len(life.said)
+                    subscriber = stream.subscribe(tentative=True, after=life.position)
+                    killed = True
+                    again = subscriber.rows(timeout=0)
+                    for row in again:
+                        life.take(row)
+                        break
+                    if held and len(life.said) > at:
+                        assert life.said[at] == "UNDO", "what it holds from before is taken back first"
+                    again.close()
+                    break
+            if not killed:
+                break
+    assert life.stable == list(range(33))
+    assert not life.tentative
+    assert subscriber.finished
+    assert life.said.count("UNDO") == 0 or life.said[len(life.said) - life.said[::-1].index("UNDO") :].count("REC_DONE")
+
+
+def test_a_position_is_that_of_the_tuple_before_the_break_within_a_bucket_and_between(tmp_path: Path) -> None:
+    stream = filled(tmp_path, 0)
+    story(stream)[0]()
+    with stream.subscribe() as subscriber:
+        positions = [row.position for row in subscriber.rows(timeout=0)]
+        end = subscriber.position
+    for n, position in enumerate(positions):
+        with stream.subscribe(after=position) as again:
+            assert polled(again) == list(range(n + 1, 9))
+    with stream.subscribe(after=end) as again:
+        assert polled(again) == []
+        send(stream, range(9, 10))
+        assert polled(again) == [9]
+
+
+def test_a_named_subscriber_resumes_behind_its_last_acknowledgement(tmp_path: Path) -> None:
+    stream = filled(tmp_path)
+    with stream.subscribe(name="db", resume=True) as subscriber:
+        for row in subscriber.rows(timeout=0):
+            if row.values["n"] == 6:
+                break
+            subscriber.ack()
+    with stream.subscribe(name="db", resume=True) as subscriber:
+        assert polled(subscriber) == [6, 7, 8, 9]
+    with stream.subscribe(name="db") as from_the_beginning:
+        assert polled(from_the_beginning) == [*range(10)]
+    with pytest.raises(UsageError, match="resume needs the name"):
+        stream.subscribe(resume=True)
+
+
+def test_an_acknowledgement_from_before_there_were_positions_is_resumed_at_its_bucket(tmp_path: Path) -> None:
+    stream = filled(tmp_path)
+    acknowledge(stream.folder, "db", 4 * SECOND, 1, QuietDisk())
+    with stream.subscribe(name="db", resume=True) as subscriber:
+        assert polled(subscriber) == [4, 5, 6, 7, 8, 9]
+
+
+def test_a_named_subscriber_that_held_tentative_tuples_is_told_to_take_them_back(tmp_path: Path) -> None:
+    stream = filled(tmp_path, 3)
+    publish(stream, StreamState.UP_FAILURE)
+    stream.create_branch(3 * SECOND)
+    tentative(stream, range(3, 5))
+    with stream.subscribe(name="db", resume=True, tentative=True) as subscriber:
+        assert polled(subscriber) == [0, 1, 2, "~3", "~4"]
+        subscriber.ack()
+    stream.drop_branch()
+    send(stream, range(3, 5))
+    publish(stream, StreamState.STABLE)
+    with stream.subscribe(name="db", resume=True, tentative=True) as subscriber:
+        assert polled(subscriber) == ["UNDO after 3", 3, 4, "REC_DONE"]
+        subscriber.ack()
+    with stream.subscribe(name="db", resume=True, tentative=True) as subscriber:
+        assert polled(subscriber) == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda text: "", "unchanged"),
+        (lambda text: text[:-1] + ("0" if text[-1] != "0" else "1"), "unchanged"),
+        (lambda text: text.replace(":s:", ":t:"), "unchanged"),
+        (lambda text: signed(text.replace("position:1:", "position:2:")), "version 2"),
+        (lambda text: signed(text.replace(":s:", ":t:")), "one of t"),
+        (lambda text: signed(text.replace(":1000000:", ":2000000:", 1)), "another stream"),
+        (lambda text: signed(text.replace(":4000000:", ":44000000:")), "has not come"),
+    ],
+)
+def test_a_position_that_is_none_of_the_streams_is_refused_with_a_sentence(
+    spoil: Callable[[str], str], why: str, tmp_path: Path
+) -> None:
+    stream = filled(tmp_path)
+    with stream.subscribe() as subscriber:
+        position = [row.position for row in subscriber.rows(timeout=0)][4]
+    with pytest.raises(UsageError, match=why):
+        stream.subscribe(after=spoil(position))
+
+
+def signed(text: str) -> str:
+    said = text.rpartition(":")[0]
+    return f"{said}:{crc32c(said.encode()):08x}"
+
+
+def test_a_position_whose_tuples_were_removed_is_refused_and_not_skipped(tmp_path: Path) -> None:
+    stream = filled(tmp_path, 200, segment_bytes=4096)
+    with stream.subscribe() as subscriber:
+        position = [row.position for row in subscriber.rows(timeout=0)][4]
+    assert stream.retain(Retention(size_bytes=1)).rows > 10
+    with pytest.raises(Removed, match="removed by retention"):
+        stream.subscribe(after=position)

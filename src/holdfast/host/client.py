@@ -107,10 +107,12 @@ class Wish:
     gaps: bool = False
     """Whether what is gone for ever may be passed over."""
     keepalive_us: int = KEEPALIVE_US
+    goal: int | None = None
+    """It resumes, and up to this bucket tentative tuples are to be replaced."""
 
 
 class Client:
-    """Reads one stream through links, until cancelled. Everything but `consumed_us` and `acked_us` is the loop's."""
+    """Reads one stream through links, until cancelled. Everything but `consumed_us` and `acked` is the loop's."""
 
     def __init__(
         self, definition: Definition, links: Mapping[str, HttpLink], folder: Path, wish: Wish,
@@ -138,9 +140,10 @@ class Client:
         self.present_us: int | None = None
         self._known: set[str] = set()
         self._retained_us = BEGINNING_US
-        #: Set by the consumer: it has read all steps up to here, and needs nothing before `acked_us` ever again.
+        #: Set by the consumer: it has read all steps up to here, needs nothing before `acked` ever again, and goes on
+        #: at that position if it resumes.
         self.consumed_us = BEGINNING_US
-        self.acked_us = BEGINNING_US
+        self.acked: tuple[int, str | None] = (BEGINNING_US, None)
 
     @property
     def stream(self) -> Stream:
@@ -197,7 +200,7 @@ class Client:
         # The delay only says who is far behind: rule 6.
         plan = ClientPlan(name, InputPlan(self.definition.name, tuple(self._links)), self._size, END_OF_TIME_US,
                           self._wish.keepalive_us, self._wish.gaps)  # fmt: skip
-        self.core = ClientCore(plan, first, monotonic_us())
+        self.core = ClientCore(plan, first, monotonic_us(), self._wish.goal)
         self.consumed_us = max(self.consumed_us, start_us)
         self._told(Begin(start_us))
 
@@ -308,15 +311,15 @@ class Client:
     async def _acknowledge(self) -> None:
         """Tell every host that produces the stream, until each knows; a refusal of the token is the caller's affair."""
         assert self._wish.name is not None
-        known: dict[str, int | None] = dict.fromkeys(self._links)
+        known: dict[str, tuple[int, str | None] | None] = dict.fromkeys(self._links)
         while True:
-            for host, told_us in list(known.items()):
-                acked_us = self.acked_us
-                if told_us is not None and told_us >= acked_us:
+            for host, told in list(known.items()):
+                acked = self.acked
+                if told == acked:
                     continue
                 try:
-                    await self._links[host].acknowledge(self.definition.name, self._wish.name, acked_us)
-                    known[host] = acked_us
+                    await self._links[host].acknowledge(self.definition.name, self._wish.name, *acked)
+                    known[host] = acked
                 except Refused as error:
                     if error.status in (400, 401, 403):
                         raise UsageError(
@@ -324,7 +327,7 @@ class Client:
                             "give no name"
                         ) from None
                     if error.status == 404:
-                        known[host] = acked_us  # It has nothing of the stream to keep.
+                        known[host] = acked  # It has nothing of the stream to keep.
                 except PeerError as error:
                     log.debug("acknowledging to %s: %s", host, error)
             await asyncio.sleep(_ASK_S)

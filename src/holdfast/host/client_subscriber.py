@@ -23,8 +23,9 @@ from holdfast.model.schema import reader_schema
 from holdfast.model.time import BEGINNING_US, SECOND_US, closed_until, duration_us, instant_us
 from holdfast.model.tuples import TupleType
 from holdfast.stream.definition import Definition
+from holdfast.stream.position import Position
 from holdfast.stream.reader import LogReader, cut, read_extent
-from holdfast.stream.subscriber import Marks, Row, Subscriber, control_tuple
+from holdfast.stream.subscriber import Marks, Row, control_tuple, rows_of
 from holdfast.stream.worth import Worth
 
 #: How long nothing more may come of a branch before `present` takes it for all there is.
@@ -37,8 +38,9 @@ class ClientSubscriber:
     """Reads one stream of a deployment. Get one from `Connection.subscribe`."""
 
     def __init__(
-        self, definition: Definition, *, end_us: int | None = None, boundaries: bool = False, name: str | None = None
-    ) -> None:
+        self, definition: Definition, *, end_us: int | None = None, boundaries: bool = False, name: str | None = None,
+        after: Position | None = None,
+    ) -> None:  # fmt: skip
         self.definition, self.name = definition, name
         self.schema = reader_schema(definition.schema)
         self._end_us, self._boundaries = end_us, boundaries
@@ -47,8 +49,9 @@ class ClientSubscriber:
         self._trouble: HoldfastError | None = None
         self._under_way: Iterator[pa.RecordBatch] | None = None
         self._delivered_us = BEGINNING_US
-        self._ended = self._holds_tentative = False
-        self._marks = Marks(self.schema)
+        self._ended = False
+        self._position = after or Position()
+        self._marks = Marks(self.schema, definition, self._position)
         self._worths: dict[int, Worth] = {}
         self._files: dict[Path, int] = {}
         self._reader: LogReader | None = None
@@ -90,9 +93,15 @@ class ClientSubscriber:
         return self._delivered_us
 
     @property
+    def position(self) -> str:
+        """Where a consumer goes on that has taken every batch, or row, that came so far: `subscribe(after=…)`."""
+        return self._position.text(self.definition.name, self.definition.bucket_us)
+
+    @property
     def finished(self) -> bool:
         """Nothing can follow: the stream is closed, or the end that was asked for is reached."""
-        if self._holds_tentative or self._marks.undone or self._steps or self._under_way is not None:
+        at = self._marks.position
+        if at.tentative or at.undone or self._steps or self._under_way is not None:
             return False
         return self._ended or (self._end_us is not None and self._delivered_us >= self._end_us)
 
@@ -111,19 +120,22 @@ class ClientSubscriber:
                         return
                     step = self._steps.popleft()
                 self._under_way = self._take(step)
-            for batch in self._under_way:  # noqa: UP028 - `yield from` would close it with us.
+            for batch in self._under_way:
+                self._position = self._marks.position
                 yield batch
-            self._under_way = None
+            self._under_way, self._position = None, self._marks.position
 
     def _take(self, step: Step) -> Iterator[pa.RecordBatch]:
         if isinstance(step, Begin):
             self._delivered_us = step.start_us
-        elif isinstance(step, Stable):
+            self._marks.passed(step.start_us)
+            return
+        yield from self._marks.resume()
+        if isinstance(step, Stable):
             yield from self._stable(step)
         elif isinstance(step, Tentative):
             yield from self._tentative(step)
         elif isinstance(step, Undo):
-            self._holds_tentative = False
             yield from self._marks.undo()
         elif isinstance(step, RecDone):
             yield from self._marks.rec_done()
@@ -140,8 +152,9 @@ class ClientSubscriber:
             # Not strict: a gap further on is noted in the mirror while what lies before it is still to be read.
             for extent in self._reader.extents(start_us, end_us, strict=False):
                 for fields, batch in cut(extent.fields, self._reader.read(extent), start_us, end_us):
-                    yield self._marks.stable(fields, batch)
+                    yield from self._marks.stable(fields, batch)
             self._delivered_us = end_us
+            self._marks.passed(end_us)
             if self._boundaries:
                 yield control_tuple(self.schema, TupleType.BOUNDARY, 0, end_us)
         self._client.consumed_us = step.end_us
@@ -151,7 +164,6 @@ class ClientSubscriber:
         end_us = self._until(start_us + self.definition.bucket_us)
         if end_us <= start_us:
             return
-        self._holds_tentative = True
         if step.worth is not None:
             self._worths[step.bucket] = Worth(step.bucket, step.worth)
         while len(self._worths) > _WORTHS_MAX:
@@ -212,17 +224,22 @@ class ClientSubscriber:
 
     def rows(self, *, timeout: str | int | float | None = None) -> Iterator[Row]:
         """Tuples one by one, for people and small programs."""
+        before = self._marks.position
         for batch in self.batches(timeout=timeout):
-            yield from self.rows_of(batch)
+            for row, position in self._marks.rows(batch, before):
+                self._position = position
+                yield row
+            before = self._marks.position
 
-    rows_of = staticmethod(Subscriber.rows_of)
+    rows_of = staticmethod(rows_of)
 
     def ack(self) -> None:
-        """Retention may remove what was delivered so far. Every host that produces the stream is told, soon."""
+        """Everything that came so far is taken: retention may remove it, and `resume` goes on behind it. Every host
+        that produces the stream is told, soon."""
         if self.name is None:
             raise UsageError("only a named subscriber can acknowledge; give it a name: subscribe(name='dashboard')")
         assert self._client is not None
-        self._client.acked_us = max(self._client.acked_us, self._delivered_us)
+        self._client.acked = (max(self._client.acked[0], self._position.until_us), self.position)
 
     def close(self) -> None:
         """Stop reading, and remove what was not taken; another thread that waits for more is told."""

@@ -31,9 +31,10 @@ from holdfast.host.link import HttpLink, Refused, Token
 from holdfast.model.errors import PeerError, UnknownStream, UsageError
 from holdfast.model.names import check_name
 from holdfast.model.time import BEGINNING_US, duration_us, instant_us
-from holdfast.stream.acks import check_subscriber
+from holdfast.stream.acks import Acknowledged, check_subscriber
 from holdfast.stream.definition import Definition
-from holdfast.stream.subscriber import Start
+from holdfast.stream.position import parse_position
+from holdfast.stream.subscriber import Start, goal_of, resumed
 
 #: How often hosts that do not answer are asked again for what a stream is.
 _ASK_S = 0.25
@@ -71,22 +72,30 @@ class Connection:
         tentative: bool = False,
         boundaries: bool = False,
         name: str | None = None,
+        after: str | None = None,
+        resume: bool = False,
         gaps: Literal["refuse", "pass"] = "refuse",
         timeout: str | int | float = "10s",
     ) -> ClientSubscriber:
         """Read a stream from any point, from whichever of its producers is best; see `Subscriber` for the options.
 
         `gaps` says what to do where retention has removed what is asked for. `timeout` is how long to look for a host
-        that knows the stream; once there is one, its going away is not an error.
+        that knows the stream; once there is one, its going away is not an error. `resume` goes on behind the furthest
+        that any host in reach was told: what was acknowledged a moment before an end may come again.
         """
         if gaps not in ("refuse", "pass"):
             raise UsageError(f"gaps must be 'refuse' or 'pass'; got {gaps!r}")
         if name is not None:
             check_subscriber(name)
         definition = self._do(self._define(check_name(stream), duration_us(timeout)))
-        wish = Wish(_start_us(start, bucket, definition), tentative, name, gaps == "pass")
+        if resume and after is None:
+            after = self._do(self._acknowledged(definition, name, duration_us(timeout)))
+        position = None if after is None else parse_position(after, stream, definition.bucket_us)
+        start_us = _start_us(start, bucket, definition) if position is None else position.until_us
+        goal = None if position is None else goal_of(position, definition.bucket_us)
+        wish = Wish(start_us, tentative, name, gaps == "pass", goal=goal)
         end_us = None if end is None else instant_us(end)
-        subscriber = ClientSubscriber(definition, end_us=end_us, boundaries=boundaries, name=name)
+        subscriber = ClientSubscriber(definition, end_us=end_us, boundaries=boundaries, name=name, after=position)
         self._do(self._follow(subscriber, definition, wish))
         self._subscribers.append(subscriber)
         return subscriber
@@ -115,6 +124,34 @@ class Connection:
             if monotonic_us() > until:
                 raise PeerError(
                     f"nobody could say what stream {stream!r} is within {wait_us / 1e6:g} s: "
+                    f"{'; '.join(str(error) for error in said.values())}"
+                )
+            await asyncio.sleep(_ASK_S)
+
+    async def _acknowledged(self, definition: Definition, name: str | None, wait_us: int) -> str | None:
+        """The furthest that a reader of this name acknowledged to anybody in reach."""
+        until, stream = monotonic_us() + wait_us, definition.name
+        while True:
+            said: dict[str, PeerError] = {}
+            known = [resumed(definition, name, None)]
+            for host, link in self._links.items():
+                try:
+                    order = await link.acknowledged(stream, name or "")
+                    if order is not None:
+                        ack = Acknowledged(until_us=order.until_us, position=order.position)
+                        known.append(resumed(definition, name, ack))
+                except PeerError as error:
+                    said[host] = error
+            if len(said) < len(self._links):
+                # Of those that are equally far, one that holds tentative tuples: to take back too much is harmless.
+                found = [text for text in known if text is not None]
+                return max(found, key=lambda text: parse_position(text, stream, definition.bucket_us), default=None)
+            refused = next((e for e in said.values() if isinstance(e, Refused) and e.status in (400, 401, 403)), None)
+            if refused is not None:
+                raise UsageError(f"a subscriber must be allowed to resume under its name; {refused}")
+            if monotonic_us() > until:
+                raise PeerError(
+                    f"nobody could say where {name!r} stands in stream {stream!r} within {wait_us / 1e6:g} s: "
                     f"{'; '.join(str(error) for error in said.values())}"
                 )
             await asyncio.sleep(_ASK_S)

@@ -32,10 +32,12 @@ from holdfast.host.wire import (
     AckOrder,
     Portion,
     Position,
+    decode_ack,
     decode_definition,
     decode_last,
     decode_portion,
     decode_report,
+    encode_ack,
     encode_message,
 )
 from holdfast.inputs.network import address_parts, is_loopback
@@ -195,10 +197,15 @@ class HttpLink(Link):
         asked = {"tuples": str(tuples)}
         return decode_last(await self._ask("GET", f"{_path(stream)}/last", 0, _ERROR_BYTES_MAX, params=asked))
 
-    async def acknowledge(self, stream: str, reader: str, until_us: int) -> None:
-        """The named reader needs nothing before `until_us` any more."""
-        content = msgspec.json.encode(AckOrder(reader, until_us))
+    async def acknowledge(self, stream: str, reader: str, until_us: int, position: str | None = None) -> None:
+        """The named reader needs nothing before `until_us` any more, and goes on at `position` if it resumes."""
+        content = encode_ack(reader, until_us, position)
         await self._ask("POST", f"{_path(stream)}/acks", 0, _ERROR_BYTES_MAX, content=content)
+
+    async def acknowledged(self, stream: str, reader: str) -> AckOrder | None:
+        """What the named reader last acknowledged to this host; None if nothing."""
+        asked = {"reader": reader}
+        return decode_ack(await self._ask("GET", f"{_path(stream)}/acks", 0, _ERROR_BYTES_MAX, params=asked))
 
     async def _ask(
         self,

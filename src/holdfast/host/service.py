@@ -37,6 +37,7 @@ from holdfast.host.wire import (
     AckOrder,
     Position,
     decode_message,
+    encode_ack,
     encode_definition,
     encode_last,
     encode_portion,
@@ -50,7 +51,7 @@ from holdfast.inputs.places import Crowded
 from holdfast.model.errors import HoldfastError, PeerError, StorageError, UnknownStream, UsageError
 from holdfast.protocol.dpc.messages import StreamReport
 from holdfast.protocol.dpc.signals import Lane
-from holdfast.stream.acks import acknowledge, check_subscriber
+from holdfast.stream.acks import acknowledge, check_subscriber, read_acks
 from holdfast.stream.disk import Disk
 
 #: A waiting pull is a connection and a look every 20 ms; readers who want to wait longer ask again.
@@ -146,6 +147,7 @@ class Service:
             route("/v1/streams/{name}/report", self._get_report, "GET", _READ),
             route("/v1/streams/{name}/last", self._get_last, "GET", _READ),
             route("/v1/streams/{name}/acks", self._post_ack, "POST", _ACKNOWLEDGE),
+            route("/v1/streams/{name}/acks", self._get_ack, "GET", _READ),
             route("/v1/streams/{name}/{lane}", self._get_lane, "GET", _READ),
             route("/v1/status", self._get_status, "GET", _LOOK),
             route("/v1/faults", self._post_fault, "POST", _ACT),
@@ -289,10 +291,21 @@ class Service:
         credential: Credential = request.scope["holdfast.credential"]
         if credential.role is Role.READER and said.reader != credential.name:
             raise Refused(403, f"{credential.name} may acknowledge under its own name; got {said.reader!r}")
-        acknowledge(stream.folder, check_subscriber(said.reader), said.until_us, now_us(), Disk())
+        acknowledge(stream.folder, check_subscriber(said.reader), said.until_us, now_us(), Disk(), said.position)
         if stream.definition.retention.acknowledged:
             stream.retain()
         return JSONResponse({})
+
+    async def _get_ack(self, request: Request) -> Response:
+        """Where a named reader stands, for itself to resume."""
+        stream, reader = self._serving.store.open(stream_of(request)), request.query_params.get("reader", "")
+        self._cuts.check(stream.name, *_hosts(request))
+        credential: Credential = request.scope["holdfast.credential"]
+        if credential.role is Role.READER and reader != credential.name:
+            raise Refused(403, f"{credential.name} may ask for its own position; got {reader[:128]!r}")
+        known = read_acks(stream.folder).get(check_subscriber(reader))
+        body = b"null" if known is None else encode_ack(reader, known.until_us, known.position)
+        return Response(body, media_type="application/json")
 
     async def _get_lane(self, request: Request) -> Response:
         lane, stream = _LANES.get(request.path_params["lane"]), stream_of(request)

@@ -176,10 +176,28 @@ def decode_last(data: bytes) -> tuple[int, int]:
 
 
 class AckOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A named reader needs nothing of the stream before `until_us` any more."""
+    """A named reader needs nothing of the stream before `until_us` any more, and resumes at `position`."""
 
     reader: Annotated[str, Meta(max_length=128)]
     until_us: _I64
+    position: Annotated[str, Meta(max_length=512)] | None = None
+
+
+_ack: msgspec.json.Decoder[AckOrder | None] = msgspec.json.Decoder(AckOrder | None)
+
+
+def encode_ack(reader: str, until_us: int, position: str | None) -> bytes:
+    """The order, without a position where there is none: hosts of an earlier version know no such word."""
+    order = AckOrder(reader, until_us, position)
+    return msgspec.json.encode({k: v for k, v in msgspec.structs.asdict(order).items() if v is not None})
+
+
+def decode_ack(data: bytes) -> AckOrder | None:
+    """The answer to who asks where a named reader stands; None if nobody of that name acknowledged anything."""
+    try:
+        return _ack.decode(data)
+    except UNREADABLE as error:
+        raise PeerError(f"where a reader stands must follow the schema; got one where {one_line(error)}") from None
 
 
 # Portions -----------------------------------------------------------------------------------------------------------

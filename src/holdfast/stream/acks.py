@@ -32,21 +32,28 @@ class Acknowledged(msgspec.Struct, frozen=True):
     until_us: int = 0
     """The subscriber needs nothing before this stime any more."""
     wall_us: int = 0
+    position: str | None = None
+    """Where it goes on (see `position`); None: by whoever does not resume, or written before there were any."""
 
 
 def _folder(stream_folder: Path) -> Path:
     return stream_folder / "acks"
 
 
-def acknowledge(stream_folder: Path, subscriber: str, until_us: int, now_us: int, disk: Disk) -> None:
-    """Note durably that `subscriber` needs nothing before `until_us`. It never goes back."""
+def acknowledge(
+    stream_folder: Path, subscriber: str, until_us: int, now_us: int, disk: Disk, position: str | None = None
+) -> None:
+    """Note durably that `subscriber` needs nothing before `until_us`. It never goes back; within the same bucket the
+    last word counts."""
     folder = _folder(stream_folder)
     path = folder / check_name(subscriber)
     known = read_acks(stream_folder).get(subscriber)
-    if known is not None and known.until_us >= until_us:
+    if known is not None and (
+        known.until_us > until_us or (known.until_us == until_us and position in (None, known.position))
+    ):
         return
     disk.make_dir(folder)
-    disk.replace_file(path, seal(Acknowledged(until_us=until_us, wall_us=now_us)))
+    disk.replace_file(path, seal(Acknowledged(until_us=until_us, wall_us=now_us, position=position)))
 
 
 def forget(stream_folder: Path, subscriber: str, disk: Disk) -> None:

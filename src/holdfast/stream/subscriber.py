@@ -4,6 +4,9 @@ Iterating yields Arrow batches (`for batch in subscriber`) or rows (`for row in 
 for more and ends when the stream was closed at its end and everything was delivered; `poll` never waits.
 
 A range that its node could not write, because the input was gone, is passed with a warning and noted in `holes` (D14).
+
+Whoever keeps `position` beside its own data goes on exactly behind it (`subscribe(after=…)`); a name keeps the position
+of its last `ack` for those who have no better place (`subscribe(name=…, resume=True)`).
 """
 
 from __future__ import annotations
@@ -23,12 +26,13 @@ from holdfast.model.time import BEGINNING_US, duration_us, instant_text, instant
 from holdfast.model.tuples import TupleType
 from holdfast.protocol.dpc.local import BranchView, LocalReader, View
 from holdfast.protocol.dpc.sequence import Delivery
-from holdfast.stream.acks import acknowledge, check_subscriber
+from holdfast.stream.acks import Acknowledged, acknowledge, check_subscriber, read_acks
 from holdfast.stream.branch import BranchReader
 from holdfast.stream.definition import Definition
 from holdfast.stream.disk import Disk
 from holdfast.stream.holes import Hole, read_holes
 from holdfast.stream.index import Fields
+from holdfast.stream.position import Position, ahead, parse_position
 from holdfast.stream.reader import LogReader, with_header
 from holdfast.stream.report import ReportReader
 from holdfast.stream.worth import Worth, Worths
@@ -48,6 +52,8 @@ class Row(NamedTuple):
     id: int
     stime: datetime | None
     values: dict[str, Any]
+    position: str = ""
+    """Where a consumer goes on that has taken this tuple and all before it; only `rows()` knows it."""
 
 
 def control_tuple(schema: pa.Schema, kind: TupleType, tuple_id: int, stime_us: int | None) -> pa.RecordBatch:
@@ -59,32 +65,86 @@ def control_tuple(schema: pa.Schema, kind: TupleType, tuple_id: int, stime_us: i
 
 class Marks:
     """Tuples with their header, and UNDO and REC_DONE between them: only where there is something to take back. Buckets
-    without tuples leave nothing (D2)."""
+    without tuples leave nothing (D2). It knows the position of whoever was handed all this."""
 
-    def __init__(self, schema: pa.Schema) -> None:
-        self._schema = schema
-        self._last_stable: tuple[int, int | None] = (0, None)
-        self._tentative = False
-        #: Whether an UNDO was handed out that waits for its REC_DONE.
-        self.undone = False
+    def __init__(self, schema: pa.Schema, definition: Definition, position: Position) -> None:
+        self._schema, self._definition = schema, definition
+        self._begun, self._holds = position, position.tentative
+        #: After what was last handed out.
+        self.position = position
 
-    def stable(self, fields: Fields, batch: pa.RecordBatch) -> pa.RecordBatch:
-        self._last_stable = fields.first_tuple_id + batch.num_rows - 1, batch.column(0)[-1].value
-        return with_header(fields, batch, TupleType.INSERTION, self._schema)
+    def resume(self) -> Iterator[pa.RecordBatch]:
+        """Ahead of everything else: what is held from before is taken back."""
+        if self._holds:
+            self._holds = False
+            yield from self.undo()
+
+    def stable(self, fields: Fields, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        seen, size = self._begun.partial_id, self._definition.bucket_us
+        if seen is not None and fields.bucket == self._begun.until_us // size:
+            known = max(0, min(seen + 1 - fields.first_tuple_id, batch.num_rows))
+            fields = fields._replace(first_tuple_id=fields.first_tuple_id + known, rows=batch.num_rows - known)
+            batch = batch.slice(known)
+        if batch.num_rows:
+            self.position = self.position._replace(
+                until_us=max(self.position.until_us, fields.bucket * size),
+                last_id=fields.first_tuple_id + batch.num_rows - 1,
+                last_stime_us=batch.column(0)[-1].value,
+            )
+            yield with_header(fields, batch, TupleType.INSERTION, self._schema)
+
+    def passed(self, until_us: int) -> None:
+        """Everything stable before this was handed out."""
+        self.position = self.position._replace(until_us=max(self.position.until_us, until_us))
 
     def tentative(self, fields: Fields, batch: pa.RecordBatch) -> pa.RecordBatch:
-        self._tentative = True
+        end_us = (fields.bucket + 1) * self._definition.bucket_us
+        self.position = self.position._replace(tentative=True, goal_us=max(self.position.goal_us, end_us))
         return with_header(fields, batch, TupleType.TENTATIVE, self._schema)
 
     def undo(self) -> Iterator[pa.RecordBatch]:
-        if self._tentative:
-            self._tentative, self.undone = False, True
-            yield control_tuple(self._schema, TupleType.UNDO, *self._last_stable)
+        if self.position.tentative:
+            self.position = self.position._replace(tentative=False, undone=True)
+            last_id, last_us = self.position.last_id, self.position.last_stime_us
+            yield control_tuple(self._schema, TupleType.UNDO, last_id, last_us if last_id else None)
 
     def rec_done(self) -> Iterator[pa.RecordBatch]:
-        if self.undone:
-            self.undone = False
+        if self.position.undone:
+            self.position = self.position._replace(undone=False, goal_us=BEGINNING_US)
             yield control_tuple(self._schema, TupleType.REC_DONE, 0, None)
+
+    def rows(self, batch: pa.RecordBatch, before: Position) -> Iterator[tuple[Row, Position]]:
+        """The tuples of a batch, each with its position; `before` is the position ahead of the batch."""
+        name, size = self._definition.name, self._definition.bucket_us
+        after = self.position
+        for row, stime in zip(rows_of(batch), batch.column(2).cast(pa.int64()).to_pylist(), strict=True):
+            at = after
+            if row.type is TupleType.INSERTION:
+                until_us = max(before.until_us, stime // size * size)
+                at = before = before._replace(until_us=until_us, last_id=row.id, last_stime_us=stime)
+            yield row._replace(position=at.text(name, size)), at
+
+
+def rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
+    """The tuples of one batch."""
+    for record in batch.to_pylist():
+        kind, id, stime = TupleType(record.pop("tuple_type")), record.pop("tuple_id"), record.pop("stime")
+        yield Row(kind, id, stime, record if kind in (TupleType.INSERTION, TupleType.TENTATIVE) else {})
+
+
+def goal_of(position: Position, bucket_us: int) -> int | None:
+    """Up to which bucket corrections are outstanding; None if none are."""
+    return -(-position.goal_us // bucket_us) if position.tentative or position.undone else None
+
+
+def resumed(definition: Definition, name: str | None, known: Acknowledged | None) -> str | None:
+    """The position at which a subscriber of this name goes on; None: it never acknowledged anything."""
+    if name is None:
+        raise UsageError("resume needs the name under which it acknowledges; write subscribe(name='db', resume=True)")
+    if known is None or known.position is not None:
+        return None if known is None else known.position
+    # Acknowledged before positions were kept.
+    return Position(known.until_us).text(definition.name, definition.bucket_us)
 
 
 class Subscriber:
@@ -101,7 +161,11 @@ class Subscriber:
         tentative: bool = False,
         boundaries: bool = False,
         name: str | None = None,
+        after: str | None = None,
+        resume: bool = False,
     ) -> None:
+        """`after` is a position that a subscriber gave: go on behind it, whatever `start` says. `resume` does so behind
+        what a subscriber of this name last acknowledged, if there was one."""
         self.definition, self.folder, self.name = definition, folder, name
         self.schema = reader_schema(definition.schema)
         self._main = LogReader(folder / "main", definition.schema, definition.bucket_us)
@@ -111,17 +175,31 @@ class Subscriber:
         self._boundaries = boundaries
         self._main.refresh()
         self._end_us = None if end is None else instant_us(end)
-        self._delivered_us = start_us = self._start_us(start, bucket)
-        self._core = LocalReader(start_us // definition.bucket_us)
-        self._marks = Marks(self.schema)
+        if resume and after is None:
+            after = resumed(definition, name, read_acks(folder).get(name or ""))
+        position = self._begin_at(start, bucket, after)
+        self._delivered_us = start_us = position.until_us
+        self._core = LocalReader(start_us // definition.bucket_us, goal=goal_of(position, definition.bucket_us))
+        self._marks = Marks(self.schema, definition, position)
+        self._position = position
         self._under_way: Iterator[pa.RecordBatch] | None = None
         self._trouble: HoldfastError | None = None
         self._main.check_present(start_us)
         if name is not None:
             # Known from now on: retention waits for what it has not acknowledged yet.
-            acknowledge(folder, check_subscriber(name), start_us, now_us(), Disk())
+            acknowledge(folder, check_subscriber(name), start_us, now_us(), Disk(), self.position)
         #: Ranges that were passed and never written.
         self.holes: list[Hole] = []
+
+    def _begin_at(self, start: Start, bucket: int | None, after: str | None) -> Position:
+        if after is None:
+            return Position(self._start_us(start, bucket))
+        position = parse_position(after, self.definition.name, self.definition.bucket_us)
+        self._main.check_present(position.until_us)
+        closed_us = self._main.closed_until_us
+        if position.until_us > closed_us or (position.partial_id and position.last_stime_us >= closed_us):
+            raise ahead(self.definition.name, position, closed_us)
+        return position
 
     def _start_us(self, start: Start, bucket: int | None) -> int:
         if bucket is not None:
@@ -143,9 +221,15 @@ class Subscriber:
         return self._delivered_us
 
     @property
+    def position(self) -> str:
+        """Where a consumer goes on that has taken every batch, or row, that came so far: `subscribe(after=…)`."""
+        return self._position.text(self.definition.name, self.definition.bucket_us)
+
+    @property
     def finished(self) -> bool:
         """Nothing can follow: the stream is closed, or the end that was asked for is reached."""
-        if self._core.sequence.outstanding or self._under_way is not None:
+        at = self._marks.position
+        if self._core.sequence.outstanding or self._under_way is not None or at.tentative or at.undone:
             return False
         if self._end_us is not None and self.position_us >= self._end_us:
             return True
@@ -158,12 +242,13 @@ class Subscriber:
         if self._under_way is None:
             self._under_way = self._deliver(self._core.look(self._look(), monotonic_us()))
         try:
-            for batch in self._under_way:  # noqa: UP028 - `yield from` would close it with us.
+            for batch in self._under_way:
+                self._position = self._marks.position
                 yield batch
         except HoldfastError as error:
             self._trouble = error
             raise
-        self._under_way = None
+        self._under_way, self._position = None, self._marks.position
 
     def _look(self) -> View:
         """In this order: see `local`, rule 2."""
@@ -180,6 +265,7 @@ class Subscriber:
 
     def _deliver(self, steps: tuple[Delivery, ...]) -> Iterator[pa.RecordBatch]:
         before = self._delivered_us
+        yield from self._marks.resume()
         for step in steps:
             if step.kind is TupleType.INSERTION:
                 yield from self._stable(step)
@@ -195,9 +281,10 @@ class Subscriber:
     def _stable(self, step: Delivery) -> Iterator[pa.RecordBatch]:
         start_us, end_us = self._delivered_us, self._until(step.end * self.definition.bucket_us)
         for fields, batch in self._main.scan(start_us, end_us):
-            yield self._marks.stable(fields, batch)
+            yield from self._marks.stable(fields, batch)
         self._pass_holes(start_us, end_us)
         self._delivered_us = end_us
+        self._marks.passed(end_us)
 
     def _tentative(self, step: Delivery) -> Iterator[pa.RecordBatch]:
         size = self.definition.bucket_us
@@ -262,21 +349,21 @@ class Subscriber:
 
     def rows(self, *, timeout: str | int | float | None = None) -> Iterator[Row]:
         """Tuples one by one, for people and small programs."""
+        before = self._marks.position
         for batch in self.batches(timeout=timeout):
-            yield from self.rows_of(batch)
+            for row, position in self._marks.rows(batch, before):
+                self._position = position
+                yield row
+            before = self._marks.position
 
-    @staticmethod
-    def rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
-        """The tuples of one batch."""
-        for record in batch.to_pylist():
-            kind, id, stime = TupleType(record.pop("tuple_type")), record.pop("tuple_id"), record.pop("stime")
-            yield Row(kind, id, stime, record if kind in (TupleType.INSERTION, TupleType.TENTATIVE) else {})
+    rows_of = staticmethod(rows_of)
 
     def ack(self) -> None:
-        """Retention may remove what was delivered so far. Only a subscriber with a name can say so."""
+        """Everything that came so far is taken: retention may remove it, and `resume` goes on behind it. Only a
+        subscriber with a name can say so."""
         if self.name is None:
             raise UsageError("only a named subscriber can acknowledge; give it a name: subscribe(name='dashboard')")
-        acknowledge(self.folder, self.name, self.position_us, now_us(), Disk())
+        acknowledge(self.folder, self.name, self._position.until_us, now_us(), Disk(), self.position)
 
     def close(self) -> None:
         self._main.close()

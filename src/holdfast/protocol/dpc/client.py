@@ -43,11 +43,11 @@ class ClientEffects:
 class ClientCore:
     """The protocol of one reader of one stream."""
 
-    def __init__(self, plan: ClientPlan, first: int, now_us: int) -> None:
+    def __init__(self, plan: ClientPlan, first: int, now_us: int, goal: int | None = None) -> None:
         self.plan = plan
         self.monitor = Monitor(plan.input.producers)
         self.upstream = Upstream(plan.input, self.monitor, plan.patience)
-        self.sequence = Sequence(first)
+        self.sequence = Sequence(first, goal)
         #: What has arrived of each replica's branch: the first bucket, and one past the last.
         self._branches: dict[str, tuple[int, int]] = {}
         self._main_us = first * plan.bucket_us

@@ -58,8 +58,8 @@ class LocalReader:
 
     __slots__ = ("_branch", "_over", "_patience_us", "_told", "sequence")
 
-    def __init__(self, first: int, patience_us: int = REPORT_US_MAX) -> None:
-        self.sequence = Sequence(first)
+    def __init__(self, first: int, patience_us: int = REPORT_US_MAX, goal: int | None = None) -> None:
+        self.sequence = Sequence(first, goal)
         self._patience_us = patience_us
         #: The branch that was last followed, and how far it was told.
         self._branch: str | None = None

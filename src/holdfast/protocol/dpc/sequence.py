@@ -11,6 +11,8 @@ Rules:
 5. If another failure strikes before that, the corrections stop short: what is left of the tentative buckets is taken
    back and REC_DONE closes them (D4). The tentative buckets that follow belong to the new failure and begin where main
    ends, so that none that an UNDO took back is missing while it lasts.
+6. A reader that resumes holds nothing tentative: what it held was taken back at its first word. It goes on as if that
+   UNDO had just been given, so its corrections are closed like all others.
 
 The intuition: the reader holds a stable prefix plus a tentative rest; every step either lengthens the prefix, lengthens
 the rest, or throws the rest away. Both kinds of reader drive it: a client of other hosts (`client`), and one that reads
@@ -39,15 +41,16 @@ class Sequence:
 
     __slots__ = ("_correcting", "_goal", "_head", "_low", "next")
 
-    def __init__(self, first: int) -> None:
+    def __init__(self, first: int, goal: int | None = None) -> None:
+        """`goal`: the reader resumes in the middle of corrections, which are complete when main is there (rule 6)."""
         #: The next bucket of main.
         self.next = first
         #: The outstanding tentative buckets lie in [_low, _head); none if _low is None.
         self._low: int | None = None
         self._head = first
-        self._correcting = False
+        self._correcting = goal is not None
         #: Corrections are not complete before main is here: so far went what they replace.
-        self._goal = first
+        self._goal = first if goal is None else max(first, goal)
 
     @property
     def outstanding(self) -> bool:
