@@ -151,6 +151,14 @@ class Client:
         return self._intake.stream
 
     @property
+    def reach_us(self) -> int:
+        """How far main has come, here or at a producer that said so."""
+        if self.core is None:
+            return BEGINNING_US
+        known = [self.core.monitor.report(host, self.definition.name) for host in self._links]
+        return max([self.core.main_us, *(report.main_us for report in known if report is not None)])
+
+    @property
     def fresh(self) -> bool:
         """Whether some producer grows a branch."""
         if self.core is None:

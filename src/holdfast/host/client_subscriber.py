@@ -93,6 +93,11 @@ class ClientSubscriber:
         return self._delivered_us
 
     @property
+    def reach_us(self) -> int:
+        """How far the stream is complete at the best of its producers, as far as is known."""
+        return BEGINNING_US if self._client is None else self._client.reach_us
+
+    @property
     def position(self) -> str:
         """Where a consumer goes on that has taken every batch, or row, that came so far: `subscribe(after=…)`."""
         return self._position.text(self.definition.name, self.definition.bucket_us)

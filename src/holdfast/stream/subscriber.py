@@ -221,6 +221,11 @@ class Subscriber:
         return self._delivered_us
 
     @property
+    def reach_us(self) -> int:
+        """How far the stream was complete at the last look."""
+        return self._main.closed_until_us
+
+    @property
     def position(self) -> str:
         """Where a consumer goes on that has taken every batch, or row, that came so far: `subscribe(after=…)`."""
         return self._position.text(self.definition.name, self.definition.bucket_us)
