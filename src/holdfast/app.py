@@ -22,15 +22,18 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
-from holdfast.diagram import Application, Boundaries, Diagram, NodeSpec, Retain, check_node_name, diagram_of
+from holdfast.diagram import Application, Boundaries, Diagram, NodeSpec, Retain, SinkSpec, check_node_name, diagram_of
 from holdfast.model.errors import UsageError
 from holdfast.model.schema import SchemaLike, parse_schema
 from holdfast.model.time import duration_us, instant_us
 from holdfast.protocol.dpc.plan import Full, Policy, Stabilise
 
-__all__ = ["App", "Diagram", "NodeSpec"]
+if TYPE_CHECKING:
+    from holdfast.sinks.sink import Sink
+
+__all__ = ["App", "Diagram", "NodeSpec", "SinkSpec"]
 
 Duration = str | int | float | timedelta
 PolicyName = Literal["process", "delay", "suspend"]
@@ -46,6 +49,7 @@ class App(Application):
         self.root = Path(root)
         self._diagram = diagram_of(name, ())
         self._nodes: tuple[NodeSpec, ...] = ()
+        self._sinks: dict[str, SinkSpec] = {}
 
     def node(
         self,
@@ -122,6 +126,29 @@ class App(Application):
         nodes = (*self._nodes, *added)
         self._diagram = diagram_of(self.name, nodes)
         self._nodes = nodes
+
+    def sink(self, stream: str, sink: Sink, *, name: str | None = None, start: str | datetime = "beginning") -> None:
+        """Keep a target (`holdfast.sinks`) at what a stream of the application says, corrections included.
+
+        It runs with the application, and goes on where the target is; `start` counts for one that holds nothing yet.
+        Retention waits for it under its name.
+        """
+        chosen = check_node_name(name or f"{stream}.{sink.kind}", "the name of a sink", "give it one with name=")
+        if chosen in self._sinks:
+            raise UsageError(f"a sink {chosen!r} is there already; give this one another name with name=")
+        self._sinks[chosen] = SinkSpec(chosen, stream, sink, start)
+
+    @property
+    def sinks(self) -> tuple[SinkSpec, ...]:
+        """The sinks declared so far, of streams that the application has."""
+        known = self._diagram.streams
+        for spec in self._sinks.values():
+            if spec.stream not in known:
+                raise UsageError(
+                    f"sink {spec.name!r} must take a stream of application {self.name!r}: {', '.join(known)}; got "
+                    f"{spec.stream!r}"
+                )
+        return tuple(self._sinks.values())
 
     def diagram(self) -> Diagram:
         """The nodes declared so far, checked and in topological order."""

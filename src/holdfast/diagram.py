@@ -13,9 +13,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -23,6 +24,9 @@ from holdfast.model.errors import BadName, UsageError
 from holdfast.model.names import check_name
 from holdfast.model.time import SECOND_US, duration_text
 from holdfast.protocol.dpc.plan import KEEPALIVE_US, Full, Policy, Stabilise, check_times
+
+if TYPE_CHECKING:
+    from holdfast.sinks.sink import Sink
 
 Boundaries = Literal["auto", "before", "exact"]
 Retain = Literal["all", "acknowledged"]
@@ -160,6 +164,15 @@ class Diagram:
         return "\n".join(line for node in self.nodes for line in _block(node))
 
 
+class SinkSpec(NamedTuple):
+    """A target outside that is kept at what a stream says."""
+
+    name: str
+    stream: str
+    sink: Sink
+    start: str | datetime
+
+
 class Application(ABC):
     """What a host runs, as far as it must know: `holdfast.App` is one."""
 
@@ -169,6 +182,11 @@ class Application(ABC):
     @abstractmethod
     def diagram(self) -> Diagram:
         """Its nodes, checked and in topological order."""
+
+    @property
+    def sinks(self) -> tuple[SinkSpec, ...]:
+        """Its sinks, of streams that it has."""
+        return ()
 
 
 def diagram_of(app: str, nodes: Iterable[NodeSpec]) -> Diagram:

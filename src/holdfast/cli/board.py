@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.cli.hosts import HostClient, HostStatus, ReplicaStatus
+from holdfast.cli.hosts import HostClient, HostStatus, ReplicaStatus, SinkStatus
 from holdfast.cli.session import Session
 from holdfast.cli.units import age_text
 from holdfast.clock import now_us
@@ -61,11 +61,20 @@ def show(session: Session, asked: list[HostClient], answers: list[HostStatus | P
         if isinstance(answer, PeerError):
             print(answer)
             continue
+        for sink in answer.sinks:
+            print(_plain(f"sink {sink.sink} on {answer.host}: {sink_text(sink)}"))
         for replica in answer.replicas:
             if replica.why is not None:
                 print(_plain(f"{replica.replica} ({replica.state}): {replica.why}"))
             if replica.output is not None and ";" in (replica.output.retention or ""):  # It did something, or waits.
                 print(_plain(f"{replica.output.stream} of {replica.replica} keeps: {replica.output.retention}"))
+
+
+def sink_text(sink: SinkStatus) -> str:
+    """How a sink does, in a line."""
+    lag = "lag unknown" if sink.lag_s is None else f"lag {sink.lag_s:g} s"
+    why = "" if sink.why is None else f": {sink.why}"
+    return f"{sink.state}, {sink.stream} into {sink.target}, {sink.rows} rows, {sink.rows_per_s:g} rows/s, {lag}{why}"
 
 
 def _rows(client: HostClient, answer: HostStatus | PeerError, now: int) -> list[list[Text]]:

@@ -63,12 +63,25 @@ class ReplicaStatus(msgspec.Struct, frozen=True):
     """The same as a sentence; or why it failed."""
 
 
+class SinkStatus(msgspec.Struct, frozen=True):
+    sink: str
+    stream: str
+    target: str
+    state: str
+    rows: int = 0
+    rows_per_s: float = 0
+    lag_s: float | None = None
+    """How much of the stream, in its own time, the target lacks."""
+    why: str | None = None
+
+
 class HostStatus(msgspec.Struct, frozen=True):
     """What GET /v1/status says."""
 
     host: str
     replicas: tuple[ReplicaStatus, ...] = ()
     cuts: tuple[str, ...] = ()
+    sinks: tuple[SinkStatus, ...] = ()
 
 
 #: Made once, before threads use it: msgspec looks types up lazily, and not in several threads at once.

@@ -37,6 +37,7 @@ from holdfast.cli import (
     replay,
     retain,
     send,
+    sink,
     status,
     streams,
     tail,
@@ -110,8 +111,9 @@ def _plainly(command: Callable[P, None]) -> Callable[P, None]:
     return told
 
 
-for _verb in (streams, create, send, tail, replay, verify, repair, mend_boundary, retain, delete, up, status, fail,
-              heal, down, host, check, explain, upgrade, load, contracts, move, plan_contracts, demo):  # fmt: skip
+for _verb in (streams, create, send, tail, sink, replay, verify, repair, mend_boundary, retain, delete, up, status,
+              fail, heal, down, host, check, explain, upgrade, load, contracts, move, plan_contracts,
+              demo):  # fmt: skip
     app.command(_verb.__name__.rpartition(".")[2].replace("_", "-"))(_plainly(_verb.command))
 
 

@@ -87,7 +87,7 @@ class Connection:
             raise UsageError(f"gaps must be 'refuse' or 'pass'; got {gaps!r}")
         if name is not None:
             check_subscriber(name)
-        definition = self._do(self._define(check_name(stream), duration_us(timeout)))
+        definition = self.definition(stream, timeout=timeout)
         if resume and after is None:
             after = self._do(self._acknowledged(definition, name, duration_us(timeout)))
         position = None if after is None else parse_position(after, stream, definition.bucket_us)
@@ -99,6 +99,10 @@ class Connection:
         self._do(self._follow(subscriber, definition, wish))
         self._subscribers.append(subscriber)
         return subscriber
+
+    def definition(self, stream: str, *, timeout: str | int | float = "10s") -> Definition:
+        """What a stream is, as the first host says that knows it."""
+        return self._do(self._define(check_name(stream), duration_us(timeout)))
 
     def last(self, stream: str, tuples: int) -> tuple[int, int]:
         """The bucket in which the last so many stable tuples begin, and how many of its tuples come before them."""

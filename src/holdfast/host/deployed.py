@@ -19,6 +19,7 @@ from holdfast.host.embedded import spark_engine
 from holdfast.host.host import Host
 from holdfast.host.log_rotation import keep_bounded
 from holdfast.host.service import Door, Service
+from holdfast.host.sinks import sinks_on
 from holdfast.inputs.credentials import Keyring
 from holdfast.inputs.network import Access
 
@@ -56,10 +57,12 @@ async def _run(
         nodes, settings = [node.name for node in catalog.nodes_on(name)], deployment.spark_settings(spec)
         engine = spark_engine(f"{app.name}@{name}", nodes, master=spec.master, **settings)
     host = Host(name, catalog, spec.root, engine, deployment.peer_file().current)
+    sinks = sinks_on(name, app, deployment, catalog)
     extension = None if extend is None else extend(host)
     service = Service(
-        host.serving, _access(spec, keys), deliver=host.deliver, status=host.status, fault=host.fault, stop=host.stop,
-        answers=host.answers, report=host.report, cuts=host.cuts,
+        host.serving, _access(spec, keys), deliver=host.deliver, fault=host.fault, stop=host.stop,
+        status=lambda: {**host.status(), "sinks": sinks.status()}, answers=host.answers,
+        report=host.report, cuts=host.cuts,
         doors=() if extension is None else extension.doors(),
     )  # fmt: skip
     loop = asyncio.get_running_loop()
@@ -70,9 +73,11 @@ async def _run(
     bounded = asyncio.ensure_future(keep_bounded(spec.log_file))
     if extension is not None:
         host.attend(extension.run())
+    sinks.start()
     try:
         await host.run()
     finally:
+        await loop.run_in_executor(None, sinks.stop)
         bounded.cancel()
         await service.close()
         if extension is not None:

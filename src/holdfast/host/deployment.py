@@ -12,6 +12,7 @@
       b: {address: "127.0.0.1:7402", root: b/}
     sources: {monitor1: a, monitor2: b} # which host holds a source stream
     nodes: {active_sources: [a, b]}     # replica sets; optional
+    sinks: {active_sources.postgres: b} # which host runs a sink; optional
     spark: {spark.sql.shuffle.partitions: "4"}  # settings of every session; a host may have a `spark:` of its own
 
 Rules:
@@ -119,6 +120,8 @@ class Deployment:
     readers: Mapping[str, Reader] = field(default_factory=dict)
     spark_token_file: Path | None = None
     """The secret of the clusters that hosts name as their masters."""
+    sinks: Mapping[str, str] = field(default_factory=dict)
+    """Sink → the host that runs it, for the sinks that the file names."""
 
     def host(self, name: str) -> HostSpec:
         for host in self.hosts:
@@ -219,6 +222,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     spark_token: str | None = None
     sources: dict[str, str] = {}
     nodes: dict[str, list[str]] = {}
+    sinks: dict[str, str] = {}
     spark: dict[str, str] = {}
 
 
@@ -244,6 +248,7 @@ def load_deployment(path: str | os.PathLike[str]) -> Deployment:
         None if said.peer_token is None else file.parent / said.peer_token,
         MappingProxyType({name: _reader(file, name, reader) for name, reader in said.readers.items()}),
         None if said.spark_token is None else file.parent / said.spark_token,
+        MappingProxyType(dict(said.sinks)),
     )
     _check_tokens(deployment)
     _check_names(deployment)
@@ -330,7 +335,7 @@ def _check_apart(file: Path, hosts: tuple[HostSpec, ...]) -> None:
 
 def _check_names(deployment: Deployment) -> None:
     """Hosts named by sources and nodes exist, and none stands in a replica set twice."""
-    for home in deployment.sources.values():
+    for home in (*deployment.sources.values(), *deployment.sinks.values()):
         deployment.host(home)
     for node, names in deployment.nodes.items():
         if not names:

@@ -19,6 +19,7 @@ from holdfast.clock import monotonic_us, pause
 from holdfast.engine import Engine
 from holdfast.host.catalog import HERE, Catalog
 from holdfast.host.host import Host
+from holdfast.host.sinks import embedded_sinks
 from holdfast.model.errors import UsageError
 from holdfast.model.time import duration_us
 from holdfast.stream.store import StreamStore
@@ -45,11 +46,13 @@ class Running:
         self._host: Host | None = None
         self._ready = threading.Event()
         self._trouble: BaseException | None = None
+        self._sinks = embedded_sinks(app)
         self._thread = threading.Thread(target=self._run, name=f"holdfast-{app.name}", daemon=True)
         self._thread.start()
         self._ready.wait()
         self._check()
         self._wait_until_set_up()
+        self._sinks.start()
 
     def _run(self) -> None:
         try:
@@ -92,9 +95,9 @@ class Running:
         return StreamStore(self._app.root)
 
     def status(self) -> dict[str, Any]:
-        """States, positions and forks of all nodes."""
+        """States, positions and forks of all nodes; how far sinks are."""
         self._check()
-        return self._in_loop(lambda host: host.status())
+        return {**self._in_loop(lambda host: host.status()), "sinks": self._sinks.status()}
 
     def fail(self, stream: str) -> None:
         """Cut a stream off from the nodes that read it, to see what happens."""
@@ -125,10 +128,10 @@ class Running:
             pause(_POLL_US)
 
     def watch(self) -> None:
-        """Stay until all inputs have ended and every node has given what follows from them, or until interrupted; raise
-        when no node can go on."""
+        """Stay until all inputs have ended, every node has given what follows from them and every sink has taken it, or
+        until interrupted; raise when no node can go on, and in the end if a sink could not."""
         told: set[str] = set()
-        while not self._in_loop(lambda host: host.ended):
+        while not self._in_loop(lambda host: host.ended) or not self._sinks.ended:
             failures, nodes = self._in_loop(lambda host: (host.failures(), len(host.status()["replicas"])))
             for replica in failures.keys() - told:
                 log.error("%s does not run: %s", replica, failures[replica])
@@ -136,6 +139,8 @@ class Running:
             if failures and len(failures) == nodes:
                 self._check_nodes()
             pause(200_000)
+        for sink, why in self._sinks.failures().items():
+            raise UsageError(f"{sink} has stopped: {why}")
 
     def _in_loop(self, ask: Callable[[Host], T]) -> T:
         """Ask in the loop's own thread. A loop that has ended, or ends before it gets to it, answers nobody."""
@@ -161,7 +166,8 @@ class Running:
                     raise UsageError(f"application {self._app.name!r} was stopped; start it again to ask") from None
 
     def stop(self) -> None:
-        """Stop all queries; the next start goes on where they were."""
+        """Stop all queries and sinks; the next start goes on where they were."""
+        self._sinks.stop()
         if self._thread.is_alive():
             assert self._host is not None
             with contextlib.suppress(RuntimeError):  # It has just ended by itself.

@@ -41,7 +41,7 @@ _IDLE_S = 0.02
 _UNDO_WAIT_US = SECOND_US // 4
 #: A position that moved although no rows came is stored so often; a resumption needs no older one.
 _IDLE_NOTE_US = 10 * SECOND_US
-_BACK_OFF_S_MIN, _BACK_OFF_S_MAX = 0.5, 30.0
+_BACK_OFF_S_MIN, _BACK_OFF_S_MAX = 0.25, 10.0
 #: The rate is that of the last seconds.
 _RATE_US = 10 * SECOND_US
 
@@ -117,8 +117,12 @@ class SinkRunner:
         self._thread.start()
         return self
 
-    def stop(self) -> None:
+    def tell_stop(self) -> None:
         """End soon, behind the transaction that is under way."""
+        self._stopping.set()
+
+    def stop(self) -> None:
+        """The same, and wait for it."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
@@ -132,6 +136,8 @@ class SinkRunner:
         while not self._stopping.is_set():
             try:
                 self._work()
+                if not self._stopping.is_set():
+                    self._state = "ENDED"
                 break
             except Exception as error:
                 if _is_permanent(error):
@@ -139,7 +145,8 @@ class SinkRunner:
                     log.error("sink %s has stopped: %s", self.name, error)
                     raise
                 self._back_off(error)
-        self._state = "STOPPED" if self._stopping.is_set() else "ENDED"
+        if self._state != "ENDED":
+            self._state = "STOPPED"
 
     def _back_off(self, error: Exception) -> None:
         """Rule 4."""
@@ -173,9 +180,8 @@ class SinkRunner:
             self._reach_us = reader.reach_us
             now = monotonic_us()
             if not batches:
-                if position != stored and now - noted_us >= _IDLE_NOTE_US or reader.finished:
-                    if position != stored:
-                        self._sink.apply(fold((), reader.schema), position)
+                if position != stored and (reader.finished or now - noted_us >= _IDLE_NOTE_US):
+                    self._sink.apply(fold((), reader.schema), position)
                     stored, noted_us = position, now
                     self._done(reader, 0)
                 if reader.finished:
@@ -187,6 +193,8 @@ class SinkRunner:
             self._sink.apply(changes, position)
             stored, noted_us = position, now
             self._done(reader, changes.rows)
+            if not reader.finished:
+                self._stopping.wait(self._sink.every_us / SECOND_US)
             if now - acked_us >= SECOND_US and not portions.held:
                 acked_us = now
                 self._acknowledge(reader)

@@ -85,6 +85,8 @@ class Sink(ABC):
     promise: Promise = "exactly once"
     #: Whether it takes tentative rows; without them it holds the stable prefix alone.
     tentative: bool = False
+    #: How long to gather between two transactions, for targets where each costs something, such as a file.
+    every_us: int = 0
 
     @property
     @abstractmethod

@@ -1,6 +1,6 @@
 """A table of a SQLite file. The file is put into WAL mode, so that whoever reads it is never in the way.
 
-Types: whole numbers and booleans are integers, times and dates ISO text in UTC, decimals text, so that no digit is lost.
+Types: whole numbers and booleans are integers, times and dates ISO text in UTC, decimals text that loses no digit.
 """
 
 from __future__ import annotations

@@ -153,7 +153,8 @@ class TableSink(Sink):
         if (key_then, tentative_then) != (key, tentative):
             raise UsageError(
                 f"table {self.table} was made with key=[{key_then}] and tentative={bool(tentative_then)}; got "
-                f"key=[{key}] and tentative={bool(tentative)}; choose another table, or drop it and its row in {REGISTRY}"
+                f"key=[{key}] and tentative={bool(tentative)}; choose another table, or drop it and its row in "
+                f"{REGISTRY}"
             )
         self._epoch = epoch + 1
         self.run(f"update {registry} set writer = ? where target = ?", self._epoch, self.table)
@@ -209,7 +210,7 @@ class TableSink(Sink):
         for name, kind in wanted:
             if name in known and not self.takes(known[name], kinds[name]):
                 raise SchemaError(
-                    f"column {name} of table {self.table} must keep {type_text(kinds[name])} unchanged, as {kind} does; "
+                    f"column {name} of table {self.table} must keep {type_text(kinds[name])} as it is, like {kind}; "
                     f"it is {known[name]}; change its type, or cast in the query"
                 )
         unique = frozenset(self.key or (ID,))
@@ -276,8 +277,8 @@ class TableSink(Sink):
         for name in self.key:
             if any(part.column(name).null_count for part in (changes.stable, changes.tentative)):
                 raise SchemaError(
-                    f"column {name} is part of the key of table {self.table} and must not be null; a row has null there; "
-                    "leave such rows out in the query"
+                    f"column {name} is part of the key of table {self.table} and must not be null; a row has null "
+                    "there; leave such rows out in the query"
                 )
 
     @property

@@ -1,0 +1,102 @@
+"""holdfast sink"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.session import Json, Name, Root, Session
+from holdfast.cli.units import counted
+from holdfast.sinks import Sink
+from holdfast.sinks.runner import LocalOrigin, Origin, SinkRunner
+
+
+def command(
+    name: Name,
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="sqlite:///FILE, postgresql://…, parquet:FOLDER or https://….")
+    ],
+    table: Annotated[str | None, typer.Option(help="Of a database; otherwise named like the stream.")] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="One row per key, the last; once per column. Otherwise a row per tuple."),
+    ] = None,
+    tentative: Annotated[
+        bool, typer.Option("--tentative", help="With what may still change, told apart by a column of that name.")
+    ] = False,
+    add_columns: Annotated[
+        bool, typer.Option("--add-columns", help="Add columns that the table lacks, instead of refusing.")
+    ] = False,
+    start: Annotated[
+        str, typer.Option("--from", help="beginning, live or a time; for a target that holds nothing yet.")
+    ] = "beginning",
+    subscriber: Annotated[
+        str | None, typer.Option("--name", help="Let retention wait for this sink, under this name.")
+    ] = None,
+    deployment: Annotated[
+        Path | None,
+        typer.Option("--deployment", "-d", metavar="FILE", help="Read it from the hosts of this deployment instead."),
+    ] = None,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Keep a table, or another target, at what a stream says, until Ctrl-C or until the stream has ended.
+
+    Stable rows stay. With --tentative, rows that may still change come as well, at once, and are replaced in place when
+    the failure has healed: whoever looks at the table sees the stable rows and the current guesses, never half a
+    correction, never a row twice. The table holds the position of its reader, in the same transaction as the rows:
+    killed at any moment and started again, the sink goes on where the table is. Two of them never write to the same
+    table: the later one takes over, the earlier one stops and says so.
+
+    The table is made if it is not there. One that is there must have the stream's columns, in types that keep every
+    value as it is, and a unique index on the key. Errors that may pass (a database that is away) are tried again;
+    others end with a sentence.
+
+    A folder of Parquet files and a webhook take stable rows only; docs/connect.md has the table of what each promises.
+
+    \b
+    holdfast sink totals sqlite:///totals.db --tentative
+    holdfast sink totals postgresql://ann@db.example/shop --table totals --key shop --tentative
+    holdfast sink totals parquet:totals/
+    holdfast sink totals https://example.org/hook
+    holdfast sink active_sources sqlite:///active.db --deployment netmon.yaml --tentative
+    """
+    session = Session(root, json)
+    sink = sink_at(target, table or name, tuple(key or ()), tentative, add_columns)
+    origin: Origin
+    if deployment is None:
+        session.store.open(name)  # A name that is wrong is said at once; a host may be about to make its stream.
+        origin = LocalOrigin(session.store, name)
+    else:
+        from holdfast.host.deployment import load_deployment
+        from holdfast.host.sinks import NetworkOrigin
+
+        origin = NetworkOrigin(load_deployment(deployment), name)
+    runner = SinkRunner(name, name, origin, sink, start=start, subscriber=subscriber)
+    session.note(f"{name} goes into {sink.target}, {sink.promise}; Ctrl-C stops it, and it goes on at the next start")
+    try:
+        runner.run()
+    finally:
+        origin.close()
+    rows = runner.status()["rows"]
+    session.say(f"{name}: {counted(rows, 'row')} taken; the stream has ended", stream=name, rows=rows, ended=True)
+
+
+def sink_at(target: str, table: str, key: tuple[str, ...], tentative: bool, add_columns: bool) -> Sink:
+    """The sink that a command line names."""
+    from holdfast import sinks
+
+    if target.startswith("sqlite:///"):
+        return sinks.sqlite(target.removeprefix("sqlite:///"), table, key=key, tentative=tentative,
+                            add_columns=add_columns)  # fmt: skip
+    if target.startswith(("postgresql://", "postgres://")):
+        return sinks.postgres(target, table, key=key, tentative=tentative, add_columns=add_columns)
+    if target.startswith(("parquet:", "http://", "https://")):
+        if key or tentative or add_columns:
+            raise typer.BadParameter(f"{target} takes stable rows as they are: no --key, --tentative or --add-columns")
+        return sinks.parquet(target.removeprefix("parquet:")) if target[0] == "p" else sinks.webhook(target)
+    raise typer.BadParameter(
+        f"TARGET must begin with sqlite:///, postgresql://, parquet: or https://; got {target.partition(':')[0]!r}"
+    )
