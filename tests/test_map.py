@@ -22,16 +22,17 @@ PAGE = HOME / "docs" / "architecture.md"
 
 #: Which package may import which; every one may import `model`. Those further down know nothing of those above.
 IMPORTS = {
-    "cli": "app checkpoint clock console demo diagram holdfast host inputs load spark stream",
+    "cli": "app checkpoint clock console demo diagram holdfast host inputs load sinks spark stream",
     "demo": "clock console holdfast host spark",
     "console": "load",
     "load": "clock diagram engine host inputs protocol spark stream",
     "holdfast": "app host stream",
-    "testing": "app checkpoint clock engine host protocol stream",
+    "testing": "app checkpoint clock engine host protocol sinks stream",
     "app": "diagram host protocol",
-    "host": "clock diagram engine inputs protocol spark stream",
+    "host": "clock diagram engine inputs protocol sinks spark stream",
     "spark": "checkpoint clock diagram engine inputs operators protocol stream",
     "operators": "checkpoint protocol stream",
+    "sinks": "clock inputs stream",
     "checkpoint": "clock stream",
     "inputs": "clock stream",
     "sim": "protocol",

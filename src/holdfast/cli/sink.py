@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -75,7 +76,10 @@ def command(
 
         origin = NetworkOrigin(load_deployment(deployment), name)
     runner = SinkRunner(name, name, origin, sink, start=start, subscriber=subscriber)
-    session.note(f"{name} goes into {sink.target}, {sink.promise}; Ctrl-C stops it, and it goes on at the next start")
+    if sys.stderr.isatty():
+        session.note(
+            f"{name} goes into {sink.target}, {sink.promise}; stop it with Ctrl-C, it goes on at the next start"
+        )
     try:
         runner.run()
     finally:

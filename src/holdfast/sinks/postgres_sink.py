@@ -21,6 +21,8 @@ from holdfast.sinks.table import Column, TableSink, names_of, quote
 #: Classes of SQLSTATE that may pass: connections, transactions rolled back by the server, no room, wrong state of an
 #: object (locks), somebody intervened (shutdown, cancel), system error.
 _PASSES = ("08", "40", "53", "55", "57", "58")
+#: Encoded at a time: the server works on one piece while the next is made.
+_ROWS_AT_ONCE = 16_384
 #: A server that cannot be reached is given up after this long, and tried again.
 _CONNECT_S = 10
 
@@ -132,12 +134,13 @@ class PostgresSink(TableSink):
         return [frozenset(names) for (names,) in found]
 
     def load(self, table: str, columns: Sequence[str], rows: pa.Table) -> None:
-        buffer = io.BytesIO()
         options = pa.csv.WriteOptions(include_header=False, quoting_style="needed")
-        pa.csv.write_csv(plain(rows), buffer, options)
         sql = f"copy {self.quoted(table)} ({names_of(columns)}) from stdin (format csv)"
         with self._connection.cursor().copy(sql) as copy:
-            copy.write(buffer.getbuffer())
+            for first in range(0, rows.num_rows, _ROWS_AT_ONCE):
+                piece = io.BytesIO()
+                pa.csv.write_csv(plain(rows.slice(first, _ROWS_AT_ONCE)), piece, options)
+                copy.write(piece.getbuffer())
 
     def quoted(self, table: str) -> str:
         return ".".join(quote(part) for part in table.split("."))

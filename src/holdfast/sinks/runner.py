@@ -128,8 +128,10 @@ class SinkRunner:
             self._thread.join()
 
     def _run_quietly(self) -> None:
-        with contextlib.suppress(HoldfastError):  # It stands in the status.
+        try:
             self.run()
+        except HoldfastError as error:  # It stands in the status as well.
+            log.error("sink %s has stopped: %s", self.name, error)
 
     def run(self) -> None:
         """Until the stream has ended or `stop` is called; raises what no retry can mend."""
@@ -142,7 +144,6 @@ class SinkRunner:
             except Exception as error:
                 if _is_permanent(error):
                     self._state, self._why = "FAILED", str(error)
-                    log.error("sink %s has stopped: %s", self.name, error)
                     raise
                 self._back_off(error)
         if self._state != "ENDED":
@@ -252,16 +253,18 @@ class _Portions:
 
     def next(self) -> tuple[list[pa.RecordBatch], str]:
         """Batches for one transaction, and the position behind them; none if there is nothing now."""
-        batches: list[pa.RecordBatch] = []
+        batches = [] if self.held is None else [self.held]
+        self.held = None
+        rows, size = sum(b.num_rows for b in batches), sum(b.nbytes for b in batches)
         position, waited_us = self._reader.position, 0
-        if self.held is not None:
-            batches, self.held = [self.held], None
         while True:
             for batch in self._reader.poll():
-                if batches and self._full(batches) and self._may_cut(batches[-1], batch):
+                full = rows >= _ROWS_MAX or size >= _BYTES_MAX
+                if full and self._may_cut(batches[-1], batch):
                     self.held = batch
                     return batches, position
                 batches.append(batch)
+                rows, size = rows + batch.num_rows, size + batch.nbytes
                 position = self._reader.position
             position = self._reader.position
             if not batches or kind_of(batches[-1]) is not TupleType.UNDO or self._reader.finished:
@@ -271,10 +274,6 @@ class _Portions:
                 return batches, position
             pause(round(_IDLE_S * SECOND_US))
             waited_us += monotonic_us() - began
-
-    @staticmethod
-    def _full(batches: list[pa.RecordBatch]) -> bool:
-        return sum(b.num_rows for b in batches) >= _ROWS_MAX or sum(b.nbytes for b in batches) >= _BYTES_MAX
 
     def _may_cut(self, last: pa.RecordBatch, following: pa.RecordBatch) -> bool:
         """Between buckets, and not behind an UNDO."""

@@ -68,8 +68,11 @@ def fold(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Changes:
             tentative.clear()
         elif kind is TupleType.REC_DONE:
             rec_done = True
-    return Changes(undo, *(pa.Table.from_batches(part, schema).drop_columns("tuple_type")
-                           for part in (stable, tentative)), rec_done)  # fmt: skip
+    return Changes(undo, _table(stable, schema), _table(tentative, schema), rec_done)
+
+
+def _table(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
+    return pa.Table.from_batches(batches, schema).drop_columns("tuple_type")
 
 
 def kind_of(batch: pa.RecordBatch) -> TupleType:

@@ -350,7 +350,7 @@ def _run_child(root: Path, sink: Sink, doom: Doom | None) -> None:
 
 def _plant(sink: Any, doom: Doom) -> None:
     """Make the sink kill its process."""
-    apply, left = sink.apply, doom.transaction
+    apply, left, statements = sink.apply, doom.transaction, doom.statement
 
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -381,5 +381,4 @@ def _plant(sink: Any, doom: Doom) -> None:
         if left <= 0:  # Behind the commit: also where the transaction had fewer statements.
             die()
 
-    statements = doom.statement
     sink.apply = doomed

@@ -1,0 +1,88 @@
+"""`holdfast sink`, and sinks that a host of a deployment runs: here one of sources, without Spark."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.cli.running import Running
+from holdfast.host.deployment import load_deployment
+from holdfast.model.errors import UsageError
+from tests.cli.conftest import Cli
+from tests.cli.test_tail_hosts import APP, Net
+from tests.spark.processes import wait_for
+
+SINKS = """
+from pathlib import Path
+from holdfast.sinks import sqlite
+
+app.sink("monitor1", sqlite(Path(__file__).parent / "hosted.db", "monitor", tentative=True))
+"""
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Net]:
+    net = Net(tmp_path_factory.mktemp("net"))
+    (net.file.parent / "netmon.py").write_text(APP + SINKS)
+    net.file.write_text(net.file.read_text() + "sinks: {monitor1.sqlite: src}\n")
+    Cli(net.file.parent / "unused").ok("up", net.file, "--host", "src")
+    yield net
+    running = Running.find(load_deployment(net.file).host("src"))
+    if running is not None:
+        running.send(signal.SIGTERM)
+        assert running.ended(30_000_000)
+        running.close()
+
+
+def numbers(path: Path, table: str = "monitor1") -> list[int]:
+    try:
+        return [n for (n,) in sqlite3.connect(path).execute(f"select n from {table} order by holdfast_id")]
+    except sqlite3.OperationalError:
+        return []
+
+
+@pytest.mark.slow
+def test_a_host_runs_the_sink_that_the_deployment_gives_it_and_status_shows_it(net: Net, cli: Cli) -> None:
+    with net.stream.producer() as producer:
+        for n in range(20):
+            producer.send({"n": n})
+        hosted = net.file.parent / "hosted.db"
+        wait_for(lambda: numbers(hosted, "monitor") == list(range(20)), "the table of the host", 120)
+        shown = cli.ok("status", net.file)
+        assert f"sink monitor1.sqlite on src: RUNNING, monitor1 into table monitor of {hosted}, 20 rows" in shown
+        with cli.started("sink", "monitor1", f"sqlite:///{net.file.parent}/own.db", "-d", net.file):
+            wait_for(lambda: numbers(net.file.parent / "own.db") == list(range(20)), "a sink of its own", 120)
+    wait_for(lambda: "monitor1.sqlite" in net.stream.acks(), "retention to know of it", 60)
+
+
+def test_a_sink_that_the_application_does_not_have_is_refused(net: Net) -> None:
+    from holdfast.host.catalog import Catalog
+    from holdfast.host.sinks import sinks_on
+
+    file = net.file.with_name("other.yaml")
+    file.write_text(net.file.read_text().replace("monitor1.sqlite: src", "monitor2.sqlite: src"))
+    deployment = load_deployment(file)
+    app = deployment.load_app()
+    with pytest.raises(UsageError, match=r"must be sinks of application 'netmon': monitor1\.sqlite; got monitor2"):
+        sinks_on("src", app, deployment, Catalog(app.diagram(), deployment))
+    file.write_text(net.file.read_text().replace("monitor1.sqlite: src", "monitor1.sqlite: nobody"))
+    with pytest.raises(UsageError, match="no host 'nobody'"):
+        load_deployment(file)
+
+
+def test_sink_keeps_a_table_and_goes_on_where_it_is(cli: Cli, tmp_path: Path) -> None:
+    stream = holdfast.open(cli.root).create("totals", "n bigint", bucket="1s")
+    with stream.producer(stime="stime") as producer:
+        producer.send({"n": 1, "stime": 1})
+        producer.close(end=True)
+    target = f"sqlite:///{tmp_path}/t.db"
+    assert "1 row taken" in cli.ok("sink", "totals", target, "--table", "monitor")
+    assert "0 rows taken" in cli.ok("sink", "totals", target, "--table", "monitor")
+    assert numbers(tmp_path / "t.db", "monitor") == [1]
+    assert "another table" in cli.fails("sink", "totals", target, "--table", "monitor", "--tentative")
+    assert "no stream 'total'" in cli.fails("sink", "total", target)
