@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,10 +12,13 @@ import pytest
 
 import holdfast
 from tests.docs.test_docs import HOME, blocks
+from tests.operators.test_database import postgres
 from tests.spark.processes import wait_for
 
+__all__ = ["postgres"]
+
 SECOND = 1_000_000
-FIRST, UNDO, PANDAS, DATABASE = blocks(HOME / "docs" / "consuming.md", "python")
+FIRST, UNDO, PANDAS, SQLITE, POSTGRES = blocks(HOME / "docs" / "consuming.md", "python")
 
 
 class Totals:
@@ -76,37 +80,77 @@ def test_the_three_rules_of_a_consumer_leave_what_is_right(totals: Totals) -> No
     assert names["tentative"] == []
 
 
-def test_a_stream_is_a_frame_of_pandas(totals: Totals, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stream_is_a_frame_of_pandas_and_the_next_run_gets_the_rest(
+    totals: Totals, capsys: pytest.CaptureFixture[str]
+) -> None:
     totals.stable(0, 5)
     exec(PANDAS, {"stream": totals.stream})
     assert capsys.readouterr().out.splitlines()[1:3] == ["north    4", "south    6"]
+    totals.stable(5, 8)
+    exec(PANDAS, {"stream": totals.stream})
+    assert capsys.readouterr().out.splitlines()[1:3] == ["north    12", "south     6"]
 
 
-def test_a_database_holds_every_stable_row_once_whenever_its_writer_is_stopped(totals: Totals) -> None:
-    def rows() -> list[tuple[int, int]]:
-        with sqlite3.connect("totals.db") as database:
-            return database.execute("select total, tentative from totals order by rowid").fetchall()
+class Killed(BaseException):
+    """As if the process had been killed behind a row."""
 
-    class Stopped(BaseException):
-        """As if the process had been killed while it waited."""
+
+class Dying:
+    """The stream, whose reader is killed behind so many rows."""
+
+    def __init__(self, stream: holdfast.Stream, rows: int) -> None:
+        self._stream, self._rows = stream, rows
+
+    def subscribe(self, **options: object) -> Dying:
+        self._subscriber = self._stream.subscribe(**options)
+        return self
+
+    def rows(self, **_: object) -> Iterator[object]:
+        for n, row in enumerate(self._subscriber.rows(timeout=0)):
+            if n == self._rows:
+                raise Killed
+            yield row
+
+
+def database_holds_every_row_once(totals: Totals, block: str, rows: Callable[[], list[tuple[int, bool]]]) -> None:
+    """Killed behind every row or two, and started again, through a failure and its corrections."""
 
     def until_idle() -> None:
-        names: dict[str, object] = {}
-        # The place of the pause is where nothing new has come.
-        stopping = DATABASE.replace("time.sleep(0.1)", "raise Stopped")
-        with pytest.raises(Stopped):
-            exec(stopping, names | {"Stopped": Stopped})
+        for lives in range(1, 100):
+            try:
+                return exec(block, {"stream": Dying(totals.stream, lives)})
+            except Killed:
+                continue
 
     totals.stable(0, 3)
     until_idle()
-    assert rows() == [(0, 0), (1, 0), (2, 0)]
+    assert rows() == [(0, False), (1, False), (2, False)]
     totals.tentative(3, 5)
     until_idle()
-    assert rows() == [(0, 0), (1, 0), (2, 0), (1003, 1), (1004, 1)]
+    assert rows() == [(0, False), (1, False), (2, False), (1003, True), (1004, True)]
     totals.corrected()
     totals.stable(3, 6)
     until_idle()
-    assert rows() == [(n, 0) for n in range(6)]
+    assert rows() == [(n, False) for n in range(6)]
     totals.stable(6, 8, end=True)
-    exec(DATABASE, {})
-    assert rows() == [(n, 0) for n in range(8)]
+    until_idle()
+    assert rows() == [(n, False) for n in range(8)]
+
+
+def test_sqlite_holds_every_stable_row_once_whenever_its_writer_is_killed(totals: Totals) -> None:
+    def rows() -> list[tuple[int, bool]]:
+        found = sqlite3.connect("totals.db").execute("select total, tentative from totals order by rowid").fetchall()
+        return [(total, bool(tentative)) for total, tentative in found]
+
+    database_holds_every_row_once(totals, SQLITE, rows)
+
+
+@pytest.mark.slow
+def test_postgresql_holds_every_stable_row_once_whenever_its_writer_is_killed(totals: Totals, postgres: str) -> None:
+    import psycopg
+
+    def rows() -> list[tuple[int, bool]]:
+        with psycopg.connect(postgres) as database:
+            return database.execute("select total, tentative from totals order by stime").fetchall()
+
+    database_holds_every_row_once(totals, POSTGRES.replace("postgresql://ann@127.0.0.1/shop", postgres), rows)

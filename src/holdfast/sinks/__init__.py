@@ -10,8 +10,9 @@ from __future__ import annotations
 from holdfast.sinks.foreach_sink import foreach
 from holdfast.sinks.parquet_sink import parquet
 from holdfast.sinks.postgres_sink import postgres
+from holdfast.sinks.runner import run_sink
 from holdfast.sinks.sink import Changes, Sink, Source
 from holdfast.sinks.sqlite_sink import sqlite
 from holdfast.sinks.webhook_sink import webhook
 
-__all__ = ["Changes", "Sink", "Source", "foreach", "parquet", "postgres", "sqlite", "webhook"]
+__all__ = ["Changes", "Sink", "Source", "foreach", "parquet", "postgres", "run_sink", "sqlite", "webhook"]

@@ -27,7 +27,7 @@ from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, SECOND_US
 from holdfast.model.tuples import TupleType
 from holdfast.sinks.sink import Sink, Source, fold, kind_of
 from holdfast.stream.definition import Definition
-from holdfast.stream.store import StreamStore
+from holdfast.stream.store import Stream, StreamStore
 from holdfast.stream.subscriber import Start
 
 log = logging.getLogger(__name__)
@@ -241,6 +241,13 @@ class SinkRunner:
         if self._applied_us <= BEGINNING_US or not BEGINNING_US < self._reach_us < END_OF_TIME_US:
             return None
         return round(max(0, self._reach_us - self._applied_us) / 1e6, 3)
+
+
+def run_sink(stream: Stream, sink: Sink, *, start: Start = "beginning", name: str | None = None) -> None:
+    """Keep the target at what the stream says, until that has ended. `start` counts for a target that holds nothing
+    yet; `name` lets retention wait for the sink."""
+    origin = LocalOrigin(StreamStore(stream.folder.parent), stream.name)
+    SinkRunner(name or stream.name, stream.name, origin, sink, start=start, subscriber=name).run()
 
 
 class _Portions:

@@ -1,0 +1,69 @@
+"""The examples of docs/connect.md, run as they stand over a stream with a failure in it."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tests.docs.test_consuming import Totals, totals
+from tests.docs.test_docs import HOME, blocks
+from tests.operators.test_database import postgres
+from tests.sinks.test_runner import Receiver, receiver
+
+__all__ = ["postgres", "receiver", "totals"]
+
+APP, RUN, SQLITE, POSTGRES, PARQUET, FUNCTION, WEBHOOK = blocks(HOME / "docs" / "connect.md", "python")
+
+
+@pytest.fixture
+def ended(totals: Totals) -> Totals:
+    totals.stable(0, 6, end=True)
+    return totals
+
+
+def test_the_application_has_its_sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(APP, names)
+    assert [spec.name for spec in names["app"].sinks] == ["active_sources.sqlite"]  # type: ignore[attr-defined]
+
+
+def test_a_program_keeps_a_table(ended: Totals) -> None:
+    exec(RUN, {})
+    exec(RUN, {})
+    assert sqlite3.connect("totals.db").execute("select count(*), sum(total) from totals").fetchall() == [(6, 15)]
+
+
+def test_sqlite_by_key(ended: Totals, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(SQLITE, {})
+    assert sorted(capsys.readouterr().out.split()) == ["4", "5", "north", "south"]
+
+
+@pytest.mark.slow
+def test_postgresql(ended: Totals, postgres: str) -> None:
+    import psycopg
+
+    with psycopg.connect(postgres, autocommit=True) as database:
+        database.execute("create schema connect")
+        url = f"{postgres}?options=-csearch_path%3Dconnect"
+        exec(POSTGRES.replace("postgresql://ann@127.0.0.1/shop", url), {})
+        assert database.execute("select count(*), sum(total) from connect.totals").fetchone() == (6, 15)
+
+
+def test_parquet(ended: Totals, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(PARQUET, {})
+    assert capsys.readouterr().out == "6\n"
+
+
+def test_a_function(ended: Totals) -> None:
+    names: dict[str, object] = {}
+    exec(FUNCTION, names)
+    assert names["sums"] == {"south": 6, "north": 9}
+
+
+def test_a_webhook(ended: Totals, receiver: tuple[str, type[Receiver]]) -> None:
+    url, seen = receiver
+    exec(WEBHOOK.replace("http://127.0.0.1:8080/hook", url), {})
+    assert [row["values"]["total"] for body in seen.bodies for row in body["rows"]] == list(range(6))
