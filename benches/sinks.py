@@ -4,6 +4,7 @@
 transactions of the same size: what PostgreSQL can take at most from one connection.
 `sink`: everything: the log is read and checked, rows are encoded, loaded and committed with the reader's position.
 `by key`: the same with a key, through a stage and an upsert, all keys new.
+`delta`: into a Delta table, beside `deltalake.write_deltalake` alone with the same rows in commits of the same size.
 
 The correction: so many tentative rows lie in the table; main gets all of them right and its producer says STABLE. The
 time from that word to the look at which the table holds the right rows and nothing tentative.
@@ -23,6 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import psycopg
 import pyarrow as pa
 import pyarrow.csv
@@ -32,7 +34,7 @@ import holdfast
 from benches.report import finish, table
 from holdfast.protocol.dpc.messages import StreamReport
 from holdfast.protocol.dpc.states import StreamState
-from holdfast.sinks import postgres
+from holdfast.sinks import delta, postgres
 from holdfast.sinks.runner import LocalOrigin, SinkRunner
 from holdfast.stream.pack import pack
 from holdfast.stream.report import ReportWriter
@@ -108,6 +110,29 @@ def through_sink(url: str, root: Path, rows: int, **options: Any) -> float:
     return rows / took
 
 
+def delta_alone(folder: Path, rows: int) -> float:
+    pieces = []
+    for first in range(0, rows, TRANSACTION):
+        batch = rows_of(first, min(TRANSACTION, rows - first))
+        ids = pa.array(range(first + 1, first + 1 + batch.num_rows), pa.int64())
+        commits = pa.array([1] * batch.num_rows, pa.int64())
+        whole = pa.Table.from_batches([batch]).add_column(0, "holdfast_commit", commits)
+        pieces.append(whole.add_column(0, "holdfast_id", ids))
+    began = time.perf_counter()
+    for piece in pieces:
+        deltalake.write_deltalake(str(folder), piece, mode="append")
+    return rows / (time.perf_counter() - began)
+
+
+def delta_sink(root: Path, folder: Path, rows: int) -> float:
+    runner = SinkRunner("bench", "flows", LocalOrigin(holdfast.open(root), "flows"), delta(folder, every=0))
+    began = time.perf_counter()
+    runner.run()
+    took = time.perf_counter() - began
+    assert deltalake.DeltaTable(str(folder)).to_pyarrow_table(columns=["holdfast_id"]).num_rows == rows
+    return rows / took
+
+
 def correction(url: str, root: Path, rows: int) -> float:
     """Seconds from the producer's word that all is right to a table that is."""
     stream = holdfast.open(root).create("results", COLUMNS, bucket="1s")
@@ -164,18 +189,27 @@ def main() -> None:
             alone = copy_alone(url, asked.rows)
             sink = through_sink(url, Path(folder), asked.rows)
             keyed = through_sink(url, Path(folder), asked.rows, key=["bytes"])
-            rounds.append((alone, sink, keyed))
+            lake = Path(folder) / f"lake{len(rounds)}"
+            lakes = (delta_alone(lake / "alone", asked.rows), delta_sink(Path(folder), lake / "sink", asked.rows))
+            rounds.append((alone, sink, keyed, *lakes))
         corrected_s = correction(url, Path(folder), asked.corrected)
-    alone, sink, keyed = (statistics.median(column) for column in zip(*rounds, strict=True))
-    ratio = statistics.median(one / alone for alone, one, _ in rounds)
-    keyed_ratio = statistics.median(one / alone for alone, _, one in rounds)
+    alone, sink, keyed, lake_alone, lake_sink = (statistics.median(column) for column in zip(*rounds, strict=True))
+    ratio = statistics.median(row[1] / row[0] for row in rounds)
+    keyed_ratio = statistics.median(row[2] / row[0] for row in rounds)
+    delta_ratio = statistics.median(row[4] / row[3] for row in rounds)
     table(
         f"{asked.rows:,} rows into PostgreSQL, median of {asked.rounds}",
         ["", "rows/s", "of COPY alone"],
         [["COPY alone", round(alone), 1.0], ["sink", round(sink), ratio], ["sink by key", round(keyed), keyed_ratio]],
     )
+    table(
+        "the same into Delta",
+        ["", "rows/s", "of write_deltalake alone"],
+        [["write_deltalake alone", round(lake_alone), 1.0], ["sink", round(lake_sink), delta_ratio]],
+    )
     table("a correction", ["tentative rows", "seconds from REC_DONE"], [[asked.corrected, corrected_s]])
     finish("sinks", postgres_ratio=round(ratio, 3), postgres_keyed_ratio=round(keyed_ratio, 3),
+           delta_ratio=round(delta_ratio, 3),
            rows_per_s=round(sink), corrected_rows=asked.corrected, corrected_s=round(corrected_s, 3))  # fmt: skip
 
 

@@ -139,7 +139,9 @@ def test_hosts_know_spark_where_they_choose_it_and_nowhere_else() -> None:
 def test_what_is_imported_is_declared() -> None:
     project = tomllib.loads((HOME / "pyproject.toml").read_text())["project"]
     extras = [
-        need for name in ("java", "postgres", "rocksdb", "redis") for need in project["optional-dependencies"][name]
+        need
+        for name in ("java", "postgres", "delta", "rocksdb", "redis")
+        for need in project["optional-dependencies"][name]
     ]
     words = [re.match(r"[\w.-]+", need) for need in project["dependencies"] + extras]
     declared = {word[0].replace("-", "_") for word in words if word} | {"yaml"}  # That one is called pyyaml.

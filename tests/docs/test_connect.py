@@ -14,7 +14,7 @@ from tests.sinks.test_runner import Receiver, receiver
 
 __all__ = ["postgres", "receiver", "totals"]
 
-APP, RUN, SQLITE, POSTGRES, PARQUET, FUNCTION, WEBHOOK = blocks(HOME / "docs" / "connect.md", "python")
+APP, RUN, SQLITE, POSTGRES, DELTA, PARQUET, FUNCTION, WEBHOOK = blocks(HOME / "docs" / "connect.md", "python")
 
 
 @pytest.fixture
@@ -50,6 +50,12 @@ def test_postgresql(ended: Totals, postgres: str) -> None:
         url = f"{postgres}?options=-csearch_path%3Dconnect"
         exec(POSTGRES.replace("postgresql://ann@127.0.0.1/shop", url), {})
         assert database.execute("select count(*), sum(total) from connect.totals").fetchone() == (6, 15)
+
+
+def test_delta(ended: Totals, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("deltalake", reason="needs the extra delta")
+    exec(DELTA, {})
+    assert capsys.readouterr().out == "6\n"
 
 
 def test_parquet(ended: Totals, capsys: pytest.CaptureFixture[str]) -> None:

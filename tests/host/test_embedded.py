@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ from holdfast.host.embedded import Running
 from holdfast.model.errors import UsageError
 from holdfast.model.tuples import TupleType
 from holdfast.operators.udop import UserOperator, decode, encode
+from holdfast.sinks import sqlite
 from holdfast.spark.engine import node_session
 from holdfast.spark.keyed import udop
 from holdfast.stream.holes import read_holes
@@ -119,7 +121,7 @@ def _corrected(got: list[pa.RecordBatch]) -> bool:
 def test_a_cut_input_gives_tentative_results_that_are_replaced_and_a_restart_goes_on(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """D1, D3, D8, through the public API."""
+    """D1, D3, D8, T1, T2, through the public API, into a table."""
     store = holdfast.open(tmp_path)
     left, right = Live(store, "left"), Live(store, "right")
     app = holdfast.App("two", root=tmp_path)
@@ -127,6 +129,11 @@ def test_a_cut_input_gives_tentative_results_that_are_replaced_and_a_restart_goe
     @app.node(inputs=["left", "right"], max_delay="2s")
     def both(rows: DataFrame) -> DataFrame:
         return rows.select("stime", "k", F.col("stream").alias("origin"))
+
+    app.sink("both", sqlite(tmp_path / "both.db", "results", tentative=True))
+
+    def in_table(what: str) -> list[Any]:
+        return sqlite3.connect(tmp_path / "both.db").execute(f"select {what} from results").fetchall()
 
     with app.start(spark=spark) as running:
         running.wait_until_stable("90s")
@@ -141,6 +148,7 @@ def test_a_cut_input_gives_tentative_results_that_are_replaced_and_a_restart_goe
         until(lambda: seen(TupleType.INSERTION))
         running.fail("right")
         until(lambda: seen(TupleType.TENTATIVE) > 20)
+        until(lambda: in_table("sum(tentative)") > [(20,)])
         worth = subscriber.worth(got[-1].column("stime")[-1].as_py())
         assert worth is not None
         assert (worth.inputs, 0 < worth.worth < 1) == (("left",), True)
@@ -149,13 +157,17 @@ def test_a_cut_input_gives_tentative_results_that_are_replaced_and_a_restart_goe
         until(lambda: state(running, "both@here")["fork"]["state"] == "none")
         assert output.branch() is None
         until(lambda: seen(TupleType.UNDO) and _corrected(got))
+        until(lambda: in_table("sum(tentative)") == [(0,)])
         tentative = {r["origin"] for b in got for r in b.to_pylist() if r["tuple_type"] == TupleType.TENTATIVE}
         assert "left" in tentative
     for source in (left, right):
         source.end()
-    with app.start(spark=spark):
+    with app.start(spark=spark) as running:
         until(lambda: output.reader().closed)
+        until(lambda: running.status()["sinks"][0]["state"] == "ENDED")
     results = stable(output)
+    expected = [(r["tuple_id"], r["k"], r["origin"], 0) for r in results]
+    assert sorted(in_table("holdfast_id, k, origin, tentative")) == expected
     for name, source in (("left", left), ("right", right)):
         assert [r["k"] for r in results if r["origin"] == name] == list(range(source.sent))
     assert [r["stime"] for r in results] == sorted(r["stime"] for r in results)

@@ -6,8 +6,12 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from holdfast.sinks import Sink, sqlite
 from holdfast.testing.sinks import Seen, SinkConformance
+
+pytestmark = pytest.mark.slow
 
 
 class TestSqlite(SinkConformance):

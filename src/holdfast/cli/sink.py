@@ -17,7 +17,10 @@ from holdfast.sinks.runner import LocalOrigin, Origin, SinkRunner
 def command(
     name: Name,
     target: Annotated[
-        str, typer.Argument(metavar="TARGET", help="sqlite:///FILE, postgresql://…, parquet:FOLDER or https://….")
+        str,
+        typer.Argument(
+            metavar="TARGET", help="sqlite:///FILE, postgresql://…, delta:FOLDER, parquet:FOLDER, https://…."
+        ),
     ],
     table: Annotated[str | None, typer.Option(help="Of a database; otherwise named like the stream.")] = None,
     key: Annotated[
@@ -60,6 +63,7 @@ def command(
     \b
     holdfast sink totals sqlite:///totals.db --tentative
     holdfast sink totals postgresql://ann@db.example/shop --table totals --key shop --tentative
+    holdfast sink totals delta:totals_delta --tentative
     holdfast sink totals parquet:totals/
     holdfast sink totals https://example.org/hook
     holdfast sink active_sources sqlite:///active.db --deployment netmon.yaml --tentative
@@ -97,10 +101,14 @@ def sink_at(target: str, table: str, key: tuple[str, ...], tentative: bool, add_
                             add_columns=add_columns)  # fmt: skip
     if target.startswith(("postgresql://", "postgres://")):
         return sinks.postgres(target, table, key=key, tentative=tentative, add_columns=add_columns)
+    if target.startswith("delta:"):
+        if key or add_columns:
+            raise typer.BadParameter(f"{target} is appended to: no --key or --add-columns")
+        return sinks.delta(target.removeprefix("delta:"), tentative=tentative)
     if target.startswith(("parquet:", "http://", "https://")):
         if key or tentative or add_columns:
             raise typer.BadParameter(f"{target} takes stable rows as they are: no --key, --tentative or --add-columns")
         return sinks.parquet(target.removeprefix("parquet:")) if target[0] == "p" else sinks.webhook(target)
     raise typer.BadParameter(
-        f"TARGET must begin with sqlite:///, postgresql://, parquet: or https://; got {target.partition(':')[0]!r}"
+        f"TARGET must begin with sqlite:///, postgresql://, delta:, parquet: or https://; got {target.partition(':')[0]!r}"
     )

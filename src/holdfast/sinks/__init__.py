@@ -7,6 +7,7 @@ app.sink("active_sources", sqlite("results.db", "active", key=["window_start", "
 
 from __future__ import annotations
 
+from holdfast.sinks.delta_sink import delta
 from holdfast.sinks.foreach_sink import foreach
 from holdfast.sinks.parquet_sink import parquet
 from holdfast.sinks.postgres_sink import postgres
@@ -15,4 +16,4 @@ from holdfast.sinks.sink import Changes, Sink, Source
 from holdfast.sinks.sqlite_sink import sqlite
 from holdfast.sinks.webhook_sink import webhook
 
-__all__ = ["Changes", "Sink", "Source", "foreach", "parquet", "postgres", "run_sink", "sqlite", "webhook"]
+__all__ = ["Changes", "Sink", "Source", "delta", "foreach", "parquet", "postgres", "run_sink", "sqlite", "webhook"]

@@ -149,6 +149,10 @@ class PostgresSink(TableSink):
         schema, dot, _ = self.table.rpartition(".")
         return f"{schema}{dot}{name}"
 
+    def take_turns(self) -> None:
+        # Two that create the same table at once: one would be refused, although "if not exists" was said.
+        self.run("select pg_advisory_xact_lock(hashtext('holdfast_sinks'))")
+
     def make_stage(self, name: str, columns: Sequence[tuple[str, str]]) -> None:
         texts = ", ".join(f"{quote(column)} {kind}" for column, kind in columns)
         self.run(f"create temp table {quote(name)} ({texts})")

@@ -95,6 +95,9 @@ class TableSink(Sink):
     def beside(self, name: str) -> str:
         """The name of a table of ours, in the same schema."""
 
+    def take_turns(self) -> None:
+        """In a transaction: wait for others that make tables."""
+
     @abstractmethod
     def make_stage(self, name: str, columns: Sequence[tuple[str, str]]) -> None:
         """An empty table of this connection alone."""
@@ -105,6 +108,7 @@ class TableSink(Sink):
         self._check(source)
         self.connect()
         with self.transaction():
+            self.take_turns()
             registry = self.quoted(self.beside(REGISTRY))
             self.run(
                 f"create table if not exists {registry} (target text primary key, stream text not null, "

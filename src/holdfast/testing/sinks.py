@@ -374,9 +374,11 @@ def _plant(sink: Any, doom: Doom) -> None:
             if doom.place == "before":
                 die()
             if doom.place == "inside":
-                for name in ("run", "load"):
-                    if hasattr(sink, name):
-                        setattr(sink, name, counted(getattr(sink, name)))
+                hooks = [name for name in ("run", "load") if hasattr(sink, name)]
+                for name in hooks:
+                    setattr(sink, name, counted(getattr(sink, name)))
+                if not hooks:  # Somewhere in it.
+                    threading.Timer(doom.statement / 200, die).start()
         apply(changes, position)
         if left <= 0:  # Behind the commit: also where the transaction had fewer statements.
             die()

@@ -1,0 +1,169 @@
+"""A Delta table, on a local or mounted folder or in an object store, written without Spark.
+
+Rules:
+1. One commit per transaction: rows are appended; an UNDO replaces every tentative row, in the same commit that brings
+   what takes its place. Readers see a commit whole or not at all.
+2. A commit carries the position behind its rows, and an application transaction with a running number. Delta refuses a
+   commit whose writer has not seen the last one of the same application: so a writer that was replaced changes nothing.
+3. Rows have the columns `holdfast_id` (negative while tentative) and `holdfast_commit`, the number of the transaction
+   that brought them. By these two a replacement names exactly what it takes away and what it brings.
+4. A position is looked for in the table's history. Where that was cleaned so far that it is gone, the sink stops and
+   says so instead of beginning anew.
+
+Files of tentative rows stay until somebody runs VACUUM, as after any change of a Delta table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.model.errors import PeerError, SchemaError, UsageError
+from holdfast.model.schema import STIME_TYPE, schema_text
+from holdfast.model.time import duration_us
+from holdfast.sinks.sink import Changes, Sink, Source
+
+ID, COMMIT, TENTATIVE = "holdfast_id", "holdfast_commit", "tentative"
+_POSITION = "holdfast.position"
+
+
+def delta(
+    uri: str | os.PathLike[str],
+    *,
+    tentative: bool = False,
+    every: str | int | float = "2s",
+    storage: Mapping[str, str] | None = None,
+) -> DeltaSink:
+    """Keep a Delta table at what a stream says (extra `delta`); it is made if it is not there. A commit comes every
+    `every` or so; `storage` are options of the object store, as `deltalake` takes them."""
+    return DeltaSink(os.fspath(uri), tentative, duration_us(every), dict(storage or {}))
+
+
+class DeltaSink(Sink):
+    kind = "delta"
+
+    def __init__(self, uri: str, tentative: bool, every_us: int, storage: dict[str, str]) -> None:
+        self._uri, self.tentative, self.every_us, self._storage = uri, tentative, every_us, storage
+        self._table: Any = None
+        self._schema = pa.schema([])
+        self._app, self._number = "", 0
+
+    @property
+    def target(self) -> str:
+        return f"Delta table {self._uri.partition('?')[0]}"
+
+    def resume(self, source: Source) -> str | None:
+        try:
+            import deltalake
+        except ImportError:
+            raise UsageError("Delta needs the extra: pip install 'holdfast-streams[delta]'") from None
+        self._app = f"holdfast-sink-{source.stream}"
+        self._schema = self._columns(source)
+        with _told(self.target):
+            if deltalake.DeltaTable.is_deltatable(self._uri, self._storage):
+                self._table = deltalake.DeltaTable(self._uri, storage_options=self._storage)
+                self._check(source)
+            else:
+                self._table = deltalake.DeltaTable.create(
+                    self._uri, schema=self._schema, storage_options=self._storage, mode="error"
+                )
+            position = self._position()
+            self._number = (self._table.transaction_version(self._app) or 0) + 1
+            self._commit(self._schema.empty_table(), position or "", None)  # From now on this is the writer (rule 2).
+        return position
+
+    def _columns(self, source: Source) -> pa.Schema:
+        ours = [pa.field(ID, pa.int64()), pa.field(COMMIT, pa.int64())]
+        ours += [pa.field(TENTATIVE, pa.bool_())] if self.tentative else []
+        taken = {field.name for field in ours} & set(source.columns.names)
+        if taken:
+            raise SchemaError(
+                f"stream {source.stream} must not have a column {taken.pop()!r}, which the sink uses itself; rename it "
+                "in the query"
+            )
+        return pa.schema([*ours, pa.field("stime", STIME_TYPE), *(f.with_nullable(True) for f in source.columns)])
+
+    def _check(self, source: Source) -> None:
+        there = {field.name for field in self._table.schema().fields}
+        missing = [field for field in self._schema if field.name not in there]
+        if missing:
+            raise SchemaError(
+                f"{self.target} must have the columns {schema_text(pa.schema(missing))} for stream {source.stream}; it "
+                f"has {', '.join(sorted(there))}; add them, or name another table"
+            )
+
+    def _position(self) -> str | None:
+        """Rule 4."""
+        if self._table.transaction_version(self._app) is None:
+            if self._table.version() > 0 and any(_POSITION in commit for commit in self._table.history(1)):
+                raise UsageError(f"{self.target} holds another stream; name another table")
+            return None
+        for commit in self._table.history():
+            if _POSITION in commit:
+                return str(commit[_POSITION]) or None
+        raise UsageError(
+            f"the history of {self.target} no longer reaches back to its last rows, so their position is not known; "
+            "write to another table"
+        )
+
+    def apply(self, changes: Changes, position: str) -> None:
+        parts = [self._rows(changes.stable, False), self._rows(changes.tentative, True)]
+        rows = pa.concat_tables([part for part in parts if part.num_rows] or parts[:1])
+        with _told(self.target):
+            replaces = f"{ID} < 0 OR {COMMIT} = {self._number}" if changes.undo and self.tentative else None
+            self._commit(rows, position, replaces)
+
+    def _rows(self, rows: pa.Table, tentative: bool) -> pa.Table:
+        """Rule 3."""
+        ids = rows.column("tuple_id")
+        made = {ID: pc.negate(ids) if tentative else ids, COMMIT: pa.array([self._number] * len(ids), pa.int64()),
+                TENTATIVE: pa.array([tentative] * len(ids), pa.bool_())}  # fmt: skip
+        columns = [made[f.name] if f.name in made else rows.column(f.name) for f in self._schema]
+        return pa.Table.from_arrays(columns, schema=self._schema)
+
+    def _commit(self, rows: pa.Table, position: str, replaces: str | None) -> None:
+        from deltalake import CommitProperties, Transaction, write_deltalake
+
+        properties = CommitProperties(
+            custom_metadata={_POSITION: position}, app_transactions=[Transaction(self._app, self._number)]
+        )
+        if replaces is None:
+            write_deltalake(self._table, rows, mode="append", commit_properties=properties)
+        else:
+            write_deltalake(self._table, rows, mode="overwrite", predicate=replaces, commit_properties=properties)
+        self._number += 1
+
+    def close(self) -> None:
+        self._table = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A description travels to other processes; an open table does not."""
+        return {**self.__dict__, "_table": None}
+
+
+@contextlib.contextmanager
+def _told(target: str) -> Iterator[None]:
+    """The library's errors as ours."""
+    from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchError
+
+    try:
+        yield
+    except CommitFailedError as error:
+        if "Concurrent transaction" in str(error):
+            raise UsageError(
+                f"another sink has taken over {target}; this one has stopped and changed nothing; run one at a time"
+            ) from error
+        raise PeerError(f"a commit to {target} collided with another: {_line(error)}; nothing was changed") from error
+    except SchemaMismatchError as error:
+        raise SchemaError(f"{target} does not take these columns: {_line(error)}; name another table") from error
+    except (DeltaError, OSError) as error:
+        raise PeerError(f"{target} could not be changed: {_line(error)}") from error
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
