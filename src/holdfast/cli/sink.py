@@ -110,5 +110,6 @@ def sink_at(target: str, table: str, key: tuple[str, ...], tentative: bool, add_
             raise typer.BadParameter(f"{target} takes stable rows as they are: no --key, --tentative or --add-columns")
         return sinks.parquet(target.removeprefix("parquet:")) if target[0] == "p" else sinks.webhook(target)
     raise typer.BadParameter(
-        f"TARGET must begin with sqlite:///, postgresql://, delta:, parquet: or https://; got {target.partition(':')[0]!r}"
+        "TARGET must begin with sqlite:///, postgresql://, delta:, parquet: or https://; got "
+        f"{target.partition(':')[0]!r}"
     )

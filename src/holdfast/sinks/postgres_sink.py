@@ -153,6 +153,9 @@ class PostgresSink(TableSink):
         # Two that create the same table at once: one would be refused, although "if not exists" was said.
         self.run("select pg_advisory_xact_lock(hashtext('holdfast_sinks'))")
 
+    def clear(self, stage: str) -> None:
+        self.run(f"truncate {stage}")  # Deleted rows would stay until a vacuum, and temporary tables get none.
+
     def make_stage(self, name: str, columns: Sequence[tuple[str, str]]) -> None:
         texts = ", ".join(f"{quote(column)} {kind}" for column, kind in columns)
         self.run(f"create temp table {quote(name)} ({texts})")

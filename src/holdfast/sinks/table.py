@@ -95,6 +95,10 @@ class TableSink(Sink):
     def beside(self, name: str) -> str:
         """The name of a table of ours, in the same schema."""
 
+    def clear(self, stage: str) -> None:
+        """Empty a table of this connection alone."""
+        self.run(f"delete from {stage}")
+
     def take_turns(self) -> None:
         """In a transaction: wait for others that make tables."""
 
@@ -313,7 +317,7 @@ class TableSink(Sink):
         for rows, marked in ((changes.stable, False), (changes.tentative, True)):
             if not rows.num_rows:
                 continue
-            self.run(f"delete from {_STAGE}")
+            self.clear(_STAGE)
             rows = last_of(rows, self.key).rename_columns({"tuple_id": ID})
             self.load(_STAGE, rows.column_names, rows)
             if marked:
