@@ -120,6 +120,12 @@ def test_a_column_that_would_change_values_is_refused(base: Base) -> None:
         base.make("t").resume(source("n bigint"))
 
 
+def test_a_column_for_the_time_that_would_change_it_is_refused(base: Base) -> None:
+    base.ask("create table t (holdfast_id bigint primary key, n bigint, stime integer)")
+    with pytest.raises(SchemaError, match="column stime of table t must keep timestamp as it is"):
+        base.make("t").resume(source("n bigint"))
+
+
 def test_a_table_without_a_unique_key_is_refused(base: Base) -> None:
     base.ask("create table t (n bigint, v bigint)")
     with pytest.raises(SchemaError, match=r"unique index on \(n\)"):

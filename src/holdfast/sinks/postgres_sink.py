@@ -84,7 +84,8 @@ class PostgresSink(TableSink):
         with self._told():
             self._connection = psycopg.connect(
                 self._url, autocommit=True, connect_timeout=_CONNECT_S, application_name="holdfast-sink",
-                keepalives_idle=10, keepalives_interval=5, keepalives_count=3, prepare_threshold=2,
+                keepalives_idle=10, keepalives_interval=5, keepalives_count=3, tcp_user_timeout=30_000,
+                prepare_threshold=2,
             )  # fmt: skip
 
     def run(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:

@@ -178,8 +178,8 @@ class TableSink(Sink):
             self._create_table([*ours, (STIME, self._type(STIME_TYPE)), *wanted])
             self._with_stime = True
         else:
-            self._with_stime = STIME in {column.name for column in there}
-            if STIME in self.key and not self._with_stime:
+            self._with_stime = STIME in self.key or STIME in {column.name for column in there}
+            if self._with_stime:
                 wanted.append((STIME, self._type(STIME_TYPE)))
             self._fit(there, [*ours, *wanted], columns)
         if self.key and self.tentative:

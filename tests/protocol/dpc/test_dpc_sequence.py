@@ -40,6 +40,19 @@ def test_undo_names_the_first_bucket_that_is_no_longer_valid():
     assert told(sequence.caught_up()) == ["REC_DONE 3"]
 
 
+def test_a_reader_that_resumes_amid_corrections_gets_their_end():
+    sequence = Sequence(2, goal=5)
+    assert told(sequence.stable(4)) == ["INSERTION 2..4"]
+    assert sequence.caught_up() == (), "some of what it held is not replaced yet"
+    assert told(sequence.stable(6), sequence.caught_up()) == ["INSERTION 4..6", "REC_DONE 6"]
+
+
+def test_a_reader_that_resumes_while_the_failure_lasts_is_told_the_branch_from_where_main_ends():
+    sequence = Sequence(2, goal=5)
+    assert told(sequence.stop_short(), sequence.tentative(1, 6)) == ["REC_DONE 2", "TENTATIVE 2..6"]
+    assert told(sequence.stable(3)) == ["UNDO 2", "INSERTION 2..3"]
+
+
 def test_news_during_corrections_are_taken_back_before_main_reaches_them():
     sequence = Sequence(0)
     sequence.tentative(0, 1)
