@@ -101,7 +101,7 @@ def test_a_table_is_right_after_the_database_was_killed(tmp_path: Path) -> None:
         runner = SinkRunner("t", STREAM, LocalOrigin(StreamStore(tmp_path), STREAM),
                             postgres(server.url, "results", tentative=True)).start()  # fmt: skip
         try:
-            for _ in range(3):
+            for _ in range(2):
                 for _ in range(8):
                     script.step()
                     script.renew()

@@ -142,6 +142,24 @@ def test_a_table_of_another_stream_or_shape_is_refused(base: Base) -> None:
         base.make("t", key=["n"]).resume(source("n bigint"))
 
 
+def test_a_table_that_was_dropped_without_its_position_is_not_filled_from_the_middle(base: Base) -> None:
+    src = source("n bigint, v string")
+    sink = base.make("t", tentative=True)
+    sink.resume(src)
+    found = rows(src.columns, n=[1], v=["a"])
+    sink.apply(Changes(False, found, found), "here")
+    sink.close()
+    base.ask("delete from holdfast_sinks")
+    again = base.make("t", tentative=True)
+    assert again.resume(src) is None
+    again.close()
+    assert base.ask("select holdfast_id from t") == [(1,)], "nothing tentative is left from before"
+    base.ask("update holdfast_sinks set position = 'here'")
+    base.ask("drop table t")
+    with pytest.raises(UsageError, match="table t is gone"):
+        base.make("t", tentative=True).resume(src)
+
+
 def test_names_and_values_never_become_sql(base: Base) -> None:
     """X3."""
     src = source('`a"; drop table t; --` string')

@@ -21,6 +21,8 @@ from holdfast.sinks.table import Column, TableSink, names_of, quote
 #: Classes of SQLSTATE that may pass: connections, transactions rolled back by the server, no room, wrong state of an
 #: object (locks), somebody intervened (shutdown, cancel), system error.
 _PASSES = ("08", "40", "53", "55", "57", "58")
+#: PostgreSQL cuts names to 63 bytes, and ours beside the table are longer than its own.
+_NAME_BYTES_MAX = 40
 #: Encoded at a time: the server works on one piece while the next is made.
 _ROWS_AT_ONCE = 16_384
 #: A server that cannot be reached is given up after this long, and tried again.
@@ -49,6 +51,8 @@ class PostgresSink(TableSink):
             raise UsageError(f"the address must look like postgresql://user@host/database; got {url.split(':')[0]!r}")
         if table.count(".") > 1:
             raise UsageError(f"the table must be a name, or schema.name; got {table!r}")
+        if len(table.rpartition(".")[2].encode()) > _NAME_BYTES_MAX:
+            raise UsageError(f"the name of a table must have {_NAME_BYTES_MAX} bytes at most; got {table!r:.100}")
         self._url = url
         self._connection: Any = None
 

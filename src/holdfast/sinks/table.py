@@ -119,7 +119,14 @@ class TableSink(Sink):
                 "key text not null, tentative integer not null, writer integer not null, position text)"
             )
             position = self._become_writer(registry, source.stream)
+            if position is not None and not self.columns_of(self.table):
+                raise UsageError(
+                    f"table {self.table} is gone, although {REGISTRY} says how far it was filled; remove its row there "
+                    "to have it filled anew"
+                )
             self._prepare_table(source.columns)
+            if position is None:
+                self._take_back()  # Of a table that was there, and whose row in the registry somebody has removed.
         with self.transaction():
             self._prepare_stage(source.columns)
         return position
@@ -183,7 +190,7 @@ class TableSink(Sink):
                 wanted.append((STIME, self._type(STIME_TYPE)))
             self._fit(there, [*ours, *wanted], columns)
         if self.key and self.tentative:
-            self._prepare_covered(wanted)
+            self._prepare_covered(columns)
 
     def _type(self, kind: pa.DataType) -> str:
         found = self.type_of(kind)
@@ -233,17 +240,15 @@ class TableSink(Sink):
                 )
         self._index_tentative()
 
-    def _prepare_covered(self, wanted: Sequence[tuple[str, str]]) -> None:
+    def _prepare_covered(self, columns: pa.Schema) -> None:
         """Rule 2."""
-        columns = [
-            *([] if not self._with_stime or STIME in dict(wanted) else [(STIME, self._type(STIME_TYPE))]),
-            *wanted,
-        ]
+        kinds = {f.name: self._type(f.type) for f in columns} | {STIME: self._type(STIME_TYPE)}
+        wanted = [(name, kinds[name]) for name in self._columns]
         there = {column.name for column in self.columns_of(self._covered)}
         if not there:
-            texts = ", ".join(f"{quote(name)} {kind}" for name, kind in columns)
+            texts = ", ".join(f"{quote(name)} {kind}" for name, kind in wanted)
             self.run(f"create table {self.quoted(self._covered)} ({texts}, primary key ({names_of(self.key)}))")
-        for name, kind in columns:
+        for name, kind in wanted:
             if there and name not in there:
                 self.run(f"alter table {self.quoted(self._covered)} add column {quote(name)} {kind}")
 
@@ -263,6 +268,8 @@ class TableSink(Sink):
         self._check_keys(changes)
         with self.transaction():
             self._note(position)
+            if changes.undo:
+                self._take_back()
             if self.key:
                 self._apply_by_key(changes)
             else:
@@ -293,10 +300,19 @@ class TableSink(Sink):
     def _columns(self) -> tuple[str, ...]:
         return (STIME, *self._names) if self._with_stime else self._names
 
+    def _take_back(self) -> None:
+        """Every tentative row goes, and the stable ones beneath come back."""
+        if not self.tentative:
+            return
+        if not self.key:
+            self.run(f"delete from {self.quoted(self.table)} where {ID} < 0")
+            return
+        self._upsert(self.table, self.quoted(self._covered), False)
+        self.run(f"delete from {self.quoted(self.table)} where {TENTATIVE}")
+        self.run(f"delete from {self.quoted(self._covered)}")
+
     def _apply_by_id(self, changes: Changes) -> None:
         """Rule 1."""
-        if changes.undo:
-            self.run(f"delete from {self.quoted(self.table)} where {ID} < 0")
         for rows, sign in ((changes.stable, 1), (changes.tentative, -1)):
             if rows.num_rows:
                 ids = rows.column("tuple_id") if sign > 0 else pc.negate(rows.column("tuple_id"))
@@ -309,11 +325,6 @@ class TableSink(Sink):
 
     def _apply_by_key(self, changes: Changes) -> None:
         """Rule 2."""
-        covered = self.quoted(self._covered)
-        if changes.undo and self.tentative:
-            self._upsert(self.table, covered, False)
-            self.run(f"delete from {self.quoted(self.table)} where {TENTATIVE}")
-            self.run(f"delete from {covered}")
         for rows, marked in ((changes.stable, False), (changes.tentative, True)):
             if not rows.num_rows:
                 continue

@@ -40,7 +40,7 @@ from holdfast.stream.report import ReportWriter
 from holdfast.stream.store import Stream, StreamStore
 
 #: How often a child is killed, per test. Raise it for a long run: HOLDFAST_SINK_KILLS=200
-KILLS = int(os.environ.get("HOLDFAST_SINK_KILLS", "10"))
+KILLS = int(os.environ.get("HOLDFAST_SINK_KILLS", "8"))
 
 STREAM = "results"
 COLUMNS = "n bigint, k bigint, v bigint"
@@ -264,7 +264,7 @@ class SinkConformance(ABC):
         chance = random.Random(seed)
         script = Script(folder / "streams", chance)
         watch = Watch(lambda: self.select(key), script, bool(key))
-        killed, deadline = 0, monotonic_us() + _DEADLINE_US * max(1, self.kills // 10)
+        killed, deadline = 0, monotonic_us() + _DEADLINE_US * max(1, self.kills // 8)
         try:
             while killed < self.kills and watch.wrong is None:
                 assert monotonic_us() < deadline, f"only {killed} of {self.kills} kills in time"
