@@ -17,6 +17,8 @@ pytestmark = pytest.mark.slow
 
 
 class TestDelta(SinkConformance):
+    keyed = False
+
     def start(self, folder: Path) -> None:
         self.path = folder / "results"
 
@@ -28,9 +30,6 @@ class TestDelta(SinkConformance):
             return []
         rows = deltalake.DeltaTable(str(self.path)).to_pyarrow_table(columns=["n", "v", "tentative"])
         return [(row["n"], row["v"], row["tentative"]) for row in rows.to_pylist()]
-
-    def test_a_table_by_key_is_right_at_every_look_whoever_is_killed(self, tmp_path: Path) -> None:
-        pytest.skip("a Delta table has no keys")
 
 
 def test_a_table_that_does_not_fit_is_refused(tmp_path: Path) -> None:

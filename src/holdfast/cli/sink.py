@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from holdfast.cli.session import Json, Name, Root, Session
 from holdfast.cli.units import counted
-from holdfast.sinks import Sink
-from holdfast.sinks.runner import LocalOrigin, Origin, SinkRunner
+
+if TYPE_CHECKING:
+    from holdfast.sinks import Sink
+    from holdfast.sinks.runner import Origin
 
 
 def command(
@@ -68,6 +70,8 @@ def command(
     holdfast sink totals https://example.org/hook
     holdfast sink active_sources sqlite:///active.db --deployment netmon.yaml --tentative
     """
+    from holdfast.sinks.runner import LocalOrigin, SinkRunner
+
     session = Session(root, json)
     sink = sink_at(target, table or name, tuple(key or ()), tentative, add_columns)
     origin: Origin
