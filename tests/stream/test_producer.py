@@ -249,7 +249,11 @@ def test_in_one_group_a_refused_number_makes_no_duplicate_of_another(tmp_path: P
     stream = stream_of(tmp_path)
     with stream.producer(boundary_every="1h") as producer:
         answers = producer._commit(
-            [_Request(rows=[{"n": "bad"}], seq=5), _Request(rows=[{"n": 4}], seq=4), _Request(rows=[{"n": 4}], seq=4)]
+            [
+                _Request(rows=[{"n": "bad"}], numbers={"": 5}),
+                _Request(rows=[{"n": 4}], numbers={"": 4}),
+                _Request(rows=[{"n": 4}], numbers={"": 4}),
+            ]
         )
     assert isinstance(answers[0], SchemaError)
     assert [a.duplicate for a in answers[1:]] == [False, True]

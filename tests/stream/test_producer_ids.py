@@ -45,7 +45,7 @@ def test_an_id_that_nobody_will_use_again_can_be_taken_out() -> None:
 def test_a_repetition_of_a_refused_request_in_the_same_group_is_refused_too(tmp_path: Path) -> None:
     stream = holdfast.open(tmp_path).create("s", "n bigint")
     with stream.producer() as producer:
-        bad, good = _Request(rows=({"n": "x"},), seq=1, producer="a"), _Request(rows=({"n": 1},), seq=2, producer="a")
+        bad, good = _Request(rows=({"n": "x"},), numbers={"a": 1}), _Request(rows=({"n": 1},), numbers={"a": 2})
         first, repeated, accepted, again = producer._commit([bad, bad, good, good])
         assert isinstance(first, SchemaError)
         assert isinstance(repeated, SchemaError)

@@ -31,12 +31,12 @@ GATHER_S_MAX = 0.02
 
 
 class _Ticket(Generic[I, R]):
-    __slots__ = ("done", "error", "item", "result", "wake")
+    __slots__ = ("done", "error", "items", "results", "wake")
 
-    def __init__(self, item: I) -> None:
-        self.item = item
+    def __init__(self, items: Sequence[I]) -> None:
+        self.items = items
         self.done = False
-        self.result: R | None = None
+        self.results: Sequence[R | BaseException] = ()
         self.error: BaseException | None = None
         self.wake: _thread.LockType | None = None
 
@@ -60,7 +60,14 @@ class GroupCommit(Generic[I, R]):
 
     def submit(self, item: I) -> R:
         """Return the item's result once its group is committed."""
-        ticket: _Ticket[I, R] = _Ticket(item)
+        (result,) = self.submit_all((item,))
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def submit_all(self, items: Sequence[I]) -> Sequence[R | BaseException]:
+        """The same for several items of one caller, in their order; each has a result or an error of its own."""
+        ticket: _Ticket[I, R] = _Ticket(items)
         try:
             with self._mutex:
                 self._queue.append(ticket)
@@ -81,7 +88,7 @@ class GroupCommit(Generic[I, R]):
             raise
         if ticket.error is not None:
             raise ticket.error
-        return ticket.result  # type: ignore[return-value]
+        return ticket.results
 
     def _gather(self) -> None:
         """Wait for those who are expected, as long as they keep coming."""
@@ -110,12 +117,12 @@ class GroupCommit(Generic[I, R]):
         group = self._group
         self._expected = len(group)
         try:
-            results = self._commit([t.item for t in group])
-            for ticket, result in zip(group, results, strict=True):
-                if isinstance(result, BaseException):
-                    ticket.error = result
-                else:
-                    ticket.result = result
+            results = self._commit([item for ticket in group for item in ticket.items])
+            at = 0
+            for ticket in group:
+                ticket.results = results[at : at + len(ticket.items)]
+                at += len(ticket.items)
+            assert at == len(results)
         except BaseException as error:
             for ticket in group:
                 # Ctrl-C is meant for the thread that got it; the others learn that they cannot know.
@@ -131,7 +138,7 @@ class GroupCommit(Generic[I, R]):
                 self._wanted = 0
                 self._bell.acquire(blocking=False)
                 for other in self._group:
-                    if other.result is None and other.error is None:
+                    if not other.results and other.error is None:
                         other.error = _unknown()
                 self._finish()
             elif self._leader is not None:

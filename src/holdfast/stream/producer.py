@@ -1,7 +1,8 @@
 """The data-source proxy (003 §4.10.2): gives tuples their header, logs them, and keeps boundaries coming.
 
 Rules:
-1. `send` returns when the tuples are durable (L1). Callers on many threads share commits.
+1. `send` returns when the tuples are durable (L1). Callers on many threads share commits; `send_async` lets one thread
+   share them with itself.
 2. stime is the time of arrival, or a column of the user's with a declared slack: then the boundary trails the largest
    stime by the slack, and a tuple below the boundary is refused (D10) or, if asked for, dropped and counted.
 3. Arrival times follow a steady clock (`clock.ArrivalClock`): a wall clock that jumps moves no stream (D19). A tuple
@@ -11,7 +12,8 @@ Rules:
    tuple has come for so long.
 5. A request may carry a sequence number. One that is not above the last committed number of its producer was committed
    before; it is acknowledged and not written again, also after a crash. Several sources may share one producer, each
-   under its own id; the last `record.PRODUCERS_MAX` of them are remembered.
+   under its own id; the last `record.PRODUCERS_MAX` of them are remembered. A unit made of several sources has a
+   number of each, and the boundary that follows from them.
 6. A refused request changes nothing and does not disturb the others of its group.
 """
 
@@ -19,7 +21,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
@@ -34,6 +37,7 @@ from holdfast.model.schema import STIME_TYPE
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, bucket_of, duration_shown, duration_us, instant_text
 from holdfast.stream.definition import Definition
 from holdfast.stream.group import GroupCommit
+from holdfast.stream.outbox import Outbox
 from holdfast.stream.pack import pack, pack_arrived, stime_array
 from holdfast.stream.retention import retain
 from holdfast.stream.rows import UNITS_US, Columns, Row, stimes_of
@@ -62,8 +66,8 @@ class Ack(NamedTuple):
 class _Request(NamedTuple):
     rows: Sequence[Row] | None = None
     batch: pa.RecordBatch | None = None
-    seq: int | None = None
-    producer: str = ""
+    numbers: Mapping[str, int] | None = None
+    """Sequence numbers by producer id."""
     boundary_us: int | None = None
     close: bool = False
     beat: bool = False
@@ -120,6 +124,7 @@ class Producer:
         self._stime_max = writer.state.boundary_us
         self._say_if_ahead()
         self._group: GroupCommit[_Request, Ack] = GroupCommit(self._commit)
+        self._outbox: Outbox[_Request, Ack] = Outbox(f"outbox-{definition.name}", self._group.submit_all)
         self._closed = False
         self.late_dropped = 0
         every = definition.bucket_us if boundary_every is None else duration_us(boundary_every)
@@ -133,16 +138,30 @@ class Producer:
 
     def send(self, row: Row, *, seq: int | None = None, producer_id: str | None = None) -> Ack:
         """Send one row; return when it is durable. `seq` counts per `producer_id` (this producer's own if unset)."""
-        return self._submit(_Request(rows=(row,), seq=seq, producer=self._id(producer_id)))
+        return self._submit(_Request(rows=(row,), numbers=self._numbers(seq, producer_id)))
 
     def send_many(self, rows: Sequence[Row], *, seq: int | None = None, producer_id: str | None = None) -> Ack:
         """Send rows as one atomic unit."""
-        return self._submit(_Request(rows=rows, seq=seq, producer=self._id(producer_id)))
+        return self._submit(_Request(rows=rows, numbers=self._numbers(seq, producer_id)))
 
     def send_batch(self, data: Any, *, seq: int | None = None, producer_id: str | None = None) -> Ack:
         """Send an Arrow table, an Arrow record batch or a pandas frame as one atomic unit."""
         batch = table_batch(data, self._schema, self.definition.name)
-        return self._submit(_Request(batch=batch, seq=seq, producer=self._id(producer_id)))
+        return self._submit(_Request(batch=batch, numbers=self._numbers(seq, producer_id)))
+
+    def send_unit(self, data: Any, *, numbers: Mapping[str, int], boundary: int | None = None) -> Ack:
+        """Send what several sources brought as one atomic unit: the rows, as for `send_batch`, the number that each
+        source has then, and the boundary from then on. It was committed before if no number is above the last one."""
+        batch = table_batch(data, self._schema, self.definition.name)
+        return self._submit(_Request(batch=batch, numbers={check_name(i): n for i, n in numbers.items()},
+                                     boundary_us=boundary))  # fmt: skip
+
+    def send_async(self, row: Row, *, seq: int | None = None, producer_id: str | None = None) -> Future[Ack]:
+        """Send one row without waiting for it: the future has its `Ack` once it is durable. One thread so shares
+        commits with itself; it waits only while `outbox.OUTSTANDING_MAX` rows are under way."""
+        if self._closed:
+            raise self._was_closed()
+        return self._outbox.put(_Request(rows=(row,), numbers=self._numbers(seq, producer_id)))
 
     def advance(self, boundary: int) -> Ack:
         """Promise that no later tuple has an stime below `boundary` (microseconds)."""
@@ -179,8 +198,9 @@ class Producer:
     def _early_us(self) -> int:
         return END_OF_TIME_US if self._max_ahead_us is None else self._clock() + self._max_ahead_us
 
-    def _id(self, producer_id: str | None) -> str:
-        return self.id if producer_id is None else check_name(producer_id)
+    def _numbers(self, seq: int | None, producer_id: str | None) -> Mapping[str, int] | None:
+        id = self.id if producer_id is None else check_name(producer_id)
+        return None if seq is None else {id: seq}
 
     @property
     def boundary_us(self) -> int:
@@ -191,6 +211,7 @@ class Producer:
         if self._closed:
             return
         self._closed = True
+        self._outbox.close()
         self._ticker.stop()
         end = end and not self.writer.state.closed
         # Let go as part of a group: no other thread can be in the middle of a commit then.
@@ -205,8 +226,11 @@ class Producer:
 
     def _submit(self, request: _Request) -> Ack:
         if self._closed:
-            raise UsageError(f"stream {self.definition.name}: this producer was closed; open a new one")
+            raise self._was_closed()
         return self._group.submit(request)
+
+    def _was_closed(self) -> UsageError:
+        return UsageError(f"stream {self.definition.name}: this producer was closed; open a new one")
 
     # -- committing a group (one thread at a time) -------------------------------------------------------------------
 
@@ -229,23 +253,26 @@ class Producer:
         repeats: list[int] = []
         rows: list[int] = []
         for i, request in enumerate(requests):
-            if request.seq is None:
+            if request.numbers is None:
                 if request.rows is not None:
                     rows.append(i)
                 elif request.batch is not None:
                     self._prepare(i, request, ready, answers)
-            elif request.seq <= tokens.get(request.producer, self.last_seq_of(request.producer)):
+            elif all(n <= tokens.get(id, self.last_seq_of(id)) for id, n in request.numbers.items()):
                 repeats.append(i)
             else:
                 self._prepare(i, request, ready, answers)
                 if answers[i] is None:  # A refused request does not use up its number.
-                    tokens[request.producer] = request.seq
+                    tokens.update(request.numbers)
         self._prepare_rows(rows, requests, ready, answers)
         events, high = self._events(ready, arrival)
         if events:
             self._data_us = monotonic_us()
         self._make_room(sum(len(e.body) for e in events))
-        boundary, stime_max = self._boundary(requests, now if self._stime is not None else arrival, high)
+        asked = [
+            r.boundary_us for r, a in zip(requests, answers, strict=True) if a is None and r.boundary_us is not None
+        ]
+        boundary, stime_max = self._boundary(asked, now if self._stime is not None else arrival, high)
         state = self.writer.commit(
             events, now_us=now, boundary_us=boundary, tokens=tokens, closed=any(r.close for r in requests)
         )
@@ -339,9 +366,9 @@ class Producer:
             high = max(high, int(one.stimes.max()))
         return events, high
 
-    def _boundary(self, requests: Sequence[_Request], now: int, high: int) -> tuple[int, int]:
+    def _boundary(self, asked_for: Sequence[int], now: int, high: int) -> tuple[int, int]:
         """The boundary to promise, and the largest stime from then on."""
-        asked = max((r.boundary_us for r in requests if r.boundary_us is not None), default=BEGINNING_US)
+        asked = max(asked_for, default=BEGINNING_US)
         if self._stime is None:
             # Never behind what was handed out.
             return max(asked, now, high), high
