@@ -9,8 +9,9 @@ Rules:
 
 from __future__ import annotations
 
+import base64
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -59,11 +60,11 @@ class DeadLetters:
             raise storage_error("open", path, error) from error
 
     def put(self, lines: Sequence[tuple[Line, str]]) -> None:
-        text = b"".join(
-            msgspec.json.encode({"where": line.where, "error": why, "text": line.text.decode("utf-8", "replace")})
-            + b"\n"
-            for line, why in lines
-        )
+        self.put_entries([{"where": line.where, "error": why, **letter_text(line.text)} for line, why in lines])
+
+    def put_entries(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        """One line for each; returns when they are durable."""
+        text = b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries)
         self._disk.write(self._fd, self.path, os.fstat(self._fd).st_size, [text])
         self._disk.sync(self._fd, self.path)
 
@@ -75,6 +76,16 @@ class DeadLetters:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def letter_text(value: bytes | None) -> dict[str, str]:
+    """What was refused, as text; its bytes as well where they are none."""
+    if value is None:
+        return {}
+    try:
+        return {"text": value.decode()}
+    except UnicodeDecodeError:
+        return {"text": value.decode("utf-8", "replace"), "base64": base64.b64encode(value).decode()}
 
 
 class Feed:

@@ -1,0 +1,258 @@
+"""The input of a `holdfast.inputs.kafka` source at work: reads a topic's partitions and commits whole buckets.
+
+One thread: look what came, decode it, hold it (`holdfast.inputs.partition_merge`), commit what is complete. The client
+library fetches meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.clock import monotonic_us, now_us
+from holdfast.inputs.feed import DeadLetters, Sent, letter_text
+from holdfast.inputs.kafka import KafkaSource
+from holdfast.inputs.kafka_client import KafkaClient, Read
+from holdfast.inputs.kafka_records import Message, Records, Refused
+from holdfast.inputs.partition_merge import Chunk, PartitionMerge
+from holdfast.model.errors import EarlyTuple, LateTuple, UsageError
+from holdfast.model.names import check_name
+from holdfast.model.time import instant_text
+from holdfast.stream.frame import crc32c
+from holdfast.stream.producer import Producer
+from holdfast.stream.store import Stream
+
+#: How long one look waits for records: what it adds to the latency of a record that comes alone.
+_LOOK_S = 0.02
+#: How often the ends of partitions are asked for. A silent partition is known to be silent up to then.
+_ENDS_US = 200_000
+#: How often new partitions are looked for.
+_TOPIC_US = 500_000
+#: How often places are committed where records brought no rows (bad ones, tombstones).
+_PLACES_US = 1_000_000
+#: Over how many seconds the rate is taken.
+_RATE_S = 5
+
+
+class KafkaInput:
+    """Feeds one stream from one topic. `producer`: one that is open already, for rows with their own stime."""
+
+    def __init__(
+        self, source: KafkaSource, stream: Stream, dead_letters: Path | None, producer: Producer | None = None
+    ) -> None:
+        self._source, self._stream, self._dead_path, self._given = source, stream, dead_letters, producer
+        schema = stream.definition.schema
+        self._records = Records(
+            schema, stream.name, source.topic, values=source.values, parts=source.parts, stime=source.stime,
+            stime_unit=source.stime_unit, tombstones=source.tombstones,
+        )  # fmt: skip
+        self._stop = threading.Event()
+        self.total = Sent()
+        self._read = 0
+        self._rate: deque[tuple[int, int]] = deque()
+        self._status: dict[str, Any] = {}
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def status(self) -> dict[str, Any]:
+        return self._status
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    def run(self) -> Sent:
+        """Read until `stop`."""
+        source = self._source
+        with contextlib.ExitStack() as stack:
+            self._client = KafkaClient(
+                source.brokers, source.topic, committed=source.committed, config=source.settings()
+            )
+            stack.callback(self._client.close)
+            topic = self._client.describe()
+            if self._given is None:
+                self._producer = self._stream.producer(stime="stime", max_ahead=None)
+                stack.callback(lambda: self._producer.close(end=False))
+            else:
+                self._producer = self._given
+            self._dead: DeadLetters | None = None
+            if self._dead_path is not None:
+                self._dead_path.parent.mkdir(parents=True, exist_ok=True)
+                self._dead = stack.enter_context(DeadLetters(self._dead_path))
+            self._merge = self._begin(topic.id)
+            begun = any(self._merge.resume_at(p) is not None for p in topic.partitions)
+            self._take_up(topic.partitions, first=not begun)
+            self._loop()
+        return self.total
+
+    def _begin(self, topic_id: str) -> PartitionMerge:
+        source, state = self._source, self._producer.writer.state
+        name = re.sub(r"[^a-z0-9_.-]|\.(?=\.)", "-", source.id.lower())[:60]
+        stem = f"kafka-{name}-{crc32c(source.id.encode()):08x}"
+        id = check_name(f"{stem}-{crc32c(f'{topic_id} {source.stime} {source.stime_unit}'.encode()):08x}")
+        others = [i for i in state.tokens if i.startswith(f"{stem}-") and not i.startswith(f"{id}-")]
+        if others:
+            raise UsageError(
+                f"stream {self._stream.name}: topic {source.topic} must be the one that was read before, with the same "
+                "stime; it was deleted and made again, or stime was changed; choose a new id to read it from its "
+                "beginning"
+            )
+        return PartitionMerge(
+            self._records.schema, id, state.tokens, bucket_us=self._stream.definition.bucket_us,
+            slack_us=source.slack_us, boundary_us=state.boundary_us,
+            by_clock=source.stime == "timestamp" or source.idle_us is not None, idle_us=source.idle_us,
+        )  # fmt: skip
+
+    def _take_up(self, partitions: tuple[int, ...], *, first: bool) -> None:
+        """Begin with partitions that are new to us, where the log says or at their beginning (or end, if asked for)."""
+        new = [p for p in partitions if p not in self._merge.partitions]
+        if not new:
+            return
+        asked_us = now_us()
+        limits = self._client.limits(new)
+        begins: dict[int, int] = {}
+        for p, (low, end) in limits.items():
+            at = self._merge.resume_at(p)
+            if at is None:
+                at = end if first and self._source.begin == "latest" else low
+            self._merge.add(p, at)
+            if not low <= at <= self._merge.partitions[p].seen <= end:
+                raise UsageError(
+                    f"topic {self._source.topic} partition {p} must still have the record at offset {at}, where "
+                    f"reading goes on; it has {low} to {end}; records were removed before they were read, or lost; "
+                    "choose a new id to begin with what is there"
+                )
+            begins[p] = at
+        self._merge.ends({p: end for p, (_, end) in limits.items()}, asked_us)
+        self._client.assign(begins)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        paused: set[int] = set()
+        ends_us = topic_us = places_us = monotonic_us()
+        while not self._stop.is_set():
+            self._hold(self._client.read(_LOOK_S))
+            steady_us = monotonic_us()
+            if steady_us >= ends_us:
+                ends_us = steady_us + _ENDS_US
+                self._client.ask_ends(tuple(self._merge.partitions))
+                self._tell(steady_us)
+            if steady_us >= topic_us:
+                topic_us = steady_us + _TOPIC_US
+                self._client.ask_topic()
+            if (told := self._client.ends_told()) is not None:
+                self._merge.ends(*told)
+            if (topic := self._client.topic_told()) is not None:
+                self._take_up(topic.partitions, first=False)
+            if self._commit(places=steady_us >= places_us):
+                places_us = steady_us + _PLACES_US
+            wanted = self._merge.waiting(now_us(), paused)
+            self._client.pause(wanted - paused)
+            self._client.resume(paused - wanted)
+            paused = wanted
+        self._commit(places=True)
+        self._tell(monotonic_us())
+
+    def _hold(self, read: Read) -> None:
+        for number, messages in read.messages.items():
+            chunk, refused = self._records.chunk(messages)
+            if early := self._early(chunk, messages):
+                refused += early
+                chunk = chunk.only(~np.isin(chunk.offsets, [r.message.offset() for r in early]))
+            refused = [r for r in refused if not self._merge.was_seen(number, r.message.offset())]
+            if refused and self._dead is None:
+                self._stop_before(min(refused, key=lambda r: r.message.offset()), number, chunk, messages)
+            self._put_aside(refused)
+            self.total += Sent(dead=len(refused))
+            self._take(number, chunk, messages)
+            self._merge.read_until(number, messages[-1].offset() + 1)
+            self._read += len(messages)
+        for number, at in read.ends.items():
+            self._merge.read_until(number, at)
+
+    def _stop_before(self, refused: Refused, number: int, chunk: Chunk, messages: list[Message]) -> None:
+        """What came before the poison is sound and must not be held back by it."""
+        first = refused.message.offset()
+        self._take(number, chunk.only(chunk.offsets < first), messages)
+        self._merge.read_until(number, first)
+        self._commit(places=True)
+        raise self._error(refused)
+
+    def _take(self, number: int, chunk: Chunk, messages: list[Message]) -> None:
+        late = self._merge.take(number, chunk, now_us())
+        if not len(late):
+            return
+        boundary = instant_text(self._merge.boundary_us)
+        why = f"it comes after the boundary {boundary}; declare more slack, or let it be dropped (late='drop')"
+        self.total += Sent(late=len(late))
+        if self._source.late == "refuse":
+            found = _of(messages, late, why, LateTuple)
+            if self._dead is None:
+                raise self._error(found[0])
+            self._put_aside(found)
+
+    def _early(self, chunk: Chunk, messages: list[Message]) -> list[Refused]:
+        """Those that lie so far ahead of the clock that everything behind them would be late."""
+        ahead = self._source.max_ahead_us
+        if ahead is None or not len(chunk.stimes) or int(chunk.stimes.max()) <= now_us() + ahead:
+            return []
+        why = "its stime lies too far ahead of the clock: what follows would be late; correct it, or raise max_ahead"
+        return _of(messages, chunk.offsets[chunk.stimes > now_us() + ahead], why, EarlyTuple)
+
+    def _put_aside(self, refused: list[Refused]) -> None:
+        """Rule 4 of `kafka`."""
+        if refused and self._dead is not None:
+            self._dead.put_entries([
+                {
+                    "where": self._records.where(r.message), "topic": self._source.topic,
+                    "partition": r.message.partition(), "offset": r.message.offset(), "error": r.why,
+                    **letter_text(r.message.value()),
+                }
+                for r in refused
+            ])  # fmt: skip
+
+    def _error(self, refused: Refused) -> UsageError:
+        return refused.kind(f"stream {self._stream.name}: {self._records.where(refused.message)}: {refused.why}")
+
+    def _commit(self, *, places: bool) -> bool:
+        unit = self._merge.unit(now_us(), positions=places)
+        if unit is None:
+            return False
+        ack = self._producer.send_unit(unit.rows, numbers=unit.numbers, boundary=unit.boundary_us)
+        self._merge.committed(unit)
+        self.total += Sent(rows=ack.rows)
+        return True
+
+    # -- for people --------------------------------------------------------------------------------------------------
+
+    def _tell(self, steady_us: int) -> None:
+        self._rate.append((steady_us, self._read))
+        while steady_us - self._rate[0][0] > _RATE_S * 1_000_000:
+            self._rate.popleft()
+        since_us, before = self._rate[0]
+        partitions = self._merge.partitions
+        lags = [p.lag for p in partitions.values()]
+        self._status = {
+            "topic": self._source.topic,
+            "partitions": {
+                n: {"position": p.next, "end": p.end, "lag": p.lag, "committed": p.low} for n, p in partitions.items()
+            },
+            "lag": None if None in lags else sum(lag for lag in lags if lag is not None),
+            "rate": (self._read - before) / max((steady_us - since_us) / 1e6, 0.2),
+            "rows": self.total.rows, "late": self.total.late, "dead": self.total.dead,
+            "dead_letters": None if self._dead_path is None else str(self._dead_path),
+            "boundary": instant_text(self._merge.boundary_us), "held_bytes": self._merge.held_bytes,
+            "errors": self._client.errors, "last_error": self._client.last_error,
+        }  # fmt: skip
+
+
+def _of(messages: list[Message], offsets: npt.NDArray[np.int64], why: str, kind: type[UsageError]) -> list[Refused]:
+    wanted = set(offsets.tolist())
+    return [Refused(m, why, kind) for m in messages if m.offset() in wanted]

@@ -1,0 +1,170 @@
+"""Values of Kafka's records that are no JSON: Avro, with a schema of one's own or of a registry, and Protocol Buffers.
+
+Rules:
+1. A record has exactly the stream's columns, by name; a field that the stream has no column for is refused, or ignored
+   where that was asked for. A field that is not set is null.
+2. A schema that a registry does not have makes a bad record; a registry that does not answer is waited for.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow as pa
+
+from holdfast.model.errors import PeerError, SchemaError, UsageError
+from holdfast.model.schema import schema_text
+from holdfast.stream.values import names_shown, shown
+
+#: Schemas of a registry that are remembered; a topic has a handful in its life.
+_SCHEMAS_MAX = 1000
+_REGISTRY_S = 10.0
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+AvroSchema = Callable[[bytes, str], tuple[Any, bytes]]
+
+
+class _Fields:
+    """Rule 1."""
+
+    def __init__(self, schema: pa.Schema, extra: bool) -> None:
+        self._names, self._text, self._extra = frozenset(schema.names), schema_text(schema), extra
+
+    def row(self, found: Any, where: str) -> dict[str, Any]:
+        if not isinstance(found, dict):
+            raise SchemaError(f"{where}: a value must be a record with ({self._text}); got {shown(found)}")
+        unknown = found.keys() - self._names
+        if unknown and not self._extra:
+            raise SchemaError(f"{where}: a value must have the columns ({self._text}); got also {names_shown(unknown)}")
+        return {name: value for name, value in found.items() if name in self._names}
+
+
+class AvroValues:
+    """An Avro record per value. `schema_of` finds its schema and where its bytes begin."""
+
+    def __init__(self, schema: pa.Schema, extra: bool, schema_of: AvroSchema) -> None:
+        self._fields, self._schema_of = _Fields(schema, extra), schema_of
+        self._read = _fastavro().schemaless_reader
+
+    def row(self, value: bytes, where: str) -> dict[str, Any]:
+        schema, body = self._schema_of(value, where)
+        source = io.BytesIO(body)
+        try:
+            found = self._read(source, schema, None)
+        # The library raises whatever its reader trips over.
+        except Exception as error:
+            raise SchemaError(f"{where}: it must be Avro of the schema; {type(error).__name__}: {error}") from None
+        if rest := len(body) - source.tell():
+            raise SchemaError(f"{where}: it must be Avro of the schema; got {rest} bytes behind its end")
+        return self._fields.row(found, where)
+
+
+def _fastavro() -> Any:
+    try:
+        import fastavro
+    except ImportError:
+        raise UsageError("reading Avro needs the package fastavro; install holdfast-streams[kafka]") from None
+    return fastavro
+
+
+def given_schema(schema: str | Path | Mapping[str, Any]) -> AvroSchema:
+    """One schema for all values: a file, its JSON, or what that says."""
+    if isinstance(schema, Path) or (isinstance(schema, str) and not schema.lstrip().startswith(("{", "["))):
+        try:
+            schema = Path(schema).read_text()
+        except OSError as error:
+            raise UsageError(f"the Avro schema must be a file or JSON; {error}") from None
+    try:
+        parsed = _fastavro().parse_schema(json.loads(schema) if isinstance(schema, str) else dict(schema))
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"the Avro schema cannot be read: {error}") from None
+    return lambda value, where: (parsed, value)
+
+
+class Registry:
+    """A schema registry: a value begins with a zero byte and the number of its schema."""
+
+    def __init__(self, url: str) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise UsageError(f"a schema registry must be an address such as http://registry:8081; got {url!r}")
+        self._url = url.rstrip("/")
+        self._known: dict[int, Any] = {}
+
+    def __call__(self, value: bytes, where: str) -> tuple[Any, bytes]:
+        if len(value) < 5 or value[0] != 0:
+            raise SchemaError(f"{where}: a value must begin with a zero byte and the number of its schema; got others")
+        number = int.from_bytes(value[1:5], "big")
+        if number not in self._known:
+            if len(self._known) >= _SCHEMAS_MAX:
+                self._known.clear()
+            self._known[number] = self._ask(number, where)
+        return self._known[number], value[5:]
+
+    def _ask(self, number: int, where: str) -> Any:
+        try:
+            answer = httpx.get(f"{self._url}/schemas/ids/{number}", timeout=_REGISTRY_S)
+        except httpx.HTTPError as error:
+            raise PeerError(f"the schema registry does not answer: {error}; trying again") from None
+        if answer.status_code in (401, 403):
+            raise UsageError(f"the schema registry must let us in; it answers {answer.status_code}; check its address")
+        if answer.status_code == 404:
+            raise SchemaError(f"{where}: its schema must be in the registry; it has none with number {number}")
+        try:
+            answer.raise_for_status()
+            return _fastavro().parse_schema(json.loads(answer.json()["schema"]))
+        except httpx.HTTPError as error:
+            raise PeerError(f"the schema registry does not answer: {error}; trying again") from None
+        except Exception as error:
+            raise SchemaError(f"{where}: schema {number} of the registry must be Avro; {error}") from None
+
+
+class ProtobufValues:
+    """A message per value. `message` is the class that was generated for it."""
+
+    def __init__(self, schema: pa.Schema, extra: bool, message: Any) -> None:
+        self._fields, self._message = _Fields(schema, extra), message
+
+    def row(self, value: bytes, where: str) -> dict[str, Any]:
+        name = self._message.DESCRIPTOR.full_name
+        try:
+            found = self._message.FromString(value)
+        # The runtime's own error: no module of ours imports it, the user's does.
+        except Exception as error:
+            raise SchemaError(f"{where}: it must be a message {name}; {error}") from None
+        return self._fields.row(_plain(found), where)
+
+
+def _plain(message: Any) -> dict[str, Any]:
+    return {field.name: _value(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def _value(message: Any, field: Any) -> Any:
+    value = getattr(message, field.name)
+    kind = field.message_type
+    if kind is not None and kind.GetOptions().map_entry:
+        inner = kind.fields_by_name["value"]
+        return {key: _one(item, inner) for key, item in value.items()}
+    repeated = field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED
+    if repeated:
+        return [_one(item, field) for item in value]
+    if field.has_presence and not message.HasField(field.name):
+        return None
+    return _one(value, field)
+
+
+def _one(value: Any, field: Any) -> Any:
+    if field.message_type is not None:
+        if field.message_type.full_name == "google.protobuf.Timestamp":
+            return _EPOCH + timedelta(seconds=value.seconds, microseconds=value.nanos // 1000)
+        return _plain(value)
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        return str(value) if known is None else known.name
+    return value

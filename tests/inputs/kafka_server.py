@@ -1,0 +1,176 @@
+"""A Kafka broker in KRaft mode, on loopback and gone when the tests are.
+
+    python -m tests.inputs.kafka_server --fetch
+
+brings the server from Maven's artifacts (`mvn` is needed) into the user's cache. Where it is there, the tests start it;
+otherwise they say what they skip.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.spark.java import find_java
+from tests.checkpoint.servers import free_port
+
+VERSION = "4.3.1"
+_POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
+<groupId>holdfast</groupId><artifactId>kafka-for-tests</artifactId><version>1</version><dependencies>
+<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{VERSION}</version></dependency>
+</dependencies></project>"""
+_CLUSTER = "aG9sZGZhc3QtdGVzdHMtMQ"
+_LOGGING = """<Configuration><Appenders><Console name="out"><PatternLayout pattern="%d %p %c %m%n"/></Console>
+</Appenders><Loggers><Root level="WARN"><AppenderRef ref="out"/></Root></Loggers></Configuration>"""
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "holdfast" / f"kafka-{VERSION}"
+
+
+def jars() -> Path | None:
+    """The folder of the server's jars; None if they were not fetched."""
+    return _cache() / "lib" if (_cache() / "ready").exists() else None
+
+
+def fetch() -> str | None:
+    """Bring the jars, unless they are there; why not, if they cannot be had."""
+    cache = _cache()
+    if jars() is not None:
+        return None
+    if shutil.which("mvn") is None:
+        return "mvn is not installed"
+    cache.mkdir(parents=True, exist_ok=True)
+    (cache / "pom.xml").write_text(_POM)
+    command = ["mvn", "-q", "-B", "-f", str(cache / "pom.xml"), "dependency:copy-dependencies",
+               f"-DoutputDirectory={cache}/lib", "-DincludeScope=runtime"]  # fmt: skip
+    if subprocess.run(command, check=False).returncode:
+        return "its artifacts could not be had from Maven"
+    (cache / "ready").touch()
+    return None
+
+
+def _java() -> str:
+    home = find_java()
+    if home is None:
+        pytest.skip("Kafka needs Java")
+    return str(home / "bin" / "java")
+
+
+class Kafka:
+    """Broker and controller in one process that can be killed and started again over the same disk."""
+
+    def __init__(self, lib: Path, folder: Path) -> None:
+        self._lib, self._folder = lib, folder
+        self.port, self.sasl_port, self._controller = free_port(), free_port(), free_port()
+        settings = {
+            "process.roles": "broker,controller", "node.id": "1",
+            "controller.quorum.voters": f"1@127.0.0.1:{self._controller}", "controller.listener.names": "CONTROLLER",
+            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},SASL_PLAINTEXT://127.0.0.1:{self.sasl_port},"
+                         f"CONTROLLER://127.0.0.1:{self._controller}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.sasl_plaintext.plain.sasl.jaas.config":
+                'org.apache.kafka.common.security.plain.PlainLoginModule required user_reader="right";',
+            "log.dirs": f"{folder}/data", "auto.create.topics.enable": "false",
+            "offsets.topic.replication.factor": "1", "offsets.topic.num.partitions": "1",
+            "transaction.state.log.replication.factor": "1", "transaction.state.log.min.isr": "1",
+            "transaction.state.log.num.partitions": "1", "share.coordinator.state.topic.replication.factor": "1",
+            "share.coordinator.state.topic.num.partitions": "1", "share.coordinator.state.topic.min.isr": "1",
+            "group.initial.rebalance.delay.ms": "0", "num.network.threads": "1", "num.io.threads": "2",
+            "log.cleaner.dedupe.buffer.size": str(4 << 20), "log.cleaner.backoff.ms": "100",
+            "log.retention.ms": "-1",  # Tests bring times of their own, which are long ago.
+            # So that a broker that was killed may come back at once.
+            "broker.session.timeout.ms": "1000", "broker.heartbeat.interval.ms": "200",
+        }  # fmt: skip
+        (folder / "server.properties").write_text("".join(f"{k}={v}\n" for k, v in settings.items()))
+        (folder / "log4j2.xml").write_text(_LOGGING)
+        self._log = (folder / "log").open("ab")
+        self._make_disk()
+        self.start()
+
+    def _make_disk(self) -> None:
+        """Once for all tests: it takes a JVM some seconds to write three small files."""
+        made = _cache() / "disk"
+        if not made.exists():
+            settings = f"{self._folder}/server.properties"
+            format = self._command("kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", settings)
+            done = subprocess.run(format, stdout=self._log, stderr=self._log, check=False)
+            assert done.returncode == 0, f"the broker's disk could not be made:\n{self.log()}"
+            staged = made.with_name(f"disk-{os.getpid()}")
+            shutil.copytree(self._folder / "data", staged)
+            with contextlib.suppress(OSError):  # Somebody else was quicker.
+                staged.rename(made)
+            return
+        shutil.copytree(made, self._folder / "data")
+
+    def _command(self, main: str, *rest: str) -> list[str]:
+        # Startup counts here, not throughput: one compiler, one collector thread.
+        java = [_java(), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        return [*java, f"-Dlog4j2.configurationFile={self._folder}/log4j2.xml", "-cp", f"{self._lib}/*", main, *rest]
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def sasl_address(self) -> str:
+        return f"127.0.0.1:{self.sasl_port}"
+
+    def log(self) -> str:
+        return Path(self._folder, "log").read_text()[-3000:]
+
+    def start(self) -> None:
+        command = self._command("kafka.Kafka", f"{self._folder}/server.properties")
+        self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
+
+    def ready(self, seconds: float) -> bool:
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+
+        until = time.monotonic() + seconds
+        admin = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
+        while time.monotonic() < until and self._process.poll() is None:
+            with contextlib.suppress(KafkaException):
+                admin.list_topics(timeout=2)
+                return True
+        return False
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        self.kill()
+        self._log.close()
+
+
+@contextlib.contextmanager
+def kafka_broker() -> Iterator[Kafka]:
+    """A broker of our own, as long as the machine has the programs."""
+    pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed; the extra [kafka] brings it")
+    lib = jars()
+    if lib is None:
+        pytest.skip("no Kafka here; `python -m tests.inputs.kafka_server --fetch` brings it from Maven")
+    with tempfile.TemporaryDirectory(prefix="holdfast-kafka-") as folder:
+        server = Kafka(lib, Path(folder))
+        try:
+            assert server.ready(120), f"Kafka did not come up:\n{server.log()}"
+            yield server
+        finally:
+            server.stop()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--fetch"]:
+        sys.exit("usage: python -m tests.inputs.kafka_server --fetch")
+    sys.exit(None if (why := fetch()) is None else f"no Kafka: {why}")

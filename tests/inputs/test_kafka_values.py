@@ -1,0 +1,246 @@
+"""Records of a topic into rows, without a broker: encodings, parts of a record, what does not fit."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pytest
+
+from holdfast.inputs.kafka import KafkaSource, kafka
+from holdfast.inputs.kafka_records import Records
+from holdfast.inputs.typed_json import Misread, typed_json
+from holdfast.model.errors import PeerError, UsageError
+from holdfast.model.schema import parse_schema
+
+fastavro = pytest.importorskip("fastavro", reason="fastavro is not installed; the extra [kafka] brings it")
+
+
+class Record(NamedTuple):
+    """What the client library gives, as far as it is asked for."""
+
+    body: bytes | None
+    at: int = 0
+    name: bytes | None = None
+    notes: Any = None
+    ms: int = 1000
+
+    def key(self) -> bytes | None:
+        return self.name
+
+    def value(self) -> bytes | None:
+        return self.body
+
+    def partition(self) -> int:
+        return 3
+
+    def offset(self) -> int:
+        return self.at
+
+    def timestamp(self) -> tuple[int, int]:
+        return (1, self.ms)
+
+    def headers(self) -> Any:
+        return self.notes
+
+
+def records(source: KafkaSource, columns: str) -> Records:
+    return Records(parse_schema(columns), "s", source.topic, values=source.values, parts=source.parts,
+                   stime=source.stime, stime_unit=source.stime_unit, tombstones=source.tombstones)  # fmt: skip
+
+
+def read(source: KafkaSource, columns: str, *given: Record) -> tuple[list[dict[str, Any]], list[str]]:
+    chunk, refused = records(source, columns).chunk(given)
+    return chunk.rows.drop_columns(["stime"]).to_pylist(), [r.why for r in refused]
+
+
+def test_json_and_the_parts_of_a_record_become_columns() -> None:
+    source = kafka("b:1", topic="t", columns={"key": "who", "headers": "notes", "partition": "p", "offset": "o",
+                                              "topic": "from", "timestamp": "ts"})  # fmt: skip
+    rows, refused = read(source, "n bigint, who string, notes map<string, binary>, p int, o bigint, from string, "
+                         "ts timestamp", Record(b'{"n": 1}', 7, b"ann", [("trace", b"\x01")]))  # fmt: skip
+    assert refused == []
+    at = datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
+    assert rows == [{"n": 1, "who": "ann", "notes": [("trace", b"\x01")], "p": 3, "o": 7, "from": "t", "ts": at}]
+
+
+def test_what_does_not_fit_is_given_back_and_the_others_go_on() -> None:
+    given = (
+        Record(b'{"n": 1}', 0),
+        Record(b'{"n": 1.5}', 1),
+        Record(b'{"m": 1}', 2),
+        Record(b"", 3),
+        Record(b'{"n": 2}', 4),
+    )
+    rows, refused = read(kafka("b:1", topic="t"), "n bigint", *given)
+    assert rows == [{"n": 1}, {"n": 2}]
+    assert [why.partition(":")[0] for why in refused] == [f"topic t partition 3 offset {n}" for n in (1, 2, 3)]
+    rows, refused = read(kafka("b:1", topic="t", extra="ignore"), "n bigint", *given)
+    assert rows == [{"n": 1}, {"n": None}, {"n": 2}]
+    assert len(refused) == 2
+
+
+def test_a_key_that_is_no_text_is_refused_by_a_column_of_text() -> None:
+    source = kafka("b:1", topic="t", columns={"key": "who"})
+    rows, refused = read(source, "n bigint, who string", Record(b"{}", 0, b"\xff"), Record(b"{}", 1, b"ann"))
+    assert rows == [{"n": None, "who": "ann"}]
+    assert "its key must be text" in refused[0]
+
+
+def test_with_columns_nothing_is_decoded() -> None:
+    source = kafka("b:1", topic="t", value="columns")
+    rows, _ = read(
+        source, "key binary, value binary, offset bigint", Record(b"\x00\xff", 5, None), Record(None, 6, b"k")
+    )
+    assert rows == [{"key": None, "value": b"\x00\xff", "offset": 5}, {"key": b"k", "value": None, "offset": 6}]
+    with pytest.raises(UsageError, match="its columns must be parts of a record"):
+        records(source, "n bigint")
+
+
+def test_stime_is_the_timestamp_or_a_column() -> None:
+    chunk, _ = records(kafka("b:1", topic="t"), "n bigint").chunk([Record(b"{}", ms=1234)])
+    assert chunk.stimes.tolist() == [1_234_000]
+    source = kafka("b:1", topic="t", stime="n", stime_unit="s")
+    chunk, refused = records(source, "n bigint").chunk([Record(b'{"n": 9}'), Record(b"{}", 1), Record(None, 2)])
+    assert chunk.stimes.tolist() == [9_000_000]
+    assert len(refused) == 2
+    with pytest.raises(UsageError, match="stime must be 'timestamp' or one of"):
+        records(kafka("b:1", topic="t", stime="m"), "n bigint")
+
+
+SCHEMA = {
+    "type": "record", "name": "Order",
+    "fields": [
+        {"name": "n", "type": ["null", "long"]},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}},
+    ],
+}  # fmt: skip
+ORDER = {"n": 7, "at": datetime(2026, 3, 1, tzinfo=UTC), "price": Decimal("1.25")}
+ORDERS = "n bigint, at timestamp, price decimal(9,2)"
+
+
+def avro(value: dict[str, Any]) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(SCHEMA), value)
+    return out.getvalue()
+
+
+def test_avro_with_a_schema_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "order.avsc").write_text(json.dumps(SCHEMA))
+    for schema in (SCHEMA, json.dumps(SCHEMA), tmp_path / "order.avsc"):
+        source = kafka("b:1", topic="t", value="avro", avro_schema=schema)
+        rows, refused = read(
+            source, ORDERS, Record(avro(ORDER)), Record(avro(ORDER)[:-1], 1), Record(avro(ORDER) + b"x", 2)
+        )
+        assert rows == [ORDER]
+        assert ["must be Avro" in why for why in refused] == [True, True]
+    with pytest.raises(UsageError, match="needs avro_schema= or registry="):
+        kafka("b:1", topic="t", value="avro")
+
+
+@pytest.fixture
+def registry() -> Iterator[tuple[str, list[str]]]:
+    asked: list[str] = []
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200 if self.path == "/schemas/ids/5" else 404)
+            self.end_headers()
+            self.wfile.write(json.dumps({"schema": json.dumps(SCHEMA)}).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Answers)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_avro_with_a_registry_that_is_asked_once_for_each_schema(registry: tuple[str, list[str]]) -> None:
+    url, asked = registry
+    source = kafka("b:1", topic="t", value="avro", registry=url)
+    good = b"\x00\x00\x00\x00\x05" + avro(ORDER)
+    rows, refused = read(source, ORDERS, Record(good), Record(good, 1), Record(avro(ORDER), 2),
+                         Record(b"\x00\x00\x00\x00\x06" + avro(ORDER), 3))  # fmt: skip
+    assert rows == [ORDER, ORDER]
+    assert asked == ["/schemas/ids/5", "/schemas/ids/6"]
+    assert "must begin with a zero byte" in refused[0]
+    assert "it has none with number 6" in refused[1]
+
+
+def test_a_registry_that_is_away_is_no_fault_of_the_record() -> None:
+    source = kafka("b:1", topic="t", value="avro", registry="http://127.0.0.1:1")
+    with pytest.raises(PeerError, match="does not answer"):
+        read(source, ORDERS, Record(b"\x00\x00\x00\x00\x05"))
+
+
+def test_protocol_buffers() -> None:
+    pytest.importorskip("google.protobuf")
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    file = descriptor_pb2.FileDescriptorProto(name="order.proto", package="shop", syntax="proto3")
+    message = file.message_type.add(name="Order")
+    kinds = descriptor_pb2.FieldDescriptorProto
+    fields = [("n", kinds.TYPE_INT64, 1), ("who", kinds.TYPE_STRING, 1), ("tags", kinds.TYPE_STRING, 3)]
+    for number, (name, kind, label) in enumerate(fields, 1):
+        message.field.add(name=name, number=number, type=kind, label=label)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    order = message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Order"))
+    value = order(n=7, who="ann", tags=["a", "b"]).SerializeToString()
+    source = kafka("b:1", topic="t", value=order)
+    rows, refused = read(source, "n bigint, who string, tags array<string>", Record(value), Record(b"\xff", 1))
+    assert rows == [{"n": 7, "who": "ann", "tags": ["a", "b"]}]
+    assert "must be a message shop.Order" in refused[0]
+
+
+def test_settings_that_could_lose_records_are_refused_and_a_file_may_have_the_others(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"sets enable.auto.commit itself"):
+        kafka("b:1", topic="t", config={"enable.auto.commit": "true"}).settings()
+    (tmp_path / "client.properties").write_text("# of the shop\nsasl.password = a=b\n\n")
+    source = kafka("b:1", topic="t", config_file=tmp_path / "client.properties")
+    assert source.settings() == {"sasl.password": "a=b"}
+    assert "a=b" not in repr(source)
+    (tmp_path / "client.properties").write_text("oops")
+    with pytest.raises(UsageError, match="line 1 must be name=value"):
+        source.settings()
+
+
+def test_the_quick_way_of_json_leaves_what_it_does_not_take() -> None:
+    assert typed_json(parse_schema("at timestamp")) is None
+    quick = typed_json(parse_schema("n tinyint, f double, s string, b boolean"))
+    assert quick is not None
+    arrays = quick.arrays([b'{"n": 127, "f": 1, "s": "\\u00e9", "b": true}', b"{}"])
+    assert [array.to_pylist() for array in arrays] == [[127, None], [1.0, None], ["é", None], [True, None]]
+    for text in (
+        b'{"n": 128}',
+        b'{"n": 1.0}',
+        b'{"n": true}',
+        b'{"f": "1"}',
+        b'{"x": 1}',
+        b"[1]",
+        b"\xff",
+        b'{"f": 1e999}',
+    ):
+        with pytest.raises(Misread):
+            quick.arrays([text])
+    strict = typed_json(pa.schema([pa.field("n", pa.int64(), nullable=False)]))
+    assert strict is not None
+    with pytest.raises(Misread):
+        strict.arrays([b"{}"])
