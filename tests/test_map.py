@@ -26,9 +26,9 @@ IMPORTS = {
     "demo": "clock console holdfast host spark",
     "console": "load",
     "load": "clock diagram engine host inputs protocol spark stream",
-    "holdfast": "app host stream",
+    "holdfast": "app host inputs stream",
     "testing": "app checkpoint clock engine host protocol sinks stream",
-    "app": "diagram host protocol",
+    "app": "diagram host inputs protocol sinks",
     "host": "clock diagram engine inputs protocol sinks spark stream",
     "spark": "checkpoint clock diagram engine inputs operators protocol stream",
     "operators": "checkpoint protocol stream",
@@ -37,7 +37,7 @@ IMPORTS = {
     "inputs": "clock stream",
     "sim": "protocol",
     "stream": "clock protocol",
-    "engine": "diagram stream",
+    "engine": "diagram inputs stream",
     "diagram": "protocol",
     "protocol": "",
     "clock": "",
@@ -140,7 +140,7 @@ def test_what_is_imported_is_declared() -> None:
     project = tomllib.loads((HOME / "pyproject.toml").read_text())["project"]
     extras = [
         need
-        for name in ("java", "postgres", "delta", "rocksdb", "redis")
+        for name in ("java", "postgres", "delta", "rocksdb", "redis", "kafka")
         for need in project["optional-dependencies"][name]
     ]
     words = [re.match(r"[\w.-]+", need) for need in project["dependencies"] + extras]

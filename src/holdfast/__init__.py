@@ -41,13 +41,14 @@ from holdfast.stream.subscriber import Subscriber
 if TYPE_CHECKING:
     from holdfast.app import App
     from holdfast.host.connection import connect
+    from holdfast.inputs.kafka import kafka
 
 __version__ = "0.1.0"
 __all__ = [
     "App", "BadName", "Bound", "CorruptLog", "EarlyTuple", "Fenced", "HoldfastError", "LateTuple", "Mended",
     "MendedMeanwhile", "PeerError", "Producer", "Removed", "Retention", "SchemaError", "StateLost", "StorageError",
     "Stream", "StreamBusy", "StreamFull", "StreamStore", "Subscriber", "TupleType", "UnknownStream", "UsageError",
-    "connect", "open",
+    "connect", "kafka", "open",
 ]  # fmt: skip
 
 
@@ -57,7 +58,7 @@ def open(root: str | os.PathLike[str]) -> StreamStore:
 
 
 def __getattr__(name: str) -> Any:
-    """`App` and `connect` on first use: who only reads and writes streams need not wait for the protocol."""
+    """`App`, `connect` and `kafka` on first use: who only reads and writes streams need not wait for the protocol."""
     if name == "App":
         from holdfast.app import App
 
@@ -66,6 +67,10 @@ def __getattr__(name: str) -> Any:
         from holdfast.host.connection import connect
 
         return connect
+    if name == "kafka":
+        from holdfast.inputs.kafka import kafka
+
+        return kafka
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -18,22 +18,24 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
-from holdfast.diagram import Application, Boundaries, Diagram, NodeSpec, Retain, SinkSpec, check_node_name, diagram_of
+from holdfast.diagram import Application, Boundaries, Diagram, NodeSpec, Retain, check_node_name, diagram_of
+from holdfast.inputs.source import EngineSource, Source, SourceSpec
 from holdfast.model.errors import UsageError
 from holdfast.model.schema import SchemaLike, parse_schema
 from holdfast.model.time import duration_us, instant_us
 from holdfast.protocol.dpc.plan import Full, Policy, Stabilise
 
 if TYPE_CHECKING:
-    from holdfast.sinks.sink import Sink
+    from holdfast.sinks.sink import Sink, SinkSpec
 
-__all__ = ["App", "Diagram", "NodeSpec", "SinkSpec"]
+__all__ = ["App", "Diagram", "NodeSpec"]
 
 Duration = str | int | float | timedelta
 PolicyName = Literal["process", "delay", "suspend"]
@@ -50,6 +52,7 @@ class App(Application):
         self._diagram = diagram_of(name, ())
         self._nodes: tuple[NodeSpec, ...] = ()
         self._sinks: dict[str, SinkSpec] = {}
+        self._sources: dict[str, SourceSpec] = {}
 
     def node(
         self,
@@ -123,9 +126,50 @@ class App(Application):
         return declare
 
     def _add(self, *added: NodeSpec) -> None:
+        for node in added:
+            if node.output in self._sources:
+                raise UsageError(f"stream {node.output!r} has a source; node {node.name!r} cannot produce it as well")
         nodes = (*self._nodes, *added)
         self._diagram = diagram_of(self.name, nodes)
         self._nodes = nodes
+
+    def source(
+        self,
+        stream: str,
+        source: Source | Callable[[Any], Any],
+        *,
+        schema: SchemaLike | None = None,
+        bucket: Duration | None = None,
+        stime: str | None = None,
+        slack: Duration = 0,
+        idle: Literal["wait", "advance"] | Duration = "wait",
+        trigger: Duration | None = None,
+    ) -> None:
+        """Fill a stream from elsewhere while the application runs: from `holdfast.kafka(…)`, or from any streaming
+        source of Spark's, `lambda spark: spark.readStream…`, whose column `stime` says when a row happened, with so
+        much `slack`. With `schema` the stream is made if it is not there; Spark's frames say theirs themselves."""
+        if isinstance(source, Source):
+            described: Source | EngineSource = source
+            if stime is not None or slack or idle != "wait" or trigger is not None:
+                raise UsageError(
+                    f"stime, slack, idle and trigger of stream {stream!r} must stand in its description; got them here"
+                )
+        else:
+            described = _spark_source(stream, source, stime, slack, idle, trigger)
+        if stream in self._sources:
+            raise UsageError(f"stream {stream!r} must have one source; got a second; a stream has one writer")
+        if (producer := self._producer_of(stream)) is not None:
+            raise UsageError(f"stream {stream!r} is produced by node {producer!r}; it cannot have a source as well")
+        columns = None if schema is None else parse_schema(schema)
+        self._sources[stream] = SourceSpec(stream, described, columns, _optional_us(bucket))
+
+    def _producer_of(self, stream: str) -> str | None:
+        return next((node.name for node in self._nodes if node.output == stream), None)
+
+    @property
+    def sources(self) -> Mapping[str, SourceSpec]:
+        """The streams that are filled from elsewhere, and how."""
+        return MappingProxyType(self._sources)
 
     def sink(self, stream: str, sink: Sink, *, name: str | None = None, start: str | datetime = "beginning") -> None:
         """Keep a target (`holdfast.sinks`) at what a stream of the application says, corrections included.
@@ -133,6 +177,8 @@ class App(Application):
         It runs with the application, and goes on where the target is; `start` counts for one that holds nothing yet.
         Retention waits for it under its name.
         """
+        from holdfast.sinks.sink import SinkSpec  # Not for who has none: it brings all of them with it.
+
         chosen = check_node_name(name or f"{stream}.{sink.kind}", "the name of a sink", "give it one with name=")
         if chosen in self._sinks:
             raise UsageError(f"a sink {chosen!r} is there already; give this one another name with name=")
@@ -168,6 +214,25 @@ class App(Application):
 
     def __repr__(self) -> str:
         return f"App({self.name!r}, nodes: {', '.join(node.name for node in self._nodes) or 'none'})"
+
+
+def _spark_source(
+    stream: str,
+    function: Callable[[Any], Any],
+    stime: str | None,
+    slack: Duration,
+    idle: Literal["wait", "advance"] | Duration,
+    trigger: Duration | None,
+) -> EngineSource:
+    if not callable(function):
+        raise UsageError(
+            f"the source of stream {stream!r} must be a description such as holdfast.kafka(…), or a function from a "
+            f"session to spark.readStream…; got {type(function).__name__}"
+        )
+    if stime is None:
+        raise UsageError(f"the source of stream {stream!r} must say which column is its time; add stime='…'")
+    idle_us = None if idle == "wait" else 0 if idle == "advance" else duration_us(idle)
+    return EngineSource(function, stime, duration_us(slack), idle_us, _optional_us(trigger))
 
 
 def _parts(

@@ -11,12 +11,11 @@ Rules:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -24,9 +23,6 @@ from holdfast.model.errors import BadName, UsageError
 from holdfast.model.names import check_name
 from holdfast.model.time import SECOND_US, duration_text
 from holdfast.protocol.dpc.plan import KEEPALIVE_US, Full, Policy, Stabilise, check_times
-
-if TYPE_CHECKING:
-    from holdfast.sinks.sink import Sink
 
 Boundaries = Literal["auto", "before", "exact"]
 Retain = Literal["all", "acknowledged"]
@@ -164,15 +160,6 @@ class Diagram:
         return "\n".join(line for node in self.nodes for line in _block(node))
 
 
-class SinkSpec(NamedTuple):
-    """A target outside that is kept at what a stream says."""
-
-    name: str
-    stream: str
-    sink: Sink
-    start: str | datetime
-
-
 class Application(ABC):
     """What a host runs, as far as it must know: `holdfast.App` is one."""
 
@@ -184,8 +171,13 @@ class Application(ABC):
         """Its nodes, checked and in topological order."""
 
     @property
-    def sinks(self) -> tuple[SinkSpec, ...]:
-        """Its sinks, of streams that it has."""
+    def sources(self) -> Mapping[str, Any]:
+        """Streams that are filled from elsewhere, and how (`holdfast.inputs.source.SourceSpec`)."""
+        return {}
+
+    @property
+    def sinks(self) -> tuple[Any, ...]:
+        """Targets outside that are kept at what its streams say (`holdfast.sinks.sink.SinkSpec`)."""
         return ()
 
 

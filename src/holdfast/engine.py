@@ -25,6 +25,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from holdfast.diagram import NodeSpec
+from holdfast.inputs.source import EngineSource, SourceInput
 from holdfast.model.errors import HoldfastError, Removed, UnknownStream, UsageError
 from holdfast.model.time import duration_text
 from holdfast.stream.definition import Retention
@@ -233,6 +234,12 @@ class Engine(ABC):
     @abstractmethod
     def queries(self, node: NodeSpec, inputs: Sequence[Stream], outputs: Path, home: Path) -> NodeQueries:
         """The queries of a replica. `outputs` is where its output stream lies, `home` its own folder."""
+
+    def ingest(
+        self, source: EngineSource, stream: str, store: StreamStore, home: Path, bucket_us: int | None
+    ) -> SourceInput:
+        """An input that fills a stream from a source of the engine's own. `home` is a folder for where it stands."""
+        raise UsageError(f"the source of stream {stream} must be one that {self.name} can read; it reads none")
 
     @abstractmethod
     def take_up(self, home: Path, checkpoint: Path, right_from_us: int | None) -> None:

@@ -309,3 +309,25 @@ def test_a_reader_without_streams_and_a_file_for_two_roles_are_refused(write: Wr
     refused(
         write(ROLES.replace("peer.token", "view.token")), "must name another file for view_token than for peer_token"
     )
+
+
+def test_a_source_may_say_what_fills_it(write: Write, tmp_path: Path) -> None:
+    words = "{brokers: 'b:9092', slack: 2s, columns: {key: who}, config_file: client.properties}"
+    fed = f"{{host: src, kafka: {words}, bucket: 1s, schema: 'n bigint, who string'}}"
+    (tmp_path / "client.properties").write_text("sasl.password=hush\n")
+    deployment = load_deployment(write(GOOD.replace("monitor2: src", f"monitor2: {fed}")))
+    assert deployment.sources == {"monitor1": "src", "monitor2": "src"}
+    (spec,) = deployment.fed.values()
+    assert (spec.stream, spec.bucket_us) == ("monitor2", 1_000_000)
+    assert spec.source.text() == "topic monitor2 of Kafka at b:9092"
+    assert "hush" not in repr(deployment)
+
+
+def test_a_source_that_cannot_be_filled_as_it_says_is_refused(write: Write) -> None:
+    def with_source(text: str) -> Path:
+        return write(GOOD.replace("monitor2: src", f"monitor2: {text}"))
+
+    refused(with_source("{host: src, kafka: {brokers: b, slack: soon}}"), "a duration must look like")
+    refused(with_source("{host: src, kafka: {brokers: b, speed: high}}"), "unknown field `speed`")
+    refused(with_source("{host: src, bucket: 1s}"), "schema and bucket go with kafka")
+    refused(with_source("{host: nowhere}"), "no host 'nowhere'")

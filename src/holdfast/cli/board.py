@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.cli.hosts import HostClient, HostStatus, ReplicaStatus, SinkStatus
+from holdfast.cli.hosts import HostClient, HostStatus, ReplicaStatus, SinkStatus, SourceStatus
 from holdfast.cli.session import Session
 from holdfast.cli.units import age_text
 from holdfast.clock import now_us
@@ -61,6 +61,8 @@ def show(session: Session, asked: list[HostClient], answers: list[HostStatus | P
         if isinstance(answer, PeerError):
             print(answer)
             continue
+        for source in answer.sources:
+            print(_plain(_source_text(source)))
         for sink in answer.sinks:
             print(_plain(f"sink {sink.sink} on {answer.host}: {sink_text(sink)}"))
         for replica in answer.replicas:
@@ -68,6 +70,15 @@ def show(session: Session, asked: list[HostClient], answers: list[HostStatus | P
                 print(_plain(f"{replica.replica} ({replica.state}): {replica.why}"))
             if replica.output is not None and ";" in (replica.output.retention or ""):  # It did something, or waits.
                 print(_plain(f"{replica.output.stream} of {replica.replica} keeps: {replica.output.retention}"))
+
+
+def _source_text(source: SourceStatus) -> str:
+    text = f"{source.stream} from {source.origin}: {source.state}"
+    if source.lag is not None:
+        text += f", {source.lag} records behind, {source.rate or 0:.0f} a second"
+    if source.dead or source.late:
+        text += f", {source.dead} did not fit, {source.late} too late"
+    return f"{text}: {source.why}" if source.why else text
 
 
 def sink_text(sink: SinkStatus) -> str:

@@ -63,6 +63,22 @@ class ReplicaStatus(msgspec.Struct, frozen=True):
     """The same as a sentence; or why it failed."""
 
 
+class SourceStatus(msgspec.Struct, frozen=True, rename={"origin": "from"}):
+    """What fills a source stream, and how it does."""
+
+    stream: str
+    origin: str
+    state: str
+    why: str = ""
+    lag: int | None = None
+    rate: float | None = None
+    rows: int = 0
+    late: int = 0
+    dead: int = 0
+    errors: int = 0
+    last_error: str | None = None
+
+
 class SinkStatus(msgspec.Struct, frozen=True):
     sink: str
     stream: str
@@ -81,6 +97,7 @@ class HostStatus(msgspec.Struct, frozen=True):
     host: str
     replicas: tuple[ReplicaStatus, ...] = ()
     cuts: tuple[str, ...] = ()
+    sources: tuple[SourceStatus, ...] = ()
     sinks: tuple[SinkStatus, ...] = ()
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from holdfast.cli.feeding import Inputs, Options
+from holdfast.cli.kafka_feed import columns_of, feed_from_kafka
 from holdfast.cli.session import Json, Name, Root, Session
 from holdfast.cli.units import counted
 from holdfast.clock import monotonic_us, pause
+from holdfast.inputs.kafka import kafka as kafka_source
 from holdfast.inputs.token_file import read_token
 from holdfast.model.time import closed_until
 from holdfast.stream.producer import MAX_AHEAD, Producer
@@ -60,6 +62,27 @@ def command(
     ] = None,
     certificate: Annotated[Path | None, typer.Option(help="For TLS, with --key.")] = None,
     key: Annotated[Path | None, typer.Option(help="For TLS, with --certificate.")] = None,
+    kafka: Annotated[
+        str | None, typer.Option(metavar="BROKER:PORT,…", help="Read a topic of Kafka, each record exactly once.")
+    ] = None,
+    topic: Annotated[str | None, typer.Option(help="With --kafka: the topic, if not named like the stream.")] = None,
+    value: Annotated[str, typer.Option(help="With --kafka: json, avro or columns.")] = "json",
+    avro_schema: Annotated[Path | None, typer.Option(help="With --value avro: the file of its schema.")] = None,
+    registry: Annotated[
+        str | None, typer.Option(metavar="URL", help="With --value avro: the schema registry instead.")
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PART=COLUMN", help="With --kafka: key, topic, partition, offset, timestamp or headers."),
+    ] = None,
+    kafka_config: Annotated[
+        Path | None, typer.Option(help="With --kafka: file of name=value settings of its client, for SASL and TLS.")
+    ] = None,
+    begin: Annotated[str, typer.Option(help="With --kafka, at first: earliest or latest.")] = "earliest",
+    tombstones: Annotated[str, typer.Option(help="With --kafka: records without a value: row or skip.")] = "row",
+    until_read: Annotated[
+        bool, typer.Option("--until-read", help="With --kafka: end when all that is there was read.")
+    ] = False,
     generate: Annotated[float | None, typer.Option(metavar="RATE", help="Invent rows, so many a second.")] = None,
     count: Annotated[int | None, typer.Option(help="With --generate: how many in all.")] = None,
     seed: Annotated[int, typer.Option(help="With --generate: the same seed, the same rows.")] = 0,
@@ -70,7 +93,7 @@ def command(
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Send rows from a file, standard input, the network or a generator. Each is durable when it is counted.
+    """Send rows from a file, standard input, the network, Kafka or a generator. Each is durable when it is counted.
 
     A file that is sent again goes on where it was, so nothing comes twice. Ctrl-C ends cleanly.
 
@@ -82,8 +105,30 @@ def command(
     holdfast send monitor1 /var/log/flows.json --follow --dead-letters bad.json
     holdfast send monitor1 --http 8080 --tcp 9000
     holdfast send monitor1 --generate 1000 --count 10000
+    holdfast send orders --kafka broker:9092 --topic orders --slack 2s --dead-letters bad.json
+    holdfast send orders --kafka broker:9092 --stime at --column key=customer --kafka-config tls.conf
+
+    With --kafka, stime is the record's timestamp, or the column that --stime names. Offsets are committed with the rows
+    they brought: whoever is killed, nothing is lost and nothing comes twice.
     """
     session = Session(root, json)
+    if kafka is not None:
+        if file is not None or tcp is not None or http is not None or generate is not None or takeover or end:
+            raise typer.BadParameter("--kafka goes without FILE, --tcp, --http, --generate, --takeover and --end")
+        said = context.get_parameter_source("slack")
+        options_of_source: dict[str, Any] = {
+            "topic": topic or name, "value": value, "stime": stime or "timestamp", "stime_unit": stime_unit,
+            "late": late, "idle": idle, "max_ahead": None if max_ahead == "none" else max_ahead,
+            "columns": columns_of(column or ()), "tombstones": tombstones, "begin": begin, "id": id,
+            "dead_letters": dead_letters, "config_file": kafka_config, "avro_schema": avro_schema,
+            "registry": registry,
+            **({"slack": slack} if said is not None and said.name != "DEFAULT" else {}),
+        }  # fmt: skip
+        home = session.store.root / ".holdfast" / "sources"
+        feed_from_kafka(session, name, kafka_source(kafka, **options_of_source), home, until_read=until_read)
+        return
+    if topic is not None or column or kafka_config is not None or until_read:
+        raise typer.BadParameter("--topic, --column, --kafka-config and --until-read go with --kafka BROKER:PORT")
     source = context.get_parameter_source("token")
     if token is not None and source is not None and source.name == "COMMANDLINE":
         session.note("--token can be seen by everybody on this machine; use --token-file, or HOLDFAST_TOKEN")

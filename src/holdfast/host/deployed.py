@@ -56,7 +56,12 @@ async def _run(
     if engine is None:
         nodes, settings = [node.name for node in catalog.nodes_on(name)], deployment.spark_settings(spec)
         engine = spark_engine(f"{app.name}@{name}", nodes, master=spec.master, **settings)
-    host = Host(name, catalog, spec.root, engine, deployment.peer_file().current)
+    # Brokers differ between deployments: the file's word counts before the application's.
+    specs = {**app.sources, **deployment.fed}
+    sources = {stream: spec for stream, spec in specs.items() if deployment.sources.get(stream) == name}
+    if unread := specs.keys() - deployment.sources.keys():
+        log.warning("no node reads %s: what fills it does not run here", ", ".join(sorted(unread)))
+    host = Host(name, catalog, spec.root, engine, deployment.peer_file().current, sources)
     sinks = sinks_on(name, app, deployment, catalog)
     extension = None if extend is None else extend(host)
     service = Service(

@@ -10,7 +10,7 @@
     hosts:
       a: {address: "127.0.0.1:7401", root: a/}         # with contracts, load: anna.yaml (`holdfast.load.contract_file`)
       b: {address: "127.0.0.1:7402", root: b/}
-    sources: {monitor1: a, monitor2: b} # which host holds a source stream
+    sources: {monitor1: a, monitor2: b} # which host holds a source stream; `holdfast.host.source_file`: what fills it
     nodes: {active_sources: [a, b]}     # replica sets; optional
     sinks: {active_sources.postgres: b} # which host runs a sink; optional
     spark: {spark.sql.shuffle.partitions: "4"}  # settings of every session; a host may have a `spark:` of its own
@@ -37,8 +37,10 @@ import msgspec
 
 from holdfast.diagram import check_node_name
 from holdfast.host.plain_yaml import read_yaml
+from holdfast.host.source_file import SourceWords, source_spec
 from holdfast.inputs.credentials import Credential, Keyring, Role
 from holdfast.inputs.network import is_loopback
+from holdfast.inputs.source import SourceSpec
 from holdfast.inputs.token_file import TokenFile, make_token, read_token
 from holdfast.model.errors import UsageError
 from holdfast.stream.acks import check_subscriber
@@ -122,6 +124,8 @@ class Deployment:
     """The secret of the clusters that hosts name as their masters."""
     sinks: Mapping[str, str] = field(default_factory=dict)
     """Sink → the host that runs it, for the sinks that the file names."""
+    fed: Mapping[str, SourceSpec] = field(default_factory=dict)
+    """Source stream → what fills it, where the file says so."""
 
     def host(self, name: str) -> HostSpec:
         for host in self.hosts:
@@ -220,7 +224,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     peer_token: str | None = None
     readers: dict[str, _Reader] = {}
     spark_token: str | None = None
-    sources: dict[str, str] = {}
+    sources: dict[str, str | SourceWords] = {}
     nodes: dict[str, list[str]] = {}
     sinks: dict[str, str] = {}
     spark: dict[str, str] = {}
@@ -242,17 +246,23 @@ def load_deployment(path: str | os.PathLike[str]) -> Deployment:
         said.app,
         file.parent / said.token,
         hosts,
-        MappingProxyType(dict(said.sources)),
+        MappingProxyType({s: home if isinstance(home, str) else home.host for s, home in said.sources.items()}),
         MappingProxyType({node: tuple(names) for node, names in said.nodes.items()}),
         None if said.view_token is None else file.parent / said.view_token,
         None if said.peer_token is None else file.parent / said.peer_token,
         MappingProxyType({name: _reader(file, name, reader) for name, reader in said.readers.items()}),
         None if said.spark_token is None else file.parent / said.spark_token,
         MappingProxyType(dict(said.sinks)),
+        MappingProxyType(_fed(file, said.sources)),
     )
     _check_tokens(deployment)
     _check_names(deployment)
     return deployment
+
+
+def _fed(file: Path, sources: Mapping[str, str | SourceWords]) -> dict[str, SourceSpec]:
+    found = {s: source_spec(file, s, said) for s, said in sources.items() if not isinstance(said, str)}
+    return {stream: spec for stream, spec in found.items() if spec is not None}
 
 
 def _reader(file: Path, name: str, said: _Reader) -> Reader:

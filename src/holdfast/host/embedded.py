@@ -66,13 +66,14 @@ class Running:
             self._ready.set()
 
     async def _run_host(self) -> None:
-        self._host = Host(HERE, Catalog(self._app.diagram()), self._app.root.absolute(), self._engine)
+        catalog, sources = Catalog(self._app.diagram()), self._app.sources
+        self._host = Host(HERE, catalog, self._app.root.absolute(), self._engine, sources=sources)
         await self._host.run(self._ready.set)
 
     def _wait_until_set_up(self) -> None:
         """A mistake in a node is said where it was started."""
         try:
-            while self._in_loop(lambda host: host.setting_up):
+            while self._in_loop(lambda host: host.setting_up or host.sources.starting):
                 pause(_POLL_US)
             self._check_nodes()
         except BaseException:
@@ -84,6 +85,8 @@ class Running:
         """Raise if a node has failed for good."""
         for replica, why in self._in_loop(lambda host: host.failures()).items():
             raise UsageError(f"{replica} does not run: {why}")
+        for stream, why in self._in_loop(lambda host: host.sources.failures()).items():
+            raise UsageError(f"the source of stream {stream} does not run: {why}")
 
     def _check(self) -> None:
         if self._trouble is not None:
@@ -133,10 +136,11 @@ class Running:
         told: set[str] = set()
         while not self._in_loop(lambda host: host.ended) or not self._sinks.ended:
             failures, nodes = self._in_loop(lambda host: (host.failures(), len(host.status()["replicas"])))
+            sources = self._in_loop(lambda host: host.sources.failures())
             for replica in failures.keys() - told:
                 log.error("%s does not run: %s", replica, failures[replica])
             told |= failures.keys()
-            if failures and len(failures) == nodes:
+            if (failures and len(failures) == nodes) or sources:
                 self._check_nodes()
             pause(200_000)
         for sink, why in self._sinks.failures().items():

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,7 +36,9 @@ from holdfast.host.mirrored_intake import copies_of
 from holdfast.host.network import Network, SourceVoice
 from holdfast.host.replica_status import SPARK_PLANS, SPARK_STARTS, Wait, waiting
 from holdfast.host.site import OwnSite, Site
+from holdfast.host.sources import Sources
 from holdfast.host.stream_server import StreamServer
+from holdfast.inputs.source import SourceSpec
 from holdfast.model.errors import HoldfastError, PeerError, StorageError, UnknownStream, UsageError
 from holdfast.protocol.dpc.effects import Send
 from holdfast.protocol.dpc.messages import Message, StreamReport
@@ -88,11 +90,20 @@ class _Fault(msgspec.Struct, forbid_unknown_fields=True):
 class Host:
     """Runs what the catalog places on the host `name`. `engine` is started when it is first needed."""
 
-    def __init__(self, name: str, catalog: Catalog, root: Path, engine: Engine, token: Token | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        catalog: Catalog,
+        root: Path,
+        engine: Engine,
+        token: Token | None = None,
+        sources: Mapping[str, SourceSpec] | None = None,
+    ) -> None:
         self.name, self.catalog, self.root, self.engine, self._token = name, catalog, root, engine, token
         self.store = StreamStore(root)
         self.cuts = Cuts()
         self.serving = StreamServer(self.store)
+        self.sources = Sources(sources or {}, self.store, root / ".holdfast" / "sources")
         self.controllers: dict[str, Replica] = {}
         #: Nodes that run elsewhere (`holdfast.load`): somebody else stands for them here.
         self.absent: set[str] = set()
@@ -120,6 +131,7 @@ class Host:
             self._voices[stream] = SourceVoice(self.store, stream, self.catalog.readers(stream))
             self._network.add_source(replica_name(stream, self.name), self._voices[stream])
         nodes = [node for node in self.catalog.nodes_on(self.name) if node.name not in self.absent]
+        self.sources.start(partial(self._started_engine, asyncio.get_running_loop()))
         try:
             if nodes:
                 # What needs no engine is done while it starts: inputs are found, declared outputs are made.
@@ -149,6 +161,11 @@ class Host:
         if self._started is None or (self._started.done() and self._started.exception() is not None):
             self._started = asyncio.get_running_loop().run_in_executor(None, self.engine.start)
         await asyncio.shield(self._started)
+
+    def _started_engine(self, loop: asyncio.AbstractEventLoop) -> Engine:
+        """For sources that need the engine, on their own threads."""
+        asyncio.run_coroutine_threadsafe(self.start_engine(), loop).result()
+        return self.engine
 
     def _look_at_engine(self) -> None:
         """Rule 6."""
@@ -201,6 +218,7 @@ class Host:
             task.cancel()
         await asyncio.gather(*beside, return_exceptions=True)
         loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self.sources.stop)
         self.serving.end()
         controllers = list(self.controllers.items())
         # One that cannot be stopped or closed must not keep the others from it: their logs would be left open.
@@ -403,7 +421,8 @@ class Host:
                 replicas.append({"replica": replica, "node": node.name, "state": "FAILED", "why": why, "inputs": []})
             elif replica not in self.controllers:
                 replicas.append(waiting(replica, node.name, self._waits.get(node.name, SPARK_STARTS)))
-        return {"host": self.name, "replicas": replicas, "cuts": self._links_cut()}
+        sources = self.sources.status()
+        return {"host": self.name, "replicas": replicas, "cuts": self._links_cut(), "sources": sources}
 
     def fault(self, order: dict[str, Any]) -> dict[str, Any]:
         """Cut and heal links: `a-b` between hosts, `stream>host`, as `holdfast fail` sends them."""

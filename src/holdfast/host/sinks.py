@@ -11,19 +11,18 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from holdfast.diagram import Application
 from holdfast.host.catalog import Catalog
 from holdfast.host.connection import Connection, connect
 from holdfast.host.deployment import Deployment
 from holdfast.model.errors import UsageError
 from holdfast.sinks.runner import LocalOrigin, Origin, Reader, SinkRunner
+from holdfast.sinks.sink import SinkSpec
 from holdfast.stream.definition import Definition
 from holdfast.stream.store import StreamStore
 from holdfast.stream.subscriber import Start
-
-if TYPE_CHECKING:
-    from holdfast.diagram import Application, SinkSpec
 
 
 class NetworkOrigin:

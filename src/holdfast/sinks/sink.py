@@ -16,7 +16,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from datetime import datetime
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -32,6 +33,16 @@ class Source:
     stream: str
     columns: pa.Schema
     """The user's own, without the header."""
+
+
+class SinkSpec(NamedTuple):
+    """A sink as an application declares it."""
+
+    name: str
+    stream: str
+    sink: Sink
+    start: str | datetime
+    """Where a target begins that holds nothing yet."""
 
 
 @dataclass(frozen=True, slots=True)

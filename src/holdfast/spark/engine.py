@@ -10,13 +10,15 @@ from pyspark.sql import SparkSession
 
 from holdfast.diagram import NodeSpec
 from holdfast.engine import Engine, NodeQueries
+from holdfast.inputs.source import EngineSource, SourceInput
 from holdfast.model.errors import HoldfastError
 from holdfast.spark.beginning import take_up
 from holdfast.spark.fork import renew_id
+from holdfast.spark.ingest import SparkInput
 from holdfast.spark.node import SparkQueries
 from holdfast.spark.pools import pools_file
 from holdfast.spark.session import build_session, has_ended
-from holdfast.stream.store import Stream
+from holdfast.stream.store import Stream, StreamStore
 
 
 class SparkEngine(Engine):
@@ -42,6 +44,12 @@ class SparkEngine(Engine):
     def queries(self, node: NodeSpec, inputs: Sequence[Stream], outputs: Path, home: Path) -> NodeQueries:
         assert self._spark is not None, "an engine is started before it is used"
         return SparkQueries(self._spark, node, inputs, outputs, home)
+
+    def ingest(
+        self, source: EngineSource, stream: str, store: StreamStore, home: Path, bucket_us: int | None
+    ) -> SourceInput:
+        assert self._spark is not None, "an engine is started before it is used"
+        return SparkInput(source, stream, store, home, self._spark, bucket_us)
 
     def take_up(self, home: Path, checkpoint: Path, right_from_us: int | None) -> None:
         take_up(home, checkpoint, right_from_us)

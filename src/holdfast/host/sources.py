@@ -1,0 +1,135 @@
+"""The sources of an application at work: each in a thread of its own, beside the nodes of its host.
+
+Rules:
+1. A source whose stream is not there makes it, if the application says its columns.
+2. A mistake that no retry can mend ends the source, and its status says why. After anything else (a broker, a disk, a
+   stream that somebody else writes) it is made anew, with pauses that grow, and goes on from what the log has.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.engine import Engine
+from holdfast.inputs.source import EngineSource, SourceInput, SourceSpec
+from holdfast.model.errors import HoldfastError, UnknownStream, UsageError
+from holdfast.model.time import duration_text
+from holdfast.stream.store import Stream, StreamStore
+
+log = logging.getLogger(__name__)
+
+#: Pauses before a source is tried again: at first what passes soon, then what takes somebody's hand.
+_PAUSE_S, _PAUSE_S_MAX = 0.2, 10.0
+
+
+class Sources:
+    """Runs the sources of one host."""
+
+    def __init__(self, specs: Mapping[str, SourceSpec], store: StreamStore, home: Path) -> None:
+        self._running = [_Running(spec, store, home) for spec in specs.values()]
+
+    def start(self, engine: Callable[[], Engine] | None = None) -> None:
+        """`engine` gives the engine, started, to those who need it."""
+        for one in self._running:
+            one.engine = engine
+            one.start()
+
+    def stop(self) -> None:
+        """Returns when all have let go of their streams."""
+        for one in self._running:
+            one.stop()
+        for one in self._running:
+            one.join()
+
+    def status(self) -> list[dict[str, Any]]:
+        return [one.status() for one in self._running]
+
+    def failures(self) -> dict[str, str]:
+        """Those that will not come back by themselves, and why."""
+        return {one["stream"]: one["why"] for one in self.status() if one["state"] == "FAILED"}
+
+    @property
+    def starting(self) -> bool:
+        """Whether one was not heard of yet, so that a mistake in it may still come to light."""
+        return any(one["state"] == "STARTING" for one in self.status())
+
+
+class _Running(threading.Thread):
+    def __init__(self, spec: SourceSpec, store: StreamStore, home: Path) -> None:
+        super().__init__(name=f"source-{spec.stream}", daemon=True)
+        self._spec, self._store, self._home = spec, store, home
+        self._ended = threading.Event()
+        self.engine: Callable[[], Engine] | None = None
+        self._input: SourceInput | None = None
+        self._state, self._why = "STARTING", ""
+        self._failures = 0
+
+    def run(self) -> None:
+        pause_s = _PAUSE_S
+        while not self._ended.is_set():
+            try:
+                self._input = self._open()
+                if self._ended.is_set():
+                    return
+                self._state, self._why = "STARTING", ""
+                self._input.run()
+                self._state = "STOPPED" if self._ended.is_set() else "ENDED"
+                return
+            except UsageError as error:
+                self._state, self._why = "FAILED", str(error)
+                log.error("source %s does not run: %s", self._spec.stream, error)
+                return
+            except (HoldfastError, OSError) as error:
+                self._failures += 1
+                self._state, self._why = "WAITING", str(error)
+                log.warning("source %s: %s; tried again in %.1f s (%d times so far)",
+                            self._spec.stream, error, pause_s, self._failures)  # fmt: skip
+            if self._rows_came():
+                pause_s = _PAUSE_S
+            self._ended.wait(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+
+    def _rows_came(self) -> bool:
+        return self._input is not None and bool(self._input.status().get("rows"))
+
+    def _open(self) -> SourceInput:
+        spec = self._spec
+        if not isinstance(spec.source, EngineSource):
+            return spec.source.open(self._stream(), self._home)
+        assert self.engine is not None, f"the source of {spec.stream} needs an engine"
+        if spec.schema is not None:
+            self._stream()
+        return self.engine().ingest(spec.source, spec.stream, self._store, self._home, spec.bucket_us)
+
+    def _stream(self) -> Stream:
+        spec = self._spec
+        try:
+            found = self._store.open(spec.stream)
+        except UnknownStream as error:
+            if spec.schema is None:
+                raise UsageError(f"{error}; or say its columns: app.source({spec.stream!r}, …, schema=…)") from None
+            options = {} if spec.bucket_us is None else {"bucket": duration_text(spec.bucket_us)}
+            return self._store.create(spec.stream, spec.schema, exist_ok=True, **options)
+        if spec.schema is not None and not found.definition.schema.equals(spec.schema):
+            raise UsageError(
+                f"stream {spec.stream} must have the columns that its source says; it has "
+                f"({found.definition.columns}); change one of the two"
+            )
+        return found
+
+    def stop(self) -> None:
+        self._ended.set()
+        if self._input is not None:
+            self._input.stop()
+
+    def status(self) -> dict[str, Any]:
+        now = {} if self._input is None else self._input.status()
+        state = "RUNNING" if self._state == "STARTING" and now else self._state
+        return {
+            "stream": self._spec.stream, "from": self._spec.source.text(), "state": state, "why": self._why,
+            "failures": self._failures, **now,
+        }  # fmt: skip

@@ -1,0 +1,145 @@
+"""Any streaming source of Spark fills a stream: an ingest query with Holdfast's sink, each batch exactly once.
+
+Rules:
+1. The query's checkpoint belongs to the stream. A stream that has batches of a query whose checkpoint is gone is not
+   filled again from the beginning: rows would come twice, so it is refused.
+2. The boundary trails the largest stime by the slack. Where silence means that nothing came (`idle`), it follows the
+   clock once nothing has come for so long and the query has read all there is.
+3. What Spark refuses, and a row below the boundary, will be the same at every start; everything else may pass.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from holdfast.clock import monotonic_us, now_us
+from holdfast.inputs.source import EngineSource
+from holdfast.model.errors import PeerError, StreamBusy, UnknownStream, UsageError
+from holdfast.model.time import closed_until, duration_text, instant_text
+from holdfast.spark.failure import is_permanent, sentence
+from holdfast.spark.session import make_active, register
+from holdfast.stream.filing import file_results
+from holdfast.stream.store import StreamStore
+
+#: How often the query is looked at.
+_LOOK_S = 0.2
+
+
+class SparkInput:
+    """Runs the ingest query of one stream."""
+
+    def __init__(
+        self,
+        source: EngineSource,
+        stream: str,
+        store: StreamStore,
+        home: Path,
+        spark: SparkSession,
+        bucket_us: int | None,
+    ) -> None:
+        self._source, self._stream, self._store, self._spark = source, stream, store, spark
+        self._bucket_us = bucket_us
+        self._checkpoint = home / f"{stream}.checkpoint"
+        self._stop = threading.Event()
+        self._status: dict[str, Any] = {}
+        self._rows, self._batch = 0, -1
+        self._data_us = monotonic_us()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def status(self) -> dict[str, Any]:
+        return self._status
+
+    def run(self) -> None:
+        """Until `stop`, or until the query ends by itself."""
+        self._check_checkpoint()
+        query: StreamingQuery | None = None
+        try:
+            query = self._start(self._spark)
+            while not self._stop.is_set() and not query.awaitTermination(_LOOK_S):
+                self._look(query)
+        except PySparkException as error:
+            why = f"the ingest query of stream {self._stream}: {sentence(error)}"
+            raise (UsageError(why) if is_permanent(error) else PeerError(why)) from None
+        finally:
+            if query is not None:
+                query.stop()
+
+    def _check_checkpoint(self) -> None:
+        """Rule 1."""
+        if self._checkpoint.exists():
+            return
+        try:
+            writer = self._store.open(self._stream).writer(owner="spark:ingest")
+        except UnknownStream:
+            return
+        begun = any(id.startswith("spark-") for id in writer.state.tokens)
+        writer.release(now_us())
+        if begun:
+            raise UsageError(
+                f"stream {self._stream} must be filled by the query that began it, whose checkpoint was "
+                f"{self._checkpoint}; it is gone, and from its beginning rows would come twice; bring it back, or fill "
+                "a new stream"
+            )
+
+    def _start(self, session: SparkSession) -> StreamingQuery:
+        register(session)
+        make_active(session)
+        frame = self._source.function(session)
+        if not isinstance(frame, DataFrame) or not frame.isStreaming:
+            got = "a frame that is not streaming" if isinstance(frame, DataFrame) else type(frame).__name__
+            raise UsageError(
+                f"the source of stream {self._stream} must return a streaming frame (spark.readStream…); got {got}"
+            )
+        options = {
+            "root": str(self._store.root), "create": "true", "stime": self._source.stime, "boundary": "data",
+            "slack": duration_text(self._source.slack_us), "checkpointLocation": str(self._checkpoint),
+        }  # fmt: skip
+        if self._bucket_us is not None:
+            options["bucket"] = duration_text(self._bucket_us)
+        writer = frame.writeStream.format("holdfast").options(**options)
+        if self._source.trigger_us is not None:
+            writer = writer.trigger(processingTime=f"{max(1, self._source.trigger_us // 1000)} milliseconds")
+        return writer.start(self._stream)
+
+    def _look(self, query: StreamingQuery) -> None:
+        for progress in query.recentProgress:
+            if progress.batchId > self._batch:
+                self._batch = progress.batchId
+                if progress.numInputRows:
+                    self._rows += progress.numInputRows
+                    self._data_us = monotonic_us()
+        last = query.lastProgress
+        self._status = {
+            "rows": self._rows, "rate": last.inputRowsPerSecond if last is not None else 0.0, "batch": self._batch,
+            "doing": query.status["message"],
+        }  # fmt: skip
+        idle_us = self._source.idle_us
+        quiet = not query.status["isDataAvailable"] and not query.status["isTriggerActive"]
+        if idle_us is not None and quiet and monotonic_us() - self._data_us >= idle_us:
+            self._follow_clock()
+
+    def _follow_clock(self) -> None:
+        """Rule 2. The sink lets go of the log after each batch, and takes it from whoever has it at the next."""
+        try:
+            stream = self._store.open(self._stream)
+            size, boundary_us = stream.definition.bucket_us, now_us() - self._source.slack_us
+            writer = stream.writer(owner="spark:ingest")
+        except (UnknownStream, StreamBusy):
+            return
+        try:
+            before_us = writer.state.boundary_us
+            if closed_until(boundary_us, size) > before_us:
+                filed = file_results([], writer.pending, stream.definition, before_us, boundary_us)
+                writer.commit(filed.events, now_us=now_us(), boundary_us=filed.boundary_us,
+                              pending=(filed.pending_rows, filed.pending))  # fmt: skip
+                self._status["boundary"] = instant_text(filed.boundary_us)
+        finally:
+            writer.release(now_us())

@@ -1,0 +1,80 @@
+"""A streaming source of Spark fills a stream, each batch once (K1)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import holdfast
+from holdfast.model.errors import UsageError
+
+
+def until(condition: Callable[[], object], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_files_that_spark_reads_become_a_stream_once_over_restarts_k1(spark: SparkSession, tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+
+    def put(name: str, *rows: tuple[int, int]) -> None:
+        lines = [json.dumps({"n": n, "ts": f"2026-01-01T00:00:{second:02}Z"}) for n, second in rows]
+        (tmp_path / name).write_text("\n".join(lines))
+        (tmp_path / name).rename(files / name)
+
+    def clicks(session: SparkSession) -> DataFrame:
+        return session.readStream.schema("n bigint, ts timestamp").json(str(files))
+
+    app = holdfast.App("shop", root=tmp_path / "streams")
+    app.source("clicks", clicks, stime="ts", slack="2s", bucket="1s")
+
+    def numbers() -> list[int]:
+        with_stream = holdfast.open(app.root).open("clicks").subscribe()
+        try:
+            return [row.values["n"] for row in with_stream.rows(timeout=0)]
+        finally:
+            with_stream.close()
+
+    put("a.json", (1, 1), (3, 5), (2, 2))
+    with app.start(spark=spark) as running:
+        until(lambda: running.status()["sources"][0].get("rows") == 3)
+        until(lambda: numbers() == [1, 2])
+    put("b.json", (4, 4), (5, 9))
+    with app.start(spark=spark) as running:
+        until(lambda: numbers() == [1, 2, 4, 3])
+        assert running.status()["sources"][0]["state"] == "RUNNING"
+    shutil.rmtree(app.root / ".holdfast" / "sources" / "clicks.checkpoint")
+    with pytest.raises(UsageError, match="must be filled by the query that began it"):
+        app.start(spark=spark)
+
+    silent = holdfast.App("shop", root=tmp_path / "silent")
+    silent.source("clicks", clicks, stime="ts", slack="2s", bucket="1s", idle="100ms")
+    with silent.start(spark=spark):
+        until(lambda: "clicks" in holdfast.open(silent.root).names())
+        stream = holdfast.open(silent.root).open("clicks")
+        until(lambda: len(list(stream.subscribe().rows(timeout=0))) == 5)
+
+
+def test_what_is_no_source_is_refused_where_it_is_written_down(tmp_path: Path) -> None:
+    app = holdfast.App("shop", root=tmp_path)
+    with pytest.raises(UsageError, match="must say which column is its time"):
+        app.source("clicks", lambda spark: spark.readStream)
+    with pytest.raises(UsageError, match="must be a description such as"):
+        app.source("clicks", "broker:9092", stime="ts")  # type: ignore[arg-type]
+    app.source("clicks", lambda spark: spark.readStream, stime="ts")
+    with pytest.raises(UsageError, match="must have one source"):
+        app.source("clicks", lambda spark: spark.readStream, stime="ts")
+    with pytest.raises(UsageError, match="must stand in its description"):
+        app.source("orders", holdfast.kafka("b:1", topic="orders"), slack="2s")
+    with pytest.raises(UsageError, match="has a source"):
+        app.node(inputs=["a"], output="clicks")(lambda frame: frame)
