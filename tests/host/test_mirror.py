@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import os
 import random
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -326,7 +328,7 @@ def test_a_copy_follows_a_branch_through_its_lives(tmp_path: Path) -> None:
         copy = Copy(tmp_path / "c", origin.definition)
         async with following(copy, local(origin), Lane.BRANCH, 4 * SECOND) as told:
             await asyncio.sleep(0.05)
-            assert told == []
+            assert not arrived(told)
             first = origin.stream.create_branch(4 * SECOND)
             worth = origin.stream.folder / "tentative" / "worth"
             worth.write_text('{"bucket": 4, "worth": 0.5}\n{"bucket": 5, "worth": 0.25}\n')
@@ -446,3 +448,38 @@ def test_a_copy_forgets_what_another_life_left(tmp_path: Path) -> None:
     asyncio.run(play())
     assert copy.pieces(2)
     assert Copy(tmp_path / "c", origin.definition).pieces(2) == []
+
+
+def test_what_a_follower_was_just_taking_when_it_was_cancelled_is_told_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D1, L6: a machine so busy that a subscription is made once more while the first portion is being written."""
+    origin = Origin(tmp_path / "o")
+    origin.fill(1, 6)
+    under_way, go_on = threading.Event(), threading.Event()
+    take = Held.take
+
+    def slow(self: Held, *args: Any) -> dict[int, int]:
+        if not under_way.is_set():
+            under_way.set()
+            assert go_on.wait(60)
+        return take(self, *args)
+
+    monkeypatch.setattr(Held, "take", slow)
+
+    async def play() -> list[Advance]:
+        mirror = Mirror(tmp_path / "m" / "s", origin.definition)
+        told: list[Advance] = []
+        first = asyncio.ensure_future(mirror.follow(local(origin), told=told.append))
+        await until(under_way.is_set)
+        first.cancel()
+        await asyncio.sleep(0)
+        assert not first.done(), "it ends when its work does"
+        go_on.set()
+        await asyncio.wait({first})
+        assert not arrived(told)
+        told = await level(mirror, origin, local(origin))
+        mirror.close()
+        return told
+
+    assert sum(arrived(asyncio.run(play())).values()) == len(origin.tuples())

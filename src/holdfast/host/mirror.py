@@ -274,5 +274,14 @@ class Copy:
 
 
 async def _aside(work: Callable[[], T]) -> T:
-    """Run what waits for the disk in a thread, so that the host's other affairs go on."""
-    return await asyncio.get_running_loop().run_in_executor(None, work)
+    """Run what waits for the disk in a thread, so that the host's other affairs go on.
+
+    Whoever is cancelled meanwhile ends when the work does: the next follower tells what it finds here, and must find it
+    whole. Otherwise what came in between is told by nobody.
+    """
+    under_way = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(under_way)
+    except asyncio.CancelledError:
+        await asyncio.wait({under_way})
+        raise
