@@ -77,4 +77,4 @@ def test_what_is_no_source_is_refused_where_it_is_written_down(tmp_path: Path) -
     with pytest.raises(UsageError, match="must stand in its description"):
         app.source("orders", holdfast.kafka("b:1", topic="orders"), slack="2s")
     with pytest.raises(UsageError, match="has a source"):
-        app.node(inputs=["a"], output="clicks")(lambda frame: frame)
+        app.node(inputs=["a"], output="clicks", name="cleaned")(lambda frame: frame)
