@@ -89,8 +89,8 @@ class Kafka:
             "group.initial.rebalance.delay.ms": "0", "num.network.threads": "1", "num.io.threads": "2",
             "log.cleaner.dedupe.buffer.size": str(4 << 20), "log.cleaner.backoff.ms": "100",
             "log.retention.ms": "-1",  # Tests bring times of their own, which are long ago.
-            # So that a broker that was killed may come back at once.
-            "broker.session.timeout.ms": "1000", "broker.heartbeat.interval.ms": "200",
+            # So that a broker that was killed may come back soon.
+            "broker.session.timeout.ms": "3000", "broker.heartbeat.interval.ms": "300",
         }  # fmt: skip
         (folder / "server.properties").write_text("".join(f"{k}={v}\n" for k, v in settings.items()))
         (folder / "log4j2.xml").write_text(_LOGGING)
