@@ -33,6 +33,10 @@ from holdfast.model.time import duration_us, instant_us
 from holdfast.protocol.dpc.plan import Full, Policy, Stabilise
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from holdfast.engine import Engine
+    from holdfast.host.embedded import Running
     from holdfast.sinks.sink import Sink, SinkSpec
 
 __all__ = ["App", "Diagram", "NodeSpec"]
@@ -200,17 +204,20 @@ class App(Application):
         """The nodes declared so far, checked and in topological order."""
         return self._diagram
 
-    def start(self, **options: Any) -> Any:
-        """Run every node in this process, one replica each; returns what can be watched and stopped."""
+    def start(self, *, spark: SparkSession | None = None, engine: Engine | None = None, **settings: str) -> Running:
+        """Run every node in this process, one replica each; returns what can be watched and stopped.
+
+        Without a session one is made, with these settings: underscores for dots, `master` for its master.
+        """
         from holdfast.host.embedded import start
 
-        return start(self, **options)
+        return start(self, spark=spark, engine=engine, **settings)
 
-    def run(self, **options: Any) -> Any:
+    def run(self, *, spark: SparkSession | None = None, engine: Engine | None = None, **settings: str) -> None:
         """Like `start`, and stay until all inputs have ended, or until interrupted."""
         from holdfast.host.embedded import run
 
-        return run(self, **options)
+        run(self, spark=spark, engine=engine, **settings)
 
     def __repr__(self) -> str:
         return f"App({self.name!r}, nodes: {', '.join(node.name for node in self._nodes) or 'none'})"

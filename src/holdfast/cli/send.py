@@ -150,7 +150,8 @@ def command(
     stream = session.store.open(name)
     # Over the network a full stream is the sender's to wait for, not ours.
     patience = "1s" if options.listens else "30s"
-    producer = stream.producer(takeover=takeover, stime=stime, stime_unit=stime_unit, slack=slack, late=late,
+    producer = stream.producer(takeover=takeover, stime=stime, slack=slack,
+                               stime_unit=stime_unit, late=late,  # type: ignore[arg-type]
                                idle=idle, max_ahead=None if max_ahead == "none" else max_ahead,
                                full_timeout=patience)  # fmt: skip
     finished = False

@@ -18,6 +18,7 @@ from holdfast.engine import Engine
 from holdfast.inputs.source import EngineSource, SourceInput, SourceSpec
 from holdfast.model.errors import HoldfastError, UnknownStream, UsageError
 from holdfast.model.time import duration_text
+from holdfast.stream.definition import BUCKET_DEFAULT
 from holdfast.stream.store import Stream, StreamStore
 
 log = logging.getLogger(__name__)
@@ -112,8 +113,8 @@ class _Running(threading.Thread):
         except UnknownStream as error:
             if spec.schema is None:
                 raise UsageError(f"{error}; or say its columns: app.source({spec.stream!r}, …, schema=…)") from None
-            options = {} if spec.bucket_us is None else {"bucket": duration_text(spec.bucket_us)}
-            return self._store.create(spec.stream, spec.schema, exist_ok=True, **options)
+            bucket = BUCKET_DEFAULT if spec.bucket_us is None else duration_text(spec.bucket_us)
+            return self._store.create(spec.stream, spec.schema, exist_ok=True, bucket=bucket)
         if spec.schema is not None and not found.definition.schema.equals(spec.schema):
             raise UsageError(
                 f"stream {spec.stream} must have the columns that its source says; it has "

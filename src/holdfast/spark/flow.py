@@ -50,6 +50,7 @@ from holdfast.spark.session import make_active
 from holdfast.spark.stage import Output
 from holdfast.spark.stages import SOURCES_MAX, Inputs, StatefulStage, staged
 from holdfast.spark.versions import scratch_folder
+from holdfast.stream.definition import BUCKET_DEFAULT
 from holdfast.stream.identity import NOTE, changed, note_identity, read_identity, told
 from holdfast.stream.store import StreamStore
 
@@ -379,9 +380,7 @@ class Flow:
         """The stage looks into its output's log, so the stream must be there before the query."""
         frame = self.results(spec)
         columns = [f for f in to_arrow_schema(frame.schema, timezone="UTC") if f.name not in (*HEADER, control.COLUMN)]
-        StreamStore(self.root).create(
-            stream, pa.schema(columns), exist_ok=True, **({"bucket": bucket} if bucket else {})
-        )
+        StreamStore(self.root).create(stream, pa.schema(columns), exist_ok=True, bucket=bucket or BUCKET_DEFAULT)
 
 
 @dataclass(frozen=True)

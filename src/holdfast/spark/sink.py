@@ -37,6 +37,7 @@ from holdfast.spark import control
 from holdfast.spark.options import WRITE_OPTIONS, Options
 from holdfast.spark.time_column import time_path
 from holdfast.spark.wal import batch_boundary, keep_wal
+from holdfast.stream.definition import BUCKET_DEFAULT
 from holdfast.stream.disk import Disk
 from holdfast.stream.filing import file_results
 from holdfast.stream.frame import crc32c
@@ -93,8 +94,7 @@ class Target:
         except UnknownStream as error:
             if not self.options.flag("create", False):
                 raise UnknownStream(f"{error}, or let the query create it: .option('create', 'true')") from None
-            bucket = self.options.get("bucket")
-            return store.create(name, columns, exist_ok=True, **({"bucket": bucket} if bucket else {}))
+            return store.create(name, columns, exist_ok=True, bucket=self.options.get("bucket") or BUCKET_DEFAULT)
 
     def stored(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         stimes = batch.column(self.stime[0])

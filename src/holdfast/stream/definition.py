@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import Literal
+from typing import Literal, TypedDict
 
 import msgspec
 import pyarrow as pa
@@ -81,6 +81,19 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def id_bytes(self) -> bytes:
         return bytes.fromhex(self.id)
+
+
+class StreamOptions(TypedDict, total=False):
+    """What `StreamStore.create` takes."""
+
+    bucket: str | int | float
+    """How much time one bucket spans."""
+    partitions: int
+    partition_by: str | None
+    """The column whose equal values stay together."""
+    retention: Retention | None
+    bound: Bound | None
+    segment_bytes: int
 
 
 def define(

@@ -24,7 +24,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -80,6 +80,26 @@ class _Ready(NamedTuple):
     batch: pa.RecordBatch
     stimes: npt.NDArray[np.int64] | None
     dropped: int = 0
+
+
+class ProducerOptions(TypedDict, total=False):
+    """What `Stream.producer` takes."""
+
+    id: str
+    """Whose sequence numbers these are."""
+    stime: str | None
+    """The column that gives event time; None: the time of arrival."""
+    stime_unit: Literal["s", "ms", "us"]
+    slack: str | int | float
+    """How much disorder there is."""
+    late: Literal["refuse", "drop"]
+    idle: Literal["wait", "advance"] | str | int | float
+    """What silence means: that data is to come, or after how long that none came."""
+    boundary_every: str | int | float | None
+    full_timeout: str | int | float
+    max_ahead: str | int | float | None
+    """How far an event time may lie ahead of the clock."""
+    steady: Clock | None
 
 
 class Producer:

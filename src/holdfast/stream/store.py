@@ -6,7 +6,7 @@ import os
 import shutil
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 
@@ -16,13 +16,13 @@ from holdfast.model.names import check_name, contained
 from holdfast.model.schema import SchemaLike
 from holdfast.stream.acks import Acknowledged, forget, read_acks
 from holdfast.stream.branch import BranchRoot, branch_writer, create_branch, drop_branch, find_branch
-from holdfast.stream.definition import SEGMENT_BYTES_MIN, Definition, Retention, define
+from holdfast.stream.definition import SEGMENT_BYTES_MIN, Definition, Retention, StreamOptions, define
 from holdfast.stream.disk import Disk, storage_error
-from holdfast.stream.producer import Producer
+from holdfast.stream.producer import Producer, ProducerOptions
 from holdfast.stream.reader import LogReader
 from holdfast.stream.retention import AutomaticRetention, Removal, retain
 from holdfast.stream.sealed import seal, unseal
-from holdfast.stream.subscriber import Subscriber
+from holdfast.stream.subscriber import Subscriber, SubscriberOptions
 from holdfast.stream.writer import LogWriter
 
 
@@ -49,8 +49,8 @@ class Stream:
             retention=None if retention == Retention() else AutomaticRetention(self.definition),
         )  # fmt: skip
 
-    def producer(self, *, takeover: bool = False, **options: Any) -> Producer:
-        """Open the stream for writing; see `Producer` for the options."""
+    def producer(self, *, takeover: bool = False, **options: Unpack[ProducerOptions]) -> Producer:
+        """Open the stream for writing."""
         writer = self.writer(takeover=takeover)
         try:
             return Producer(self.definition, writer, clock=self._clock, **options)
@@ -58,8 +58,8 @@ class Stream:
             writer.release(self._clock())
             raise
 
-    def subscribe(self, **options: Any) -> Subscriber:
-        """Read the stream from any point; see `Subscriber` for the options."""
+    def subscribe(self, **options: Unpack[SubscriberOptions]) -> Subscriber:
+        """Read the stream from any point."""
         return Subscriber(self.folder, self.definition, **options)
 
     def reader(self) -> LogReader:
@@ -108,8 +108,10 @@ class StreamStore:
         self.root = Path(root).absolute()
         self._disk, self._clock = disk or Disk(), clock
 
-    def create(self, name: str, schema: SchemaLike, *, exist_ok: bool = False, **options: Any) -> Stream:
-        """Declare a stream; see `definition.define` for the options. Whole or not at all, also after a crash."""
+    def create(
+        self, name: str, schema: SchemaLike, *, exist_ok: bool = False, **options: Unpack[StreamOptions]
+    ) -> Stream:
+        """Declare a stream. Whole or not at all, also after a crash."""
         folder = contained(self.root, check_name(name))
         definition = define(name, schema, id=uuid.uuid4().hex, now_us=self._clock(), **options)
         if folder.exists():

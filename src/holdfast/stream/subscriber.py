@@ -15,7 +15,7 @@ import logging
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import pyarrow as pa
 
@@ -145,6 +145,22 @@ def resumed(definition: Definition, name: str | None, known: Acknowledged | None
         return None if known is None else known.position
     # Acknowledged before positions were kept.
     return Position(known.until_us).text(definition.name, definition.bucket_us)
+
+
+class SubscriberOptions(TypedDict, total=False):
+    """What `Stream.subscribe` takes."""
+
+    start: Start
+    bucket: int | None
+    """Begin with this bucket, whatever `start` says."""
+    end: Start | None
+    tentative: bool
+    boundaries: bool
+    name: str | None
+    """Under which it acknowledges."""
+    after: str | None
+    """A position to go on behind."""
+    resume: bool
 
 
 class Subscriber:
