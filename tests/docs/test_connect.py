@@ -14,13 +14,24 @@ from tests.sinks.test_runner import Receiver, receiver
 
 __all__ = ["postgres", "receiver", "totals"]
 
-APP, RUN, SQLITE, POSTGRES, DELTA, PARQUET, FUNCTION, WEBHOOK = blocks(HOME / "docs" / "connect.md", "python")
+KAFKA, CLICKS, APP, RUN, SQLITE, POSTGRES, DELTA, PARQUET, FUNCTION, WEBHOOK = blocks(
+    HOME / "docs" / "connect.md", "python"
+)
 
 
 @pytest.fixture
 def ended(totals: Totals) -> Totals:
     totals.stable(0, 6, end=True)
     return totals
+
+
+def test_the_applications_have_their_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they read is not here; tests/inputs/test_kafka.py and tests/spark/test_ingest.py have it."""
+    monkeypatch.chdir(tmp_path)
+    for example, stream in ((KAFKA, "orders"), (CLICKS, "clicks")):
+        names: dict[str, object] = {}
+        exec(example, names)
+        assert list(names["app"].sources) == [stream]  # type: ignore[attr-defined]
 
 
 def test_the_application_has_its_sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
