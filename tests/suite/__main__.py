@@ -1,8 +1,8 @@
 """Runs all tests and says what was checked: `make test`, or `python -m tests.suite [PHASE…] [--OPTION OF PYTEST…]`.
 
 Rules:
-1. Two at a time: first tests that take a moment, then those that start clusters and kill hosts. Those that measure
-   delays (marked `alone`) come last, one by one.
+1. First tests that take a moment, two at a time; then those that start clusters and kill hosts, three, since one of
+   them always waits for a JVM or a peer. Those that measure delays (marked `alone`) come last, one by one.
 2. A failure is a failure. Only a test marked `alone` may be run again, because it measures real time on a machine that
    may not be ours alone; each second run is listed at the end, and more than two tests that need one fail the run.
 3. A worker that died is a failure, whatever the tests on it said.
@@ -22,10 +22,9 @@ from pathlib import Path
 from tests.suite.promises import promises
 from tests.suite.record import Record, read_records
 
-TWO = ["-n", "2", "--dist", "loadfile"]
 PHASES = {
-    "quick": ["-m", "not slow and not alone", *TWO],
-    "slow": ["-m", "slow and not alone", *TWO],
+    "quick": ["-m", "not slow and not alone", "-n", "2", "--dist", "loadfile"],
+    "slow": ["-m", "slow and not alone", "-n", "3", "--dist", "loadfile"],
     "alone": ["-m", "alone"],
 }
 #: More than this many tests that fail at first are no accident of timing.
