@@ -9,8 +9,6 @@ the store start them; otherwise they say what they skip.
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,46 +21,18 @@ import pytest
 
 from holdfast.spark.java import find_java
 from tests.checkpoint.servers import free_port
+from tests.maven import Artifact
 
-VERSION = "2.5.8"
-_POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
-<groupId>holdfast</groupId><artifactId>hbase-for-tests</artifactId><version>1</version><dependencies>
-<dependency><groupId>org.apache.hbase</groupId><artifactId>hbase-rest</artifactId><version>{VERSION}</version></dependency>
-</dependencies></project>"""
+#: Without the older servlet interface, which hides the gateway's own.
+SERVER = Artifact(
+    "hbase", "org.apache.hbase", "hbase-rest", "2.5.8", without=("servlet-api-2*", "jsp-api-2*")
+)  # fmt: skip
 #: What HBase's own start script opens on newer Javas.
 _OPENS = [
     f"--add-opens=java.base/{package}=ALL-UNNAMED"
     for package in ("java.lang", "java.lang.reflect", "java.net", "java.nio", "java.util", "java.util.concurrent",
                     "java.util.concurrent.atomic", "sun.nio.ch")
 ] + ["--add-exports=java.base/jdk.internal.misc=ALL-UNNAMED"]  # fmt: skip
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "holdfast" / f"hbase-{VERSION}"
-
-
-def jars() -> Path | None:
-    """The folder of the server's jars; None if they were not fetched."""
-    return _cache() / "lib" if (_cache() / "ready").exists() else None
-
-
-def fetch() -> str | None:
-    """Bring the jars, unless they are there; why not, if they cannot be had."""
-    cache = _cache()
-    if jars() is not None:
-        return None
-    if shutil.which("mvn") is None:
-        return "mvn is not installed"
-    cache.mkdir(parents=True, exist_ok=True)
-    (cache / "pom.xml").write_text(_POM)
-    command = ["mvn", "-q", "-B", "-f", str(cache / "pom.xml"), "dependency:copy-dependencies",
-               f"-DoutputDirectory={cache}/lib"]  # fmt: skip
-    if subprocess.run(command, check=False).returncode:
-        return "its artifacts could not be had from Maven"
-    for old in (*cache.glob("lib/servlet-api-2*"), *cache.glob("lib/jsp-api-2*")):
-        old.unlink()  # An older servlet interface that hides the gateway's own.
-    (cache / "ready").touch()
-    return None
 
 
 def _java() -> str:
@@ -122,7 +92,7 @@ class HBase:
 @contextlib.contextmanager
 def hbase() -> Iterator[str]:
     """The address of a server of our own, as long as the machine has the programs."""
-    lib = jars()
+    lib = SERVER.jars()
     if lib is None:
         pytest.skip("no HBase here; `python -m tests.checkpoint.hbase_server --fetch` brings it from Maven")
     with tempfile.TemporaryDirectory(prefix="holdfast-hbase-") as folder:
@@ -138,4 +108,4 @@ def hbase() -> Iterator[str]:
 if __name__ == "__main__":
     if sys.argv[1:] != ["--fetch"]:
         sys.exit("usage: python -m tests.checkpoint.hbase_server --fetch")
-    sys.exit(None if (why := fetch()) is None else f"no HBase: {why}")
+    sys.exit(None if (why := SERVER.fetch()) is None else f"no HBase: {why}")

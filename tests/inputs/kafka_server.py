@@ -22,41 +22,12 @@ import pytest
 
 from holdfast.spark.java import find_java
 from tests.checkpoint.servers import free_port
+from tests.maven import Artifact
 
-VERSION = "4.3.1"
-_POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
-<groupId>holdfast</groupId><artifactId>kafka-for-tests</artifactId><version>1</version><dependencies>
-<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{VERSION}</version></dependency>
-</dependencies></project>"""
+SERVER = Artifact("kafka", "org.apache.kafka", "kafka_2.13", "4.3.1")
 _CLUSTER = "aG9sZGZhc3QtdGVzdHMtMQ"
 _LOGGING = """<Configuration><Appenders><Console name="out"><PatternLayout pattern="%d %p %c %m%n"/></Console>
 </Appenders><Loggers><Root level="WARN"><AppenderRef ref="out"/></Root></Loggers></Configuration>"""
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "holdfast" / f"kafka-{VERSION}"
-
-
-def jars() -> Path | None:
-    """The folder of the server's jars; None if they were not fetched."""
-    return _cache() / "lib" if (_cache() / "ready").exists() else None
-
-
-def fetch() -> str | None:
-    """Bring the jars, unless they are there; why not, if they cannot be had."""
-    cache = _cache()
-    if jars() is not None:
-        return None
-    if shutil.which("mvn") is None:
-        return "mvn is not installed"
-    cache.mkdir(parents=True, exist_ok=True)
-    (cache / "pom.xml").write_text(_POM)
-    command = ["mvn", "-q", "-B", "-f", str(cache / "pom.xml"), "dependency:copy-dependencies",
-               f"-DoutputDirectory={cache}/lib", "-DincludeScope=runtime"]  # fmt: skip
-    if subprocess.run(command, check=False).returncode:
-        return "its artifacts could not be had from Maven"
-    (cache / "ready").touch()
-    return None
 
 
 def _java() -> str:
@@ -100,7 +71,7 @@ class Kafka:
 
     def _make_disk(self) -> None:
         """Once for all tests: it takes a JVM some seconds to write three small files."""
-        made = _cache() / "disk"
+        made = SERVER.cache / "disk"
         if not made.exists():
             settings = f"{self._folder}/server.properties"
             format = self._command("kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", settings)
@@ -158,7 +129,7 @@ class Kafka:
 def kafka_broker() -> Iterator[Kafka]:
     """A broker of our own, as long as the machine has the programs."""
     pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed; the extra [kafka] brings it")
-    lib = jars()
+    lib = SERVER.jars()
     if lib is None:
         pytest.skip("no Kafka here; `python -m tests.inputs.kafka_server --fetch` brings it from Maven")
     with tempfile.TemporaryDirectory(prefix="holdfast-kafka-") as folder:
@@ -173,4 +144,4 @@ def kafka_broker() -> Iterator[Kafka]:
 if __name__ == "__main__":
     if sys.argv[1:] != ["--fetch"]:
         sys.exit("usage: python -m tests.inputs.kafka_server --fetch")
-    sys.exit(None if (why := fetch()) is None else f"no Kafka: {why}")
+    sys.exit(None if (why := SERVER.fetch()) is None else f"no Kafka: {why}")
