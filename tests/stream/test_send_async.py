@@ -9,8 +9,8 @@ import pytest
 
 import holdfast
 from holdfast.model.errors import SchemaError, UsageError
-from holdfast.stream import outbox
-from holdfast.stream.outbox import Outbox
+from holdfast.stream import send_window
+from holdfast.stream.send_window import SendWindow
 
 
 def numbers(stream: holdfast.Stream) -> list[int]:
@@ -50,7 +50,7 @@ def test_a_row_that_does_not_fit_fails_its_own_future_only(tmp_path: Path) -> No
 
 
 def test_too_many_under_way_make_the_caller_wait_x4(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "OUTSTANDING_MAX", 2)
+    monkeypatch.setattr(send_window, "OUTSTANDING_MAX", 2)
     go, seen = threading.Event(), list[int]()
 
     def commit(items: list[int]) -> list[int]:
@@ -58,7 +58,7 @@ def test_too_many_under_way_make_the_caller_wait_x4(monkeypatch: pytest.MonkeyPa
         seen.extend(items)
         return items
 
-    box: Outbox[int, int] = Outbox("box", commit)  # type: ignore[arg-type]
+    box: SendWindow[int, int] = SendWindow("box", commit)  # type: ignore[arg-type]
     box.put(1)
     box.put(2)
     third = threading.Thread(target=box.put, args=(3,))

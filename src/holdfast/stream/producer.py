@@ -37,10 +37,10 @@ from holdfast.model.schema import STIME_TYPE
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, bucket_of, duration_shown, duration_us, instant_text
 from holdfast.stream.definition import Definition
 from holdfast.stream.group import GroupCommit
-from holdfast.stream.outbox import Outbox
 from holdfast.stream.pack import pack, pack_arrived, stime_array
 from holdfast.stream.retention import retain
 from holdfast.stream.rows import UNITS_US, Columns, Row, stimes_of
+from holdfast.stream.send_window import SendWindow
 from holdfast.stream.tables import table_batch
 from holdfast.stream.writer import Event, LogWriter
 
@@ -144,7 +144,7 @@ class Producer:
         self._stime_max = writer.state.boundary_us
         self._say_if_ahead()
         self._group: GroupCommit[_Request, Ack] = GroupCommit(self._commit)
-        self._outbox: Outbox[_Request, Ack] = Outbox(f"outbox-{definition.name}", self._group.submit_all)
+        self._sends: SendWindow[_Request, Ack] = SendWindow(f"sends-{definition.name}", self._group.submit_all)
         self._closed = False
         self.late_dropped = 0
         every = definition.bucket_us if boundary_every is None else duration_us(boundary_every)
@@ -178,10 +178,10 @@ class Producer:
 
     def send_async(self, row: Row, *, seq: int | None = None, producer_id: str | None = None) -> Future[Ack]:
         """Send one row without waiting for it: the future has its `Ack` once it is durable. One thread so shares
-        commits with itself; it waits only while `outbox.OUTSTANDING_MAX` rows are under way."""
+        commits with itself; it waits only while `send_window.OUTSTANDING_MAX` rows are under way."""
         if self._closed:
             raise self._was_closed()
-        return self._outbox.put(_Request(rows=(row,), numbers=self._numbers(seq, producer_id)))
+        return self._sends.put(_Request(rows=(row,), numbers=self._numbers(seq, producer_id)))
 
     def advance(self, boundary: int) -> Ack:
         """Promise that no later tuple has an stime below `boundary` (microseconds)."""
@@ -231,7 +231,7 @@ class Producer:
         if self._closed:
             return
         self._closed = True
-        self._outbox.close()
+        self._sends.close()
         self._ticker.stop()
         end = end and not self.writer.state.closed
         # Let go as part of a group: no other thread can be in the middle of a commit then.

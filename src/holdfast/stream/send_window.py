@@ -23,7 +23,7 @@ R = TypeVar("R")
 OUTSTANDING_MAX = 4096
 
 
-class Outbox(Generic[I, R]):
+class SendWindow(Generic[I, R]):
     """`commit` gets what has gathered and returns one result, or raised error, for each."""
 
     def __init__(self, name: str, commit: Callable[[Sequence[I]], Sequence[R | BaseException]]) -> None:
