@@ -139,7 +139,6 @@ def node_plan(
         during_stabilisation=spec.during_stabilisation,
         stabilise=spec.stabilise,
         window_us=spec.convergent_us,
-        begin_us=spec.begin_us,
     )
 
 

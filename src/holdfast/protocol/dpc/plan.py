@@ -140,8 +140,6 @@ class NodePlan:
     stabilise: Stabilise = Stabilise.FORK
     window_us: int | None = None
     """How much input the query's state depends on if it is convergent-capable (§4.1.3); None: perhaps all of it."""
-    begin_us: int | None = None
-    """Where the node begins, the same for all replicas; None: where its inputs began."""
 
     @property
     def level(self) -> int:
