@@ -17,8 +17,7 @@ from holdfast.spark.session import session
 def main(file: str, root: str, bucket: str) -> None:
     deployment = load_deployment(file)
     diagram = deployment.load_app().diagram()
-    spark = session("undisturbed", spark_sql_shuffle_partitions="1",
-                    spark_driver_extraJavaOptions="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")  # fmt: skip
+    spark = session("undisturbed", spark_sql_shuffle_partitions="1")
     spark.sparkContext.setLogLevel("OFF")
     for node in diagram.nodes:
         roots = [deployment.host(deployment.sources[s]).root if s in deployment.sources else root for s in node.inputs]

@@ -88,10 +88,7 @@ class Source:
 
 
 def spark_session() -> SparkSession:
-    spark = node_session(
-        "holdfast-flows", OUTPUTS, master="local[2,4]",
-        spark_driver_extraJavaOptions="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", spark_sql_shuffle_partitions="1",
-    )  # fmt: skip
+    spark = node_session("holdfast-flows", OUTPUTS, master="local[2,4]", spark_sql_shuffle_partitions="1")
     spark.sparkContext.setLogLevel("OFF")
     return spark
 

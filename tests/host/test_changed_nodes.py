@@ -25,10 +25,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    spark = node_session(
-        "holdfast-tests", master="local[2,4]", spark_sql_shuffle_partitions="1",
-        spark_driver_extraJavaOptions="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    )  # fmt: skip
+    spark = node_session("holdfast-tests", master="local[2,4]", spark_sql_shuffle_partitions="1")
     spark.sparkContext.setLogLevel("OFF")
     yield spark
     spark.stop()

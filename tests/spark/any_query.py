@@ -36,6 +36,8 @@ SECOND = 1_000_000
 MAX_DELAY_S = 4.0
 #: Rows of each input in a second of stime.
 RATE = 10
+#: How long a feeder pauses. A node begins a batch with whatever has come; three that never pause leave no core free.
+PAUSE_S = 0.5
 #: Cases at work at the same time.
 ABREAST = 3
 
@@ -63,7 +65,7 @@ class Feeder(threading.Thread):
 
     def run(self) -> None:
         began, first = monotonic_us(), max(self._next.values())
-        while not self._over.wait(0.1):
+        while not self._over.wait(PAUSE_S):
             self._send(first + (monotonic_us() - began) * RATE // SECOND)
         for producer in self._producers.values():
             producer.close()
@@ -220,7 +222,7 @@ def run(root: Path, name: str, phase: str, spark: SparkSession) -> None:
 def main(root: str, *tasks: str) -> None:
     spark = node_session(
         "any-query", master="local[2,4]", spark_sql_shuffle_partitions="1",
-        spark_driver_extraJavaOptions="-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=200m -XX:+UseSerialGC",
+        spark_driver_extraJavaOptions="-XX:ReservedCodeCacheSize=200m",
     )  # fmt: skip
     spark.sparkContext.setLogLevel("OFF")
     with ThreadPoolExecutor(ABREAST) as pool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from pyspark.sql import functions as F
 
@@ -18,7 +19,8 @@ def main() -> None:
     parser.add_argument("--rows", default="400")
     given = parser.parse_args()
     spark = session("holdfast-job", master=given.master, spark_task_maxFailures="8",
-                    spark_executor_memory="700m", spark_cores_max="2")  # fmt: skip
+                    spark_executor_memory="700m", spark_cores_max="2",
+                    spark_executor_extraJavaOptions=os.environ.get("SPARK_SUBMIT_OPTS", ""))  # fmt: skip
     spark.sparkContext.setLogLevel("OFF")
     frame = read_stream(spark, "a", "b", root=given.root, boundaries="exact", maxRowsPerBatch=given.rows, tasks="2")
     counted = frame.groupBy(F.window("stime", "3 seconds"), "key").agg(

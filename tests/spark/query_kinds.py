@@ -39,6 +39,8 @@ class Kind:
     expected: Callable[[list[Row]], list[tuple[Any, ...]]] | None = None
     """The oracle where batch Spark is none; gives `columns`."""
     options: tuple[tuple[str, Any], ...] = ()
+    heavy: bool = False
+    """Whether Spark starts processes for it all the time: two cores have no room for two others beside it."""
 
 
 KINDS: dict[str, Kind] = {}
@@ -57,63 +59,43 @@ def kind(**given: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 @kind()
-def filtered(rows: DataFrame) -> DataFrame:
-    return rows.filter("k > 1").select("stime", "k", "v")
+def filtered_with_a_renamed_time(rows: DataFrame) -> DataFrame:
+    return rows.filter("k > 1").select(F.col("stime").alias("at"), "k", (F.col("v") * 2).alias("twice"))
 
 
 @kind()
-def renamed_time(rows: DataFrame) -> DataFrame:
-    return rows.select(F.col("stime").alias("at"), "k", (F.col("v") * 2).alias("twice"))
+def exploded_and_nested(rows: DataFrame) -> DataFrame:
+    nested = rows.select("stime", "v", F.struct("k", "name").alias("s"), F.array("k", F.col("k") + 10).alias("l"))
+    return nested.select("*", F.explode("l").alias("each"))
 
 
 @kind()
-def exploded(rows: DataFrame) -> DataFrame:
-    return rows.select("stime", "v", F.explode(F.array("k", F.col("k") + 10)).alias("each"))
-
-
-@kind()
-def nested_values(rows: DataFrame) -> DataFrame:
-    return rows.select("stime", "v", F.struct("k", "name").alias("s"), F.array("k", "v").alias("l"))
-
-
-@kind()
-def python_udf(rows: DataFrame) -> DataFrame:
-    longer = F.udf(lambda name, k: f"{name}-{k}", "string")
-    return rows.select("stime", "v", longer("name", "k").alias("label"))
-
-
-@kind()
-def pandas_udf(rows: DataFrame) -> DataFrame:
+def python_pandas_and_arrow_udfs(rows: DataFrame) -> DataFrame:
     def doubled(v: pd.Series) -> pd.Series:
         return v * 2
 
-    return rows.select("stime", "k", "v", F.pandas_udf(doubled, "bigint")("v").alias("twice"))
+    def tripled(v: pa.Array) -> pa.Array:
+        return pc.multiply(v, 3)
+
+    longer = F.udf(lambda name, k: f"{name}-{k}", "string")
+    return rows.select(
+        "stime", "v", longer("name", "k").alias("label"), F.pandas_udf(doubled, "bigint")("v").alias("twice"),
+        F.arrow_udf(tripled, "bigint")("v").alias("thrice"),
+    )  # fmt: skip
 
 
 @kind()
-def arrow_udf(rows: DataFrame) -> DataFrame:
-    def doubled(v: pa.Array) -> pa.Array:
-        return pc.multiply(v, 2)
-
-    return rows.select("stime", "k", "v", F.arrow_udf(doubled, "bigint")("v").alias("twice"))
-
-
-@kind()
-def map_in_pandas(rows: DataFrame) -> DataFrame:
+def map_in_pandas_and_in_arrow(rows: DataFrame) -> DataFrame:
     def shifted(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         for frame in frames:
             yield frame.assign(v=frame["v"] + 1)
 
-    return rows.select("stime", "k", "v").mapInPandas(shifted, "stime timestamp, k bigint, v bigint")
-
-
-@kind()
-def map_in_arrow(rows: DataFrame) -> DataFrame:
     def even(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             yield batch.filter(pc.equal(pc.bit_wise_and(batch.column("v"), 1), 0))
 
-    return rows.select("stime", "k", "v").mapInArrow(even, "stime timestamp, k bigint, v bigint")
+    columns = "stime timestamp, k bigint, v bigint"
+    return rows.select("stime", "k", "v").mapInPandas(shifted, columns).mapInArrow(even, columns)
 
 
 @kind()
@@ -123,14 +105,10 @@ def joined_with_a_table(rows: DataFrame) -> DataFrame:
 
 
 @kind()
-def union_of_parts(rows: DataFrame) -> DataFrame:
+def observed_union_of_parts(rows: DataFrame) -> DataFrame:
     low = rows.filter("k < 2").select("stime", "k", "v", F.lit("low").alias("part"))
-    return low.union(rows.filter("k > 2").select("stime", "k", "v", F.lit("high")))
-
-
-@kind()
-def observed(rows: DataFrame) -> DataFrame:
-    return rows.select("stime", "k", "v").observe("mine", F.count(F.lit(1)).alias("n"))
+    both = low.union(rows.filter("k > 2").select("stime", "k", "v", F.lit("high")))
+    return both.observe("mine", F.count(F.lit(1)).alias("n"))
 
 
 # -- windows -----------------------------------------------------------------------------------------------------------
@@ -187,33 +165,21 @@ def window_of_a_window(rows: DataFrame) -> DataFrame:
 
 
 @kind()
-def having(rows: DataFrame) -> DataFrame:
-    counts = rows.groupBy(F.window("stime", "2 seconds"), "name").agg(F.countDistinct("k").alias("kinds")) \
-        if not rows.isStreaming else rows.groupBy(F.window("stime", "2 seconds"), "name").agg(
-            F.size(F.collect_set("k")).cast("bigint").alias("kinds"))  # fmt: skip
+def having_a_decimal_sum(rows: DataFrame) -> DataFrame:
+    price = (F.col("v") / F.lit(100)).cast("decimal(12,2)")
+    kinds = F.size(F.collect_set("k")).cast("bigint")
+    counts = rows.groupBy(F.window("stime", "2 seconds"), "name").agg(
+        kinds.alias("kinds"), F.sum(price).alias("total")
+    )  # fmt: skip
     return counts.where("kinds > 1")
 
 
 @kind()
-def decimal_sum(rows: DataFrame) -> DataFrame:
-    price = (F.col("v") / F.lit(100)).cast("decimal(12,2)")
-    return rows.groupBy(F.window("stime", "2 seconds")).agg(F.sum(price).alias("total"))
-
-
-@kind()
-def sql_over_a_view(rows: DataFrame) -> DataFrame:
+def sql_with_a_common_table_expression(rows: DataFrame) -> DataFrame:
     rows.createOrReplaceTempView("every_row")
     return rows.sparkSession.sql(
-        "SELECT window AS span, k, count(*) AS n FROM every_row GROUP BY window(stime, '2 seconds'), k"
-    )
-
-
-@kind()
-def common_table_expression(rows: DataFrame) -> DataFrame:
-    rows.createOrReplaceTempView("those_rows")
-    return rows.sparkSession.sql(
-        "WITH big AS (SELECT * FROM those_rows WHERE v > 5) "
-        "SELECT window.end AS stime, sum(v) AS v FROM big GROUP BY window(stime, '2 seconds')"
+        "WITH big AS (SELECT * FROM every_row WHERE v > 5) "
+        "SELECT window AS span, k, sum(v) AS v FROM big GROUP BY window(stime, '2 seconds'), k"
     )
 
 
@@ -391,7 +357,7 @@ class Totals(StatefulProcessor):
         pass
 
 
-@kind(columns=("k", "n", "total"), expected=_running_counts)
+@kind(columns=("k", "n", "total"), expected=_running_counts, heavy=True)
 def transform_with_state_in_pandas(rows: DataFrame) -> DataFrame:
     return rows.groupBy("k").transformWithStateInPandas(
         Totals(), "stime timestamp, k bigint, n bigint, total bigint", "Append", "None"
@@ -427,7 +393,7 @@ class Silences(StatefulProcessor):
         pass
 
 
-@kind(columns=("k", "n"), expected=_silences)
+@kind(columns=("k", "n"), expected=_silences, heavy=True)
 def transform_with_state_and_timers(rows: DataFrame) -> DataFrame:
     few = rows.filter("v % 40 < 12").select("stime", "k", "v")
     return few.groupBy("k").transformWithStateInPandas(

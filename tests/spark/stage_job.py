@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from holdfast.operators.functions import avg, count, sum_
 from holdfast.operators.windows import count_window
@@ -20,6 +21,7 @@ def main() -> None:
     parser.add_argument("--rows", default="100")
     given = parser.parse_args()
     spark = session("holdfast-stage", master=given.master, spark_task_maxFailures="8", spark_executor_memory="700m",
+                    spark_executor_extraJavaOptions=os.environ.get("SPARK_SUBMIT_OPTS", ""),
                     spark_cores_max="2")  # fmt: skip
     spark.sparkContext.setLogLevel("OFF")
     flowing = flow(spark, "a", root=given.root, partitions=2, maxRowsPerBatch=given.rows)

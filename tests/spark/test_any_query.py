@@ -47,6 +47,20 @@ def _run(root: Path, tasks: Sequence[str]) -> list[dict[str, Any]]:
     return found
 
 
+def _groups(names: Sequence[str]) -> list[list[str]]:
+    """What runs together. Neighbours are alike: spread, no process has more than one of those that take long."""
+    heavy = [name for name in names if KINDS[name].heavy]
+    count = -(-(len(names) + len(heavy)) // _TOGETHER)
+    groups: list[list[str]] = [[] for _ in range(count - len(heavy))] + [[name] for name in heavy]
+    others = iter(name for name in names if not KINDS[name].heavy)
+    for place in range(_TOGETHER):
+        for group in groups:
+            taken = sum(2 if KINDS[name].heavy else 1 for name in group)
+            if taken <= place and (name := next(others, None)) is not None:
+                group.append(name)
+    return groups
+
+
 @pytest.fixture(scope="module")
 def results(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -55,11 +69,8 @@ def results(
     # Only the kinds that are asked for: one that is run again takes a minute, all of them ten.
     mine = [item for item in request.session.items if isinstance(item, pytest.Function) and item.path == request.path]
     asked = {item.callspec.params["name"] for item in mine}
-    names = [name for name in KINDS if name in asked]
-    # Neighbours are alike: spread, no process has more than one of those that take long.
-    count = -(-len(names) // _TOGETHER)
-    groups = [names[first::count] for first in range(count)]
-    found: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in names}
+    groups = _groups([name for name in KINDS if name in asked])
+    found: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in asked}
     before: list[str] = []
     for group in [*groups, []]:
         for said in _run(root, [*(f"end:{name}" for name in before), *(f"cut:{name}" for name in group)]):
