@@ -425,8 +425,8 @@ def test_a_copy_whose_link_keeps_breaking_holds_no_more_files_and_stays_readable
 
     async def play() -> None:
         link = local(origin)
-        files = [await follow(link, bucket) for bucket in range(1, 12)]
-        assert max(files) <= files[1] + 1
+        _, *files = [await follow(link, bucket) for bucket in range(1, 12)]  # The first still has files of other tests.
+        assert max(files) <= files[0] + 1
         for bucket in (1, 5, 9, 11):
             assert numbers(copy.pieces(bucket), copy.definition) == ([bucket * 1000 + k for k in range(3)])
 
