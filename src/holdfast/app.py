@@ -204,20 +204,27 @@ class App(Application):
         """The nodes declared so far, checked and in topological order."""
         return self._diagram
 
-    def start(self, *, spark: SparkSession | None = None, engine: Engine | None = None, **settings: str) -> Running:
+    def start(
+        self, *, spark: SparkSession | None = None, engine: Engine | None = None, metrics_port: int | None = None,
+        **settings: str,
+    ) -> Running:  # fmt: skip
         """Run every node in this process, one replica each; returns what can be watched and stopped.
 
-        Without a session one is made, with these settings: underscores for dots, `master` for its master.
+        Without a session one is made, with these settings: underscores for dots, `master` for its master. With
+        `metrics_port`, Prometheus can ask there, from this machine, how the application does.
         """
         from holdfast.host.embedded import start
 
-        return start(self, spark=spark, engine=engine, **settings)
+        return start(self, spark=spark, engine=engine, metrics_port=metrics_port, **settings)
 
-    def run(self, *, spark: SparkSession | None = None, engine: Engine | None = None, **settings: str) -> None:
+    def run(
+        self, *, spark: SparkSession | None = None, engine: Engine | None = None, metrics_port: int | None = None,
+        **settings: str,
+    ) -> None:  # fmt: skip
         """Like `start`, and stay until all inputs have ended, or until interrupted."""
         from holdfast.host.embedded import run
 
-        run(self, spark=spark, engine=engine, **settings)
+        run(self, spark=spark, engine=engine, metrics_port=metrics_port, **settings)
 
     def __repr__(self) -> str:
         return f"App({self.name!r}, nodes: {', '.join(node.name for node in self._nodes) or 'none'})"

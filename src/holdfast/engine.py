@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,6 +52,8 @@ class Reading:
     state_bytes: int
     span_us: int | None = None
     """How much of the input's time the batch has read; 0 if that says nothing, None if the engine does not say."""
+    parts_ms: dict[str, float] = field(default_factory=dict, compare=False)
+    """What parts of `busy_ms` were spent on, in the engine's own words; for people."""
 
 
 class Failure(NamedTuple):

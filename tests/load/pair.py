@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+import httpx
 import pytest
 
 import holdfast
@@ -25,7 +26,10 @@ from holdfast.host.catalog import Catalog
 from holdfast.host.deployed import _access
 from holdfast.host.deployment import load_deployment
 from holdfast.host.host import Host
+from holdfast.host.measures import Measures
+from holdfast.host.metrics_doors import metrics_doors
 from holdfast.host.service import Service
+from holdfast.load.contract_measures import measure
 from holdfast.load.host_extension import load_manager
 from holdfast.load.manager import LoadManager
 from holdfast.load.remote_task import AwayNote, RemoteTask, read_note
@@ -33,6 +37,7 @@ from holdfast.load.routes import doors_of
 from holdfast.load.tasks import HeldTask
 from tests.load.federation import SECOND, Federation, Owner, Source
 from tests.load.plain_engine import PlainEngine
+from tests.metrics.served import Scrape
 
 _SETTINGS = "interval: 300ms\nanswer: 200ms\npatience: {patience}"
 _BEGIN_US = 1_700_000_000 * SECOND
@@ -69,9 +74,11 @@ class Side:
         self.host.return_s = 0.2
         self.manager: LoadManager = load_manager(deployment, spec)(self.host).manager
         host = self.host
+        self._measures = Measures(host, more=lambda sheet: measure(self.manager, sheet))
         self._service = Service(host.serving, _access(spec, deployment.keyring()), deliver=host.deliver,
                                 status=host.status, fault=host.fault, stop=host.stop, answers=host.answers,
-                                doors=doors_of(self.manager))  # fmt: skip
+                                doors=[*metrics_doors(host, self._measures), *doors_of(self.manager)])  # fmt: skip
+        self._token = token
         self._running: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -87,7 +94,14 @@ class Side:
             await self._running
         finally:
             await self._service.close()
+            self._measures.close()
             await self.manager.close()
+
+    async def scraped(self) -> Scrape:
+        """What Prometheus would get of it."""
+        headers = {"Authorization": f"Bearer {self._token}"}
+        async with httpx.AsyncClient(base_url=self._service.address, headers=headers, timeout=60) as client:
+            return Scrape((await client.get("/metrics")).text)
 
     @property
     def ended(self) -> bool:

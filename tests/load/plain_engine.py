@@ -185,7 +185,7 @@ class PlainQuery(Query):
     def _committed(self, batch: int, since: int, until: int, rows: int) -> None:
         self._write(f"commits/{batch}", 'v1\n{"nextBatchWatermarkMs":0}')
         span_us = until - since if since > BEGINNING_US and until < FOREVER_US else 0
-        self._reading = Reading(batch, 1.0, rows, 0, span_us)
+        self._reading = Reading(batch, 1.0, rows, 0, span_us, {"plain": 1.0})
 
     def _file(self, batch: int, until: int, found: list[tuple[Any, ...]]) -> None:
         windows = pa.array([{"start": at, "end": at + SECOND} for at, *_ in found], _WINDOW)

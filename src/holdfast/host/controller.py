@@ -28,6 +28,7 @@ from holdfast.engine import NodeQueries, Query
 from holdfast.host.fork_runner import HEALTH_US, ForkRunner
 from holdfast.host.intake import Intake
 from holdfast.host.reader_acks import ReaderAcks
+from holdfast.host.replica_counts import ReplicaCounts
 from holdfast.host.replica_status import (
     FIRST_BATCH,
     QUERY_STARTS,
@@ -116,6 +117,7 @@ class Controller:
         self._effects: Effects | None = None
         self.stopped = False
         self._acks = ReaderAcks(output) if plan.output.readers else None
+        self.counts = ReplicaCounts(plan.delay_us, monotonic_us())
         #: Why this replica cannot go on without somebody's help.
         self.trouble: str | None = None
         #: Whether that may pass by itself, as far as the replica can tell: a disk is full, and then it is not.
@@ -135,6 +137,7 @@ class Controller:
         except (HoldfastError, OSError) as error:
             log.error("%s: cannot go on: %s", self.plan.replica, error)
             self.trouble = str(error)
+            self.counts.enter("FAILED", monotonic_us())
             self.may_return = isinstance(error, StorageError | OSError) and not isinstance(error, CorruptLog)
             threading.Thread(target=self._stop_aside, name=f"stop-{self.plan.replica}", daemon=True).start()
 
@@ -186,6 +189,7 @@ class Controller:
         self._forking.clear()
         resume = Resume(first, max(self._main.boundary_us, 0), self._kept_us(first), self._last_fork())
         self.core = NodeCore(self.plan, resume, now)
+        self.counts.enter(self.core.state.name, now)
         if fresh and (lost := self._lost()) is not None:
             self.tell(InputGap(*lost))
         return True
@@ -263,6 +267,11 @@ class Controller:
         return self.answers_messages and self.core is not None and self.core.answers and self._stable is not None
 
     @property
+    def state(self) -> str:
+        """A word of `holdfast status`."""
+        return self.counts.state
+
+    @property
     def at_rest(self) -> bool:
         """Whether a copy of the query can be made: the node is STABLE, and its query has committed something."""
         return self.serves and self.core is not None and self.core.state is NodeState.STABLE and self._batch >= 0
@@ -291,6 +300,22 @@ class Controller:
     def query(self) -> Query | None:
         """The stable query, while it runs."""
         return self._stable
+
+    @property
+    def batches(self) -> int:
+        """How many the stable query has committed since the node began."""
+        return self._batch + 1
+
+    @property
+    def forking(self) -> ForkRunner:
+        """The fork, if there is one, and the counts of all."""
+        return self._forking
+
+    @property
+    def relied_us(self) -> int | None:
+        """Input from here on would be read again to restore the state of operators, as of the last look; None if there
+        is none, or nobody has looked."""
+        return self._relied_us if BEGINNING_US < self._relied_us < END_OF_TIME_US else None
 
     @property
     def boundary_us(self) -> int:
@@ -329,10 +354,12 @@ class Controller:
     def tell(self, signal: Signal) -> None:
         """Rule 1."""
         assert self.core is not None
-        before = self.core.state
-        effects = self.core.handle(signal, monotonic_us())
+        before, now = self.core.state, monotonic_us()
+        self.counts.before(signal, self.core, now)
+        effects = self.core.handle(signal, now)
         if effects.state != before:
             log.info("%s: %s after %s", self.plan.replica, effects.state.name, type(signal).__name__)
+        self.counts.after(effects, self.core, now)
         self._carry_out(effects)
         self._effects = effects
 
@@ -399,6 +426,7 @@ class Controller:
         failure = self._queries.explain(error)
         self._stable, self._died_of = None, failure.sentence
         self._deaths += 1
+        self.counts.deaths += 1
         gaps = self._gaps(now)
         if failure.permanent and not gaps:
             raise UsageError(self._died_of)

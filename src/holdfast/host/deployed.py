@@ -18,10 +18,13 @@ from holdfast.host.deployment import Deployment, HostSpec
 from holdfast.host.embedded import spark_engine
 from holdfast.host.host import Host
 from holdfast.host.log_rotation import keep_bounded
+from holdfast.host.measures import Measures
+from holdfast.host.metrics_doors import metrics_doors
 from holdfast.host.service import Door, Service
 from holdfast.host.sinks import sinks_on
 from holdfast.inputs.credentials import Keyring
 from holdfast.inputs.network import Access
+from holdfast.metrics.sheet import Sheet
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +34,9 @@ class Extension(Protocol):
 
     def doors(self) -> Sequence[Door]:
         """What it answers."""
+
+    def measure(self, sheet: Sheet) -> None:
+        """What it can be measured by."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -64,11 +70,12 @@ async def _run(
     host = Host(name, catalog, spec.root, engine, deployment.peer_file().current, sources)
     sinks = sinks_on(name, app, deployment, catalog)
     extension = None if extend is None else extend(host)
+    measures = Measures(host, sinks.status) if extension is None else Measures(host, sinks.status, extension.measure)
     service = Service(
         host.serving, _access(spec, keys), deliver=host.deliver, fault=host.fault, stop=host.stop,
         status=lambda: {**host.status(), "sinks": sinks.status()}, answers=host.answers,
         report=host.report, cuts=host.cuts,
-        doors=() if extension is None else extension.doors(),
+        doors=[*metrics_doors(host, measures), *(() if extension is None else extension.doors())],
     )  # fmt: skip
     loop = asyncio.get_running_loop()
     for end in (signal.SIGTERM, signal.SIGINT):
@@ -85,6 +92,7 @@ async def _run(
         await loop.run_in_executor(None, sinks.stop)
         bounded.cancel()
         await service.close()
+        measures.close()
         if extension is not None:
             await extension.close()
         log.info("host %s stopped", name)

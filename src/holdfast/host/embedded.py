@@ -19,6 +19,8 @@ from holdfast.clock import monotonic_us, pause
 from holdfast.engine import Engine
 from holdfast.host.catalog import HERE, Catalog
 from holdfast.host.host import Host
+from holdfast.host.measures import Measures
+from holdfast.host.metrics_doors import LocalMetrics
 from holdfast.host.sinks import embedded_sinks
 from holdfast.model.errors import UsageError
 from holdfast.model.time import duration_us
@@ -40,8 +42,12 @@ _ANSWER_S = 0.2
 class Running:
     """An application at work, in a thread of this process."""
 
-    def __init__(self, app: App, engine: Engine) -> None:
+    def __init__(self, app: App, engine: Engine, metrics_port: int | None = None) -> None:
+        if metrics_port is not None and not 0 <= metrics_port <= 0xFFFF:
+            raise UsageError(f"metrics_port must be a port, 0 for any that is free; got {metrics_port}")
         self._app, self._engine = app, engine
+        #: Where `/metrics` is served, on loopback; the real port, also when 0 was asked for.
+        self.metrics_port = metrics_port
         self._loop = asyncio.new_event_loop()
         self._host: Host | None = None
         self._ready = threading.Event()
@@ -68,7 +74,13 @@ class Running:
     async def _run_host(self) -> None:
         catalog, sources = Catalog(self._app.diagram()), self._app.sources
         self._host = Host(HERE, catalog, self._app.root.absolute(), self._engine, sources=sources)
-        await self._host.run(self._ready.set)
+        async with contextlib.AsyncExitStack() as beside:
+            if self.metrics_port is not None:
+                served = LocalMetrics(self._host, Measures(self._host, self._sinks.status), self.metrics_port)
+                self.metrics_port = served.port
+                beside.push_async_callback(served.close)
+                await served.start()
+            await self._host.run(self._ready.set)
 
     def _wait_until_set_up(self) -> None:
         """A mistake in a node is said where it was started."""
@@ -186,12 +198,15 @@ class Running:
         self.stop()
 
 
-def start(app: App, *, spark: SparkSession | None = None, engine: Engine | None = None, **settings: str) -> Running:
+def start(
+    app: App, *, spark: SparkSession | None = None, engine: Engine | None = None, metrics_port: int | None = None,
+    **settings: str,
+) -> Running:  # fmt: skip
     """Run the application in this process; `settings` go to the SparkSession that is made if none is given. Another
-    `engine` runs the nodes without Spark."""
+    `engine` runs the nodes without Spark. With `metrics_port` it can be asked there how it does."""
     if engine is None:
         engine = spark_engine(app.name, [node.name for node in app.diagram().nodes], spark=spark, **settings)
-    return Running(app, engine)
+    return Running(app, engine, metrics_port)
 
 
 def run(app: App, **options: Any) -> None:

@@ -12,13 +12,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 
 from holdfast.clock import monotonic_us
 from holdfast.engine import Fork, NodeQueries
-from holdfast.model.errors import StorageError
+from holdfast.model.errors import HoldfastError, StorageError
 from holdfast.model.time import SECOND_US, closed_until
 from holdfast.protocol.dpc.effects import ExtendFork, StopFork, TentativeBucket
 from holdfast.protocol.dpc.signals import ForkCompleted, ForkFailed, ForkPrepared, ForkSignal
+from holdfast.stream.branch import BranchReader
 from holdfast.stream.store import Stream
 from holdfast.stream.tentative import PlannedPiece, PlanWriter
 from holdfast.stream.worth import Worth, note_worth
@@ -36,6 +38,23 @@ _CLOSE_S = 60.0
 
 #: Asking Spark whether a query lives costs a call into the JVM; a dead one is noticed this much later.
 HEALTH_US = 1_000_000
+
+
+@dataclass(slots=True)
+class ForkCounts:
+    """What forks have cost and given so far."""
+
+    started: int = 0
+    failed: int = 0
+    ready: int = 0
+    start_us: int = 0
+    """What those that came to be ready took until then."""
+    kept_us: int = 0
+    """Those that have ended, from their beginning to their end."""
+    standing_tuples: int = 0
+    """Tentative tuples of the branch that is there."""
+    undone_tuples: int = 0
+    """Those of branches that were dropped."""
 
 
 class ForkRunner:
@@ -56,6 +75,8 @@ class ForkRunner:
         self._batch = -1
         self._failed_us: int | None = None
         self._health_us = 0
+        self.counts = ForkCounts()
+        self._branch = BranchReader(output.folder, output.definition)
 
     @property
     def state(self) -> str:
@@ -64,14 +85,20 @@ class ForkRunner:
             return "running"
         return "ready" if self._ready else "preparing" if self._starting or self._running else "none"
 
+    def kept_us(self, now_us: int) -> int:
+        """For how long forks were there, the one that is there now included."""
+        here = self._starting is not None or self._running is not None
+        return self.counts.kept_us + (now_us - self._asked_us if here else 0)
+
     def clear(self) -> None:
         """Nothing of an earlier life is left: neither forks nor a branch that nobody would correct."""
         self._queries.clear_forks()
-        self._output.drop_branch()
+        self._output.drop_branch()  # Not counted: it was another life's.
 
     def prepare(self, fork: int) -> None:
         self._id, self._ready, self._failed_us = fork, False, None
         self._asked_us = monotonic_us()
+        self.counts.started += 1
         self._starting = self._starter.submit(self._queries.start_fork, fork)
 
     def extend(self, order: ExtendFork, planned: Sequence[tuple[int, tuple[PlannedPiece, ...]]]) -> None:
@@ -91,7 +118,7 @@ class ForkRunner:
             first = next(b.bucket for b in order.buckets if b.emit) * self._size
             # Where main's results end that come of the input before: a join's lie behind its input.
             root_us = closed_until(self._queries.promised_us(first), self._output.definition.bucket_us)
-            self._output.drop_branch()
+            self._drop_branch()
             self._output.create_branch(root_us, id=fork.branch, pending=fork.waiting.since(root_us))
             self._plan = PlanWriter(fork.plan)
         note_worth(self._output.folder, [self._worth(bucket) for bucket in order.buckets if bucket.emit])
@@ -105,7 +132,23 @@ class ForkRunner:
         if order.fork == self._id:
             self._end()
         if order.drop_branch:
-            self._output.drop_branch()
+            self._drop_branch()
+
+    def _drop_branch(self) -> None:
+        self._count_branch()
+        self._branch.close()
+        self._output.drop_branch()
+        self.counts.undone_tuples += self.counts.standing_tuples
+        self.counts.standing_tuples = 0
+
+    def _count_branch(self) -> None:
+        """After each batch of the fork; its reader has been there since the first, so it costs next to nothing."""
+        try:
+            found = self._branch.refresh()
+            if found is not None and self._branch.log is not None:
+                self.counts.standing_tuples = self._branch.log.rows
+        except (HoldfastError, OSError) as error:
+            log.debug("%s: the tentative branch cannot be counted: %s", self._label, error)
 
     def _end(self) -> None:
         if self._plan is not None:
@@ -114,6 +157,7 @@ class ForkRunner:
         self._starting = self._running = self._plan = None
         self._ready = False
         if starting is not None or running is not None:
+            self.counts.kept_us += monotonic_us() - self._asked_us
             self._ending = [ending for ending in self._ending if not ending.done()]
             self._ending.append(self._stopper.submit(self._stop, self._id, starting, running))
 
@@ -158,16 +202,23 @@ class ForkRunner:
             self._ready = self._queries.ready(self._running)
             if not self._ready:
                 return None
-            log.info("%s: fork %d ready after %.1f s", self._label, self._id, (now_us - self._asked_us) / SECOND_US)
+            self.counts.ready += 1
+            took_us = monotonic_us() - self._asked_us  # Not `now_us`: it may have been asked in the same turn.
+            self.counts.start_us += took_us
+            log.info("%s: fork %d ready after %.1f s", self._label, self._id, took_us / SECOND_US)
             return ForkPrepared(self._id, self._running.root_us // self._size)
         progress = self._queries.progress(self._batch, self._running)
         if progress is None or progress.until_us is None:
             return None
         self._batch = progress.batch_id
-        return ForkCompleted(self._id, progress.until_us // self._size) if self._plan is not None else None
+        if self._plan is None:
+            return None
+        self._count_branch()
+        return ForkCompleted(self._id, progress.until_us // self._size)
 
     def _failed(self, now_us: int, error: BaseException) -> None:
         log.warning("%s: fork %d failed: %s", self._label, self._id, error)
+        self.counts.failed += 1
         self._end()
         self._failed_us = now_us
 
@@ -178,7 +229,7 @@ class ForkRunner:
         self._stopper.shutdown(wait=False)
         if wait(self._ending, _CLOSE_S).not_done:
             log.warning("%s: a fork is not stopped after %.0f s; it is left alone", self._label, _CLOSE_S)
-        self._output.drop_branch()
+        self._drop_branch()
 
 
 def _trouble(fork: Fork) -> BaseException | None:

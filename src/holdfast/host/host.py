@@ -40,6 +40,7 @@ from holdfast.host.sources import Sources
 from holdfast.host.stream_server import StreamServer
 from holdfast.inputs.source import SourceSpec
 from holdfast.model.errors import HoldfastError, PeerError, StorageError, UnknownStream, UsageError
+from holdfast.model.time import SECOND_US
 from holdfast.protocol.dpc.effects import Send
 from holdfast.protocol.dpc.messages import Message, StreamReport
 from holdfast.stream.definition import Definition
@@ -62,6 +63,10 @@ class Replica(Protocol):
     @property
     def serves(self) -> bool:
         """Whether readers may be served (D12)."""
+
+    @property
+    def state(self) -> str:
+        """A word of `holdfast status`."""
 
     def pulse(self) -> None:
         """Look at the world once."""
@@ -120,6 +125,7 @@ class Host:
         self._stopping = asyncio.Event()
         self.return_s = RETURN_S
         self._looked_us = 0
+        self._pulsed_us: int | None = None
         #: Nodes that could not be set up, and why.
         self._refused: dict[str, str] = {}
 
@@ -139,6 +145,7 @@ class Host:
                 await self.start_engine()
             ready()
             while not self._stopping.is_set():
+                self._pulsed_us = monotonic_us()
                 self._look_at_engine()
                 for controller in list(self.controllers.values()):
                     controller.pulse()
@@ -410,6 +417,23 @@ class Host:
             if isinstance(controller, Controller) and controller.trouble is not None and not controller.may_return
         }
         return {**failed, **{replica_name(node, self.name): why for node, why in self._refused.items()}}
+
+    @property
+    def silent_s(self) -> float | None:
+        """For how long nobody has looked after the replicas; None before the first time."""
+        return None if self._pulsed_us is None else (monotonic_us() - self._pulsed_us) / SECOND_US
+
+    def states(self) -> dict[str, str]:
+        """The state of every replica that is here or should be, in a word of `holdfast status`."""
+        missing = {replica_name(node.name, self.name): node.name for node in self.catalog.nodes_on(self.name)}
+        states = {replica: "FAILED" if node in self._refused else "WAITING" for replica, node in missing.items()}
+        return {**states, **{replica: stand.state for replica, stand in self.controllers.items()}}
+
+    def not_ready(self) -> dict[str, str]:
+        """Nodes of this host that serve nobody, and their state. Guests are their owners' affair."""
+        own = {replica_name(node.name, self.name) for node in self.catalog.nodes_on(self.name)}
+        ready = {replica for replica, stand in self.controllers.items() if stand.serves}
+        return {replica: state for replica, state in self.states().items() if replica in own - ready}
 
     def status(self) -> dict[str, Any]:
         """What `holdfast status` shows."""

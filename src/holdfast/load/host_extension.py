@@ -9,9 +9,11 @@ from holdfast.host.deployment import Deployment, HostSpec
 from holdfast.host.host import Host
 from holdfast.host.service import Door
 from holdfast.load.contract_file import load_terms
+from holdfast.load.contract_measures import measure
 from holdfast.load.manager import LoadManager
 from holdfast.load.remote_task import read_note
 from holdfast.load.routes import doors_of
+from holdfast.metrics.sheet import Sheet
 from holdfast.model.errors import UsageError
 
 
@@ -23,6 +25,9 @@ class Sharing:
 
     def doors(self) -> Sequence[Door]:
         return doors_of(self.manager)
+
+    def measure(self, sheet: Sheet) -> None:
+        measure(self.manager, sheet)
 
     async def run(self) -> None:
         await self.manager.run()

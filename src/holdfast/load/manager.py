@@ -100,6 +100,8 @@ class LoadManager:
         self.patience = Patience(terms.patience_us)
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._wake_us = self._measured_us = 0
+        #: Movements of tasks of ours since the start, and those that did not come about.
+        self.moved_out = self.moved_back = self.moves_failed = 0
         for node in host.catalog.nodes_on(host.name):
             self.tasks[node.name] = OwnTask(host, node)
             if read_note(host.home_of(node.name)) is not None:
@@ -265,8 +267,10 @@ class LoadManager:
             log.warning("%s was not moved to %s: %s", step.task.task_id, step.to, error)
             if not isinstance(error, PeerError | UsageError):
                 log.error("moving %s: %s", step.task.task_id, error, exc_info=not isinstance(error, HoldfastError))
+            self.moves_failed += 1
             self.tell(MoveFailed(step.lease_id))
             return
+        self.moved_out += 1
         self.census.forget(step.task.task_id)
         lease = self.core.book.leases.get(step.lease_id)
         self.tell(Moved(step.lease_id))
@@ -296,6 +300,7 @@ class LoadManager:
     def _came_back(self, lease_id: str, task_id: str, source: str, begun_us: int) -> None:
         lease = self.core.book.leases.get(lease_id)
         self.patience.forget(lease_id)
+        self.moved_back += 1
         self.tell(Returned(lease_id))
         self.history.add(Movement(now_us(), task_id, source, self.terms.name, lease.price if lease else 0.0,
                                   monotonic_us() - begun_us, back=True))  # fmt: skip

@@ -165,6 +165,10 @@ class RemoteTask:
     def serves(self) -> bool:
         return True
 
+    @property
+    def state(self) -> str:
+        return "AWAY"
+
     async def _follow(self) -> None:
         loop = asyncio.get_running_loop()
         position: Position = self._log.begin()

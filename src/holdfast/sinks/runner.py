@@ -104,7 +104,7 @@ class SinkRunner:
         self._thread: threading.Thread | None = None
         self._state: State = "STARTING"
         self._why = ""
-        self._attempts = 0
+        self._attempts = self._errors = 0
         self._rows = 0
         self._recent: deque[tuple[int, int]] = deque()
         self._applied_us = self._reach_us = BEGINNING_US
@@ -152,6 +152,7 @@ class SinkRunner:
     def _back_off(self, error: Exception) -> None:
         """Rule 4."""
         self._attempts += 1
+        self._errors += 1
         pause_s = min(_BACK_OFF_S_MIN * 2 ** (self._attempts - 1), _BACK_OFF_S_MAX)
         said = str(error) or repr(error)
         self._state, self._why = "WAITING", f"{said}; failed {self._attempts} times, tried again every {pause_s:g} s"
@@ -227,7 +228,7 @@ class SinkRunner:
         return {
             "sink": self.name, "stream": self.stream, "target": self._sink.target, "promise": self._sink.promise,
             "state": self._state, "why": self._why or None, "rows": self._rows, "rows_per_s": self._rate(),
-            "lag_s": self._lag_s(), "attempts": self._attempts,
+            "lag_s": self._lag_s(), "attempts": self._attempts, "errors": self._errors,
         }  # fmt: skip
 
     def _rate(self) -> float:

@@ -82,8 +82,9 @@ def reading_of(progress: Any) -> Reading | None:
     # A batch has one row more than its inputs: the boundary that drives the watermark.
     rows = max(0, int(progress["numInputRows"]) - 1)
     state = sum(int(operator["memoryUsedBytes"]) for operator in progress["stateOperators"])
-    busy_ms = float(progress["durationMs"].get("triggerExecution", 0))
-    return Reading(int(progress["batchId"]), busy_ms, rows, state, _span_us(progress.get("sources", [])))
+    parts_ms = {part: float(took_ms) for part, took_ms in progress["durationMs"].items()}
+    busy_ms = parts_ms.pop("triggerExecution", 0.0)
+    return Reading(int(progress["batchId"]), busy_ms, rows, state, _span_us(progress.get("sources", [])), parts_ms)
 
 
 def _span_us(sources: Sequence[Mapping[str, str]]) -> int | None:

@@ -1,0 +1,319 @@
+"""Everything that a host can be measured by, read when somebody asks.
+
+Rules:
+1. What the host's own objects know is read in its event loop, in one go: some microseconds for each replica.
+2. What takes the disk or the engine a moment (sizes of logs, the last batch of a query) is looked at on a thread of its
+   own, one look at a time. Who asks waits for it, but not for long: then the values of the look before are served.
+3. What cannot be measured is left out, and costs nobody the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from holdfast.clock import monotonic_us, now_us
+from holdfast.engine import Query, Reading
+from holdfast.host.controller import Controller
+from holdfast.host.host import Host, Replica
+from holdfast.metrics.families import FORK_STATES, REPLICA_STATES, SINK_STATES, SOURCE_STATES
+from holdfast.metrics.sheet import Sheet
+from holdfast.model.errors import HoldfastError
+from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, SECOND_US
+from holdfast.stream.head import Head, read_head
+from holdfast.stream.merge import FOREVER_US
+from holdfast.stream.reader import LogReader
+from holdfast.stream.retention import waits_for
+from holdfast.stream.store import StreamStore
+
+log = logging.getLogger(__name__)
+
+#: Prometheus gives up after ten seconds by default; a query that hangs in the engine must not cost the rest.
+_LOOK_S = 3.0
+
+
+class LogSize(NamedTuple):
+    """One stream of the host, as its log says."""
+
+    bytes: int
+    tuples: int
+    boundary_us: int
+    closed: bool
+    head: Head
+    waits: bool
+    bound_bytes: int | None
+
+
+class _Look(NamedTuple):
+    """What was found on the disk and at the engine."""
+
+    logs: dict[str, LogSize | None]
+    disk: tuple[int, int] | None
+    readings: dict[str, Reading]
+
+
+class Measures:
+    """Measures one host. `sinks` gives the status of those that run beside it, `more` fills in what else there is."""
+
+    def __init__(
+        self,
+        host: Host,
+        sinks: Callable[[], Sequence[dict[str, Any]]] = tuple,
+        more: Callable[[Sheet], None] = lambda sheet: None,
+    ) -> None:
+        self._host, self._sinks, self._more = host, sinks, more
+        self._logs = _Logs(host.store)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="metrics")
+        self._looking: asyncio.Future[_Look] | None = None
+        self._seen = _Look({}, None, {})
+
+    async def sheet(self) -> Sheet:
+        """Everything, as of now. Call it in the host's loop."""
+        await self._look()
+        sheet = Sheet()
+        _host(sheet, self._host, self._seen)
+        for replica, state in self._host.states().items():
+            _replica(sheet, replica, state, self._host.controllers.get(replica), self._seen.readings.get(replica))
+        for stream, size in self._seen.logs.items():
+            _stream(sheet, stream, size)
+        for sink in self._sinks():
+            _sink(sheet, sink)
+        for source in self._host.sources.status():
+            _source(sheet, source)
+        self._more(sheet)
+        return sheet
+
+    async def _look(self) -> None:
+        """Rule 2."""
+        if self._looking is None:
+            queries = {
+                replica: query
+                for replica, stand in self._host.controllers.items()
+                if isinstance(stand, Controller) and (query := stand.query) is not None
+            }
+            loop = asyncio.get_running_loop()
+            self._looking = loop.run_in_executor(self._thread, self._look_aside, queries)
+        looking = self._looking
+        await asyncio.wait({looking}, timeout=_LOOK_S)
+        if looking.done() and self._looking is looking:
+            self._looking = None
+            if looking.exception() is None:
+                self._seen = looking.result()
+
+    def _look_aside(self, queries: dict[str, Query]) -> _Look:
+        readings = {replica: found for replica, query in queries.items() if (found := _reading(query)) is not None}
+        return _Look(self._logs.look(), _disk(self._host.root), readings)
+
+    def close(self) -> None:
+        """Let go of the logs. A look that hangs in the engine is left there."""
+        self._thread.submit(self._logs.close)
+        self._thread.shutdown(wait=False)
+
+
+class _Logs:
+    """The logs of a host's streams, followed from look to look: what came since is all that is read."""
+
+    def __init__(self, store: StreamStore) -> None:
+        self._store = store
+        self._readers: dict[str, LogReader] = {}
+
+    def look(self) -> dict[str, LogSize | None]:
+        """Every stream; None for one that cannot be read."""
+        try:
+            names = self._store.names()
+        except OSError:
+            return {}
+        for gone in self._readers.keys() - set(names):
+            self._readers.pop(gone).close()
+        return {name: self._size(name) for name in names}
+
+    def _size(self, name: str) -> LogSize | None:
+        try:
+            stream = self._store.open(name)
+            reader = self._readers.get(name)
+            if reader is None:
+                reader = self._readers[name] = stream.reader()
+            reader.refresh()
+            main, bound = stream.folder / "main", stream.definition.bound
+            return LogSize(
+                reader.size_bytes, reader.rows, reader.boundary_us, reader.closed, read_head(main),
+                waits_for(main) is not None, None if bound is None else bound.bytes,
+            )  # fmt: skip
+        except (HoldfastError, OSError) as error:
+            log.debug("stream %s cannot be measured: %s", name, error)
+            if (broken := self._readers.pop(name, None)) is not None:
+                broken.close()
+            return None
+
+    def close(self) -> None:
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
+
+
+def _reading(query: Query) -> Reading | None:
+    """A query that is just being stopped has no progress."""
+    try:
+        return query.reading()
+    except Exception as error:
+        log.debug("no progress: %s", error)
+        return None
+
+
+def _disk(root: Path) -> tuple[int, int] | None:
+    try:
+        usage = shutil.disk_usage(root)
+    except OSError:
+        return None
+    return usage.total, usage.free
+
+
+def _host(sheet: Sheet, host: Host, seen: _Look) -> None:
+    sheet.put("holdfast_host_info", 1, host=host.name, version=_version())
+    sheet.put("holdfast_host_ready", not host.not_ready())
+    sheet.put("holdfast_host_links_cut", len(host.cuts.names))
+    if seen.disk is not None:
+        sheet.put("holdfast_host_disk_bytes", seen.disk[0])
+        sheet.put("holdfast_host_disk_free_bytes", seen.disk[1])
+
+
+def _replica(sheet: Sheet, replica: str, state: str, controller: Replica | None, reading: Reading | None) -> None:
+    labels = {"node": replica.partition("@")[0], "replica": replica}
+    sheet.put_state("holdfast_replica_state", REPLICA_STATES, state, **labels)
+    if not isinstance(controller, Controller):
+        return
+    now = monotonic_us()
+    _promise(sheet, controller, now, labels)
+    _fork(sheet, controller, now, labels)
+    if controller.core is not None and controller.trouble is None:
+        _position(sheet, controller, now, labels)
+    if reading is not None:
+        sheet.put("holdfast_query_batch_seconds", reading.busy_ms / 1000, **labels)
+        sheet.put("holdfast_query_batch_tuples", reading.rows, **labels)
+        sheet.put("holdfast_query_state_bytes", reading.state_bytes, **labels)
+        for part, took_ms in reading.parts_ms.items():
+            sheet.put("holdfast_query_batch_part_seconds", took_ms / 1000, part=part, **labels)
+
+
+def _promise(sheet: Sheet, controller: Controller, now: int, labels: dict[str, str]) -> None:
+    counts = controller.counts
+    sheet.put("holdfast_replica_state_age_seconds", _s(now - counts.since_us), **labels)
+    for state, spent_us in counts.state_us(now).items():
+        sheet.put("holdfast_replica_state_seconds_total", _s(spent_us), state=state, **labels)
+    sheet.put("holdfast_replica_max_delay_seconds", _s(controller.plan.delay_us), **labels)
+    for kind in ("stable", "tentative"):
+        for in_time in (True, False):
+            count = counts.results[kind, in_time]
+            sheet.put("holdfast_replica_results_total", count, kind=kind, in_time="yes" if in_time else "no", **labels)
+    if counts.wait_us is not None:
+        sheet.put("holdfast_replica_result_wait_seconds", _s(counts.wait_us), **labels)
+    if counts.usual_us is not None:
+        sheet.put("holdfast_replica_usual_wait_seconds", _s(counts.usual_us), **labels)
+    sheet.put("holdfast_replica_corrections_total", counts.corrections, **labels)
+    sheet.put("holdfast_replica_correction_seconds_total", _s(counts.corrected_us), **labels)
+    sheet.put("holdfast_replica_dropped_seconds_total", _s(counts.dropped_us), **labels)
+    sheet.put("holdfast_replica_gaps_total", counts.gaps, **labels)
+    sheet.put("holdfast_query_batches_total", controller.batches, **labels)
+    sheet.put("holdfast_query_restarts_total", counts.deaths, **labels)
+
+
+def _fork(sheet: Sheet, controller: Controller, now: int, labels: dict[str, str]) -> None:
+    fork = controller.forking
+    counts = fork.counts
+    sheet.put_state("holdfast_fork_state", FORK_STATES, fork.state, **labels)
+    sheet.put("holdfast_fork_started_total", counts.started, **labels)
+    sheet.put("holdfast_fork_failed_total", counts.failed, **labels)
+    sheet.put("holdfast_fork_ready_total", counts.ready, **labels)
+    sheet.put("holdfast_fork_start_seconds_total", _s(counts.start_us), **labels)
+    sheet.put("holdfast_fork_seconds_total", _s(fork.kept_us(now)), **labels)
+    out = counts.standing_tuples + counts.undone_tuples
+    sheet.put("holdfast_replica_tentative_tuples_total", out, **labels)
+    sheet.put("holdfast_replica_tentative_tuples", counts.standing_tuples, **labels)
+    sheet.put("holdfast_replica_corrected_tuples_total", counts.undone_tuples, **labels)
+
+
+def _position(sheet: Sheet, controller: Controller, now: int, labels: dict[str, str]) -> None:
+    core = controller.core
+    assert core is not None
+    size, sunion = core.plan.bucket_us, core.inputs.sunion
+    stable_us = core.stable * size
+    sheet.put("holdfast_replica_delay_used_ratio", controller.counts.delay_used(core, now), **labels)
+    sheet.put("holdfast_replica_blocked", core.blocked, **labels)
+    sheet.put_known("holdfast_replica_stable_timestamp_seconds", _instant(stable_us), **labels)
+    sheet.put_known("holdfast_replica_lag_seconds", _span(stable_us, sunion.frontier * size), **labels)
+    if controller.relied_us is not None:
+        extent = _span(controller.relied_us, stable_us)
+        sheet.put_known("holdfast_replica_checkpoint_extent_seconds", extent, **labels)
+    for stream, upstream in core.inputs.upstreams.items():
+        boundary_us, of = sunion.inputs[stream].main_us, {**labels, "stream": stream}
+        sheet.put("holdfast_input_failing", upstream.failing, **of)
+        sheet.put_known("holdfast_input_boundary_timestamp_seconds", _instant(boundary_us), **of)
+        sheet.put_known("holdfast_input_behind_seconds", _span(boundary_us, now_us()), **of)
+        sheet.put_known("holdfast_input_lag_seconds", _span(stable_us, boundary_us), **of)
+        moved_us = controller.counts.moved_us.get(stream)
+        if moved_us is not None and boundary_us < END_OF_TIME_US:
+            sheet.put("holdfast_input_boundary_age_seconds", _s(now - moved_us), **of)
+
+
+def _stream(sheet: Sheet, stream: str, size: LogSize | None) -> None:
+    sheet.put("holdfast_stream_unreadable", size is None, stream=stream)
+    if size is None:
+        return
+    sheet.put("holdfast_stream_bytes", size.bytes, stream=stream)
+    sheet.put("holdfast_stream_tuples", size.tuples, stream=stream)
+    sheet.put("holdfast_stream_closed", size.closed, stream=stream)
+    sheet.put_known("holdfast_stream_boundary_timestamp_seconds", _instant(size.boundary_us), stream=stream)
+    sheet.put_known("holdfast_stream_bound_bytes", size.bound_bytes, stream=stream)
+    sheet.put("holdfast_stream_removed_tuples_total", size.head.removed_rows, stream=stream)
+    sheet.put("holdfast_stream_removed_bytes_total", size.head.removed_bytes, stream=stream)
+    sheet.put("holdfast_stream_retention_waiting", size.waits, stream=stream)
+
+
+def _sink(sheet: Sheet, said: dict[str, Any]) -> None:
+    labels = {"sink": said["sink"], "stream": said["stream"]}
+    sheet.put_state("holdfast_sink_state", SINK_STATES, said["state"], **labels)
+    sheet.put("holdfast_sink_rows_total", said["rows"], **labels)
+    sheet.put("holdfast_sink_errors_total", said["errors"], **labels)
+    sheet.put_known("holdfast_sink_lag_seconds", said["lag_s"], **labels)
+
+
+def _source(sheet: Sheet, said: dict[str, Any]) -> None:
+    stream = said["stream"]
+    sheet.put_state("holdfast_source_state", SOURCE_STATES, said["state"], stream=stream)
+    sheet.put("holdfast_source_errors_total", said["failures"] + said.get("errors", 0), stream=stream)
+    for name, word in (
+        ("holdfast_source_rows_total", "rows"), ("holdfast_source_late_rows_total", "late"),
+        ("holdfast_source_dead_rows_total", "dead"), ("holdfast_source_lag_records", "lag"),
+    ):  # fmt: skip
+        sheet.put_known(name, said.get(word), stream=stream)
+
+
+@cache
+def _version() -> str:
+    try:
+        return metadata.version("holdfast-streams")
+    except metadata.PackageNotFoundError:  # Run from a checkout.
+        return "unknown"
+
+
+def _s(us: int) -> float:
+    return us / SECOND_US
+
+
+def _instant(us: int) -> float | None:
+    """A time of the stream; None before its beginning and after its end."""
+    return us / SECOND_US if BEGINNING_US < us < FOREVER_US else None
+
+
+def _span(since_us: int, until_us: int) -> float | None:
+    """How much lies between two times of the stream, at least 0."""
+    if _instant(since_us) is None or _instant(until_us) is None:
+        return None
+    return max(0, until_us - since_us) / SECOND_US

@@ -1,0 +1,1 @@
+"""Numbers of a running host for Prometheus: which there are (`families`), and one scrape of them (`sheet`)."""

@@ -1,0 +1,164 @@
+"""The table of docs/metrics.md is what real hosts serve, read by Prometheus' own parser, through a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import holdfast
+import holdfast.host.controller
+import holdfast.sinks as sinks
+from holdfast.metrics.families import FAMILIES
+from holdfast.model.errors import UsageError
+from tests.load.pair import pair
+from tests.load.plain_engine import PlainEngine
+from tests.metrics.served import COLUMNS, Scrape, flowing, scrape, until
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+REPLICA = {"node": "counts", "replica": "counts@here"}
+#: Served where there are contracts, and operators of Holdfast's own; everything else is served by every application.
+_ELSEWHERE = {
+    *(name for name in FAMILIES if re.match("holdfast_(load|contract|partner)_", name)),
+    "holdfast_replica_checkpoint_extent_seconds",
+}
+
+
+def test_the_page_has_every_metric_and_no_other() -> None:
+    rows = re.findall(r"^\| `(holdfast_\w+)` \| (gauge|counter) \| (.*?) \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    assert [(name, kind, labels, text) for name, kind, labels, text in rows] == [
+        (f.name, f.kind, ", ".join(f"`{label}`" for label in f.labels), f.help) for f in FAMILIES.values()
+    ]
+
+
+def check(scraped: Scrape) -> set[str]:
+    """What was served is as the table says; the names of it."""
+    served = {name for name in scraped.families if name.startswith("holdfast_")}
+    for name in served:
+        family, metric = FAMILIES[name], scraped.families[name]
+        assert (metric.type, metric.documentation) == (family.kind, family.help)
+        assert metric.samples
+        for sample in metric.samples:
+            assert set(sample.labels) == set(family.labels), sample
+            assert sample.value >= 0 or name == "holdfast_partner_balance", sample
+    return served
+
+
+class Tap:
+    """A source of the test's own, as `app.source` takes one."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+
+    def open(self, stream: holdfast.Stream, home: Path) -> Tap:
+        return self
+
+    def text(self) -> str:
+        return "a tap"
+
+    def run(self) -> None:
+        self.over.wait()
+
+    def stop(self) -> None:
+        self.over.set()
+
+    def status(self) -> dict[str, Any]:
+        return {"rows": 7, "late": 2, "dead": 1, "lag": 40, "errors": 3}
+
+
+@pytest.mark.slow
+def test_a_failure_is_seen_in_the_numbers_as_it_comes_and_goes(tmp_path: Path) -> None:
+    store = holdfast.open(tmp_path / "streams")
+    left = store.create("left", COLUMNS, bucket="500ms", bound=holdfast.Bound(1 << 30))
+    right = store.create("right", COLUMNS, bucket="500ms")
+    app = holdfast.App("seen", root=tmp_path / "streams")
+    app.node(inputs=["left", "right"], name="counts", max_delay="2s")(lambda rows: rows)
+    app.source("taps", Tap(), schema=COLUMNS)
+    app.sink("counts", sinks.foreach(lambda changes, position: None, position=tmp_path / "position"), name="table")
+    with flowing(left, right), app.start(engine=PlainEngine(), metrics_port=0) as running:
+        port = running.metrics_port
+        assert port
+
+        def state() -> list[str]:
+            return scrape(port).states("replica_state", node="counts")
+
+        until(lambda: state() == ["STABLE"] and scrape(port)("sink_rows_total"), "a quiet node")
+        quiet = scrape(port)
+        served = check(quiet)
+        assert quiet("replica_max_delay_seconds") == 2
+        assert quiet.states("source_state", stream="taps") == ["RUNNING"]
+        assert (quiet("source_lag_records"), quiet("source_errors_total")) == (40, 3)
+        assert quiet("stream_bound_bytes", stream="left") == 1 << 30
+        assert httpx.get(f"http://127.0.0.1:{port}/readyz").json() == {"ready": True, "not_ready": {}}
+        refused = httpx.get(f"http://127.0.0.1:{port}/metrics", headers={"Host": "evil.example"})
+        assert refused.status_code == 403
+
+        running.fail("right")
+        until(lambda: scrape(port)("replica_tentative_tuples"), "tentative tuples")
+        failed = scrape(port)
+        served |= check(failed)
+        assert failed("input_failing", stream="right") == 1
+        assert failed("host_links_cut") == 1
+        assert failed("input_boundary_age_seconds", stream="right") > 1
+        assert failed.states("replica_state", **REPLICA) == ["UP_FAILURE"]
+        assert failed.states("fork_state", **REPLICA) == ["running"]
+        assert failed("host_ready") == 1, "who gives tentative results is ready"
+
+        running.heal("right")
+        until(lambda: state() == ["STABLE"] and not scrape(port)("replica_tentative_tuples"), "the correction")
+        healed = scrape(port)
+        served |= check(healed)
+        assert FAMILIES.keys() - served == _ELSEWHERE, "one that nobody ever serves is a promise on paper"
+        assert healed("replica_corrections_total") >= 1
+        assert healed("replica_corrected_tuples_total") == healed("replica_tentative_tuples_total") > 0
+        assert healed("replica_results_total", kind="tentative", in_time="yes") is not None
+        spent = {s.labels["state"]: s.value for s in healed.families["holdfast_replica_state_seconds_total"].samples}
+        assert {"RECOVERING", "STABLE", "UP_FAILURE", "STABILIZATION"} <= spent.keys()
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"http://127.0.0.1:{port}/metrics")
+
+
+@pytest.mark.slow
+def test_contracts_and_operators_are_measured_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holdfast.host.controller, "_RETAIN_BUCKETS", 1)
+
+    async def run() -> None:
+        async with pair(tmp_path, monkeypatch, kind="tallies") as two:
+            await two.results_come()
+            stand = two.task.controller
+            assert stand is not None
+            await two.until(lambda: stand.relied_us is not None, "a look at what the operator relies on")
+            home = await two.anna.scraped()
+            served = check(home)
+            assert home("replica_checkpoint_extent_seconds") is not None
+            assert home("contract_leases", state="running", role="buyer") == 0
+            await two.to_ben()
+            await two.until(lambda: two.anna.manager.core.ledger.balance("ben") < 0, "a period that is paid")
+            away, there = await two.anna.scraped(), await two.ben.scraped()
+            served |= check(away) | check(there)
+            assert served >= _ELSEWHERE
+            assert away.states("replica_state", node=two.node) == ["AWAY"]
+            assert away("contract_leases", state="running", role="buyer") == 1
+            assert there("contract_leases", state="running", role="seller") == 1
+            assert away("partner_balance", partner="ben") < 0 < there("partner_balance", partner="anna")
+            assert away("load_movements_total", direction="out") == 1
+            assert there("contract_unpaid_periods") <= 1
+            assert len([s for s in there.families["holdfast_replica_state"].samples if s.value]) == 1, "the guest"
+
+    asyncio.run(run())
+
+
+def test_a_port_that_is_taken_is_said_by_the_start(tmp_path: Path) -> None:
+    app = holdfast.App("none", root=tmp_path)
+    with app.start(metrics_port=0) as first, pytest.raises(holdfast.StorageError, match="choose another port"):
+        app.start(metrics_port=first.metrics_port)
+
+
+def test_a_port_must_be_one(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="metrics_port must be a port"):
+        holdfast.App("none", root=tmp_path).start(metrics_port=70_000)
