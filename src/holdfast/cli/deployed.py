@@ -6,6 +6,7 @@ quarter slower.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -15,3 +16,17 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="The deployment, a YA
 Hosts = Annotated[
     list[str] | None, typer.Option("--host", metavar="NAME", help="Only this host; may be given several times.")
 ]
+LogFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--log-format", metavar="text|json", envvar="HOLDFAST_LOG_FORMAT", help="How hosts write their log lines."
+    ),
+]
+
+
+def choose_log_format(format: str | None) -> None:
+    """For this process and the hosts that it starts; a word that is none is refused before anything starts."""
+    if format is not None:
+        from holdfast.host.log_lines import VARIABLE, check_format
+
+        os.environ[VARIABLE] = check_format(format)

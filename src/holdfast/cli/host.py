@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.deployed import File
+from holdfast.cli.deployed import File, LogFormat, choose_log_format
 
 if TYPE_CHECKING:
     from holdfast.engine import Engine
@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 def command(
     file: File,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Which of its hosts to be.")],
+    log_format: LogFormat = None,
 ) -> None:
     """Be one host of a deployment, until Ctrl-C. `holdfast up` starts all of them in the background.
 
     \b
     holdfast host netmon.yaml a
+    holdfast host netmon.yaml a --log-format json
     """
+    choose_log_format(log_format)
     be_host(file, name)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.deployed import File, Hosts
+from holdfast.cli.deployed import File, Hosts, LogFormat, choose_log_format
 from holdfast.cli.session import Json, Session
 from holdfast.cli.units import age_text
 from holdfast.model.errors import PeerError
@@ -25,6 +25,7 @@ def command(
     host: Hosts = None,
     wait: Annotated[str, typer.Option("--wait", help="How long a host and its replicas may take to answer.")] = "2m",
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait for replicas, only for hosts.")] = False,
+    log_format: LogFormat = None,
     json: Json = False,
 ) -> None:
     """Start the hosts of a deployment in the background: all of this machine, or the named ones; all or none.
@@ -39,6 +40,7 @@ def command(
     from holdfast.host.catalog import Catalog
     from holdfast.host.deployment import load_deployment
 
+    choose_log_format(log_format)
     session = Session(None, json)
     wait_us = duration_us(wait)
     deployment = load_deployment(file)

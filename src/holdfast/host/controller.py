@@ -27,6 +27,7 @@ from holdfast.clock import monotonic_us
 from holdfast.engine import NodeQueries, Query
 from holdfast.host.fork_runner import HEALTH_US, ForkRunner
 from holdfast.host.intake import Intake
+from holdfast.host.log_lines import ReplicaLog
 from holdfast.host.reader_acks import ReaderAcks
 from holdfast.host.replica_counts import ReplicaCounts
 from holdfast.host.replica_status import (
@@ -92,7 +93,8 @@ class Controller:
         self._decision = Decision(queries.decision)
         self._main = LogReader(output.folder / "main", output.definition.schema, output.definition.bucket_us)
         self._report = ReportWriter(output.folder)
-        self._forking = ForkRunner(queries, output, plan.bucket_us, plan.replica)
+        self._log = ReplicaLog(log, plan.replica, self._standing)
+        self._forking = ForkRunner(queries, output, plan.bucket_us, plan.replica, self._standing)
         self._starter = ThreadPoolExecutor(1, thread_name_prefix=f"stable-{plan.replica}")
         self._starting: Future[Query] | None = None
         self._stable: Query | None = None
@@ -135,7 +137,7 @@ class Controller:
         try:
             work()
         except (HoldfastError, OSError) as error:
-            log.error("%s: cannot go on: %s", self.plan.replica, error)
+            self._log.error("cannot go on: %s", error)
             self.trouble = str(error)
             self.counts.enter("FAILED", monotonic_us())
             self.may_return = isinstance(error, StorageError | OSError) and not isinstance(error, CorruptLog)
@@ -145,7 +147,7 @@ class Controller:
         try:
             self.stop_queries()
         except Exception as error:
-            log.error("%s: could not be stopped: %s", self.plan.replica, error)
+            self._log.error("could not be stopped: %s", error)
 
     def _pulse(self) -> None:
         now = monotonic_us()
@@ -358,7 +360,7 @@ class Controller:
         self.counts.before(signal, self.core, now)
         effects = self.core.handle(signal, now)
         if effects.state != before:
-            log.info("%s: %s after %s", self.plan.replica, effects.state.name, type(signal).__name__)
+            self._log.info("%s after %s", effects.state.name, type(signal).__name__)
         self.counts.after(effects, self.core, now)
         self._carry_out(effects)
         self._effects = effects
@@ -411,7 +413,7 @@ class Controller:
             self._busy = (self._batch + 1, now)
         elif self._told_busy != self._busy and now - self._busy[1] >= _LONG_US:
             self._told_busy = self._busy
-            log.warning("%s: %s", self.plan.replica, self._long_batch(now))
+            self._log.warning("%s", self._long_batch(now))
 
     def _long_batch(self, now: int) -> str | None:
         if self._busy is None or now - self._busy[1] < _LONG_US:
@@ -430,9 +432,9 @@ class Controller:
         gaps = self._gaps(now)
         if failure.permanent and not gaps:
             raise UsageError(self._died_of)
-        log.error("%s: the stable query stopped (%s); starting it again in %d s, for the %d. time", self.plan.replica,
-                  self._died_of, self._pause_us // SECOND_US, self._deaths)  # fmt: skip
-        log.debug("%s: in full: %s", self.plan.replica, error)
+        self._log.error("the stable query stopped (%s); starting it again in %d s, for the %d. time",
+                        self._died_of, self._pause_us // SECOND_US, self._deaths)  # fmt: skip
+        self._log.debug("in full: %s", error)
         self._restart_us = now + self._pause_us
         self._pause_us = min(2 * self._pause_us, _RESTART_US_MAX)
         for stream, removed_us in gaps.items():
@@ -464,7 +466,7 @@ class Controller:
             return
         relying, self._relying = self._relying, None
         if (error := relying.exception()) is not None:
-            log.warning("%s: keeps its input for now: %s", self.plan.replica, error)
+            self._log.warning("keeps its input for now: %s", error)
             return
         self._relied_us = relying.result()
         self._let_go(min(self._retained * self._size, self._relied_us))
@@ -509,8 +511,8 @@ class Controller:
     def _skip(self, order: SkipStable) -> None:
         """The query begins anew behind the gap; what it cannot say is a hole of its output (§4.9.4)."""
         start_us, right_from_us = order.to * self._size, order.stable_from * self._size
-        log.warning("%s: input before %s is gone; going on there, results follow from %s", self.plan.replica,
-                    instant_text(start_us), instant_text(right_from_us))  # fmt: skip
+        self._log.warning("input before %s is gone; going on there, results follow from %s",
+                          instant_text(start_us), instant_text(right_from_us))  # fmt: skip
         self._anew = _Anew(start_us, right_from_us, self._stable, self._starting)
         self._stable, self._batch, self._first = None, -1, order.to
         self._decision.decide(start_us)
@@ -555,6 +557,10 @@ class Controller:
             self._acks.note(order.upto_us)
 
     # -- for people --------------------------------------------------------------------------------------------------
+
+    def _standing(self) -> int | None:
+        """The first bucket that the stable query has not committed; None while that is not known."""
+        return None if self.core is None else self.core.stable
 
     def status(self) -> dict[str, Any]:
         """What `holdfast status` shows."""

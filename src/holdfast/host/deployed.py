@@ -17,6 +17,7 @@ from holdfast.host.catalog import Catalog
 from holdfast.host.deployment import Deployment, HostSpec
 from holdfast.host.embedded import spark_engine
 from holdfast.host.host import Host
+from holdfast.host.log_lines import set_up_logging
 from holdfast.host.log_rotation import keep_bounded
 from holdfast.host.measures import Measures
 from holdfast.host.metrics_doors import metrics_doors
@@ -49,8 +50,7 @@ def run_host(
     deployment: Deployment, name: str, extend: Callable[[Host], Extension] | None = None, engine: Engine | None = None
 ) -> None:
     """Be the host `name` until told to stop. Spark runs its nodes, unless another engine is given."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("holdfast").setLevel(logging.INFO)
+    set_up_logging()
     asyncio.run(_run(deployment, name, extend, engine))
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from holdfast.clock import monotonic_us
 from holdfast.engine import Fork, NodeQueries
+from holdfast.host.log_lines import Bucket, ReplicaLog
 from holdfast.model.errors import HoldfastError, StorageError
 from holdfast.model.time import SECOND_US, closed_until
 from holdfast.protocol.dpc.effects import ExtendFork, StopFork, TentativeBucket
@@ -60,8 +61,11 @@ class ForkCounts:
 class ForkRunner:
     """At most one fork at a time, and its branch."""
 
-    def __init__(self, queries: NodeQueries, output: Stream, bucket_us: int, label: str) -> None:
-        self._queries, self._output, self._size, self._label = queries, output, bucket_us, label
+    def __init__(
+        self, queries: NodeQueries, output: Stream, bucket_us: int, label: str, standing: Bucket = lambda: None
+    ) -> None:
+        self._queries, self._output, self._size = queries, output, bucket_us
+        self._log = ReplicaLog(log, label, standing)
         # Of each two or more: what hangs in Spark must not keep the next one from its start.
         self._starter = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"fork-{label}")
         self._stopper = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"unfork-{label}")
@@ -148,7 +152,7 @@ class ForkRunner:
             if found is not None and self._branch.log is not None:
                 self.counts.standing_tuples = self._branch.log.rows
         except (HoldfastError, OSError) as error:
-            log.debug("%s: the tentative branch cannot be counted: %s", self._label, error)
+            self._log.debug("the tentative branch cannot be counted: %s", error)
 
     def _end(self) -> None:
         if self._plan is not None:
@@ -169,9 +173,9 @@ class ForkRunner:
             if running is not None:
                 self._queries.stop_fork(running)
         except Exception as error:
-            log.warning("%s: a fork could not be stopped: %s", self._label, error)
+            self._log.warning("a fork could not be stopped: %s", error)
         else:
-            log.info("%s: fork %d stopped after %.1f s", self._label, fork, (monotonic_us() - begun) / SECOND_US)
+            self._log.info("fork %d stopped after %.1f s", fork, (monotonic_us() - begun) / SECOND_US)
 
     def poll(self, now_us: int) -> ForkSignal | None:
         """What has become true since the last look."""
@@ -205,7 +209,7 @@ class ForkRunner:
             self.counts.ready += 1
             took_us = monotonic_us() - self._asked_us  # Not `now_us`: it may have been asked in the same turn.
             self.counts.start_us += took_us
-            log.info("%s: fork %d ready after %.1f s", self._label, self._id, took_us / SECOND_US)
+            self._log.info("fork %d ready after %.1f s", self._id, took_us / SECOND_US)
             return ForkPrepared(self._id, self._running.root_us // self._size)
         progress = self._queries.progress(self._batch, self._running)
         if progress is None or progress.until_us is None:
@@ -217,7 +221,7 @@ class ForkRunner:
         return ForkCompleted(self._id, progress.until_us // self._size)
 
     def _failed(self, now_us: int, error: BaseException) -> None:
-        log.warning("%s: fork %d failed: %s", self._label, self._id, error)
+        self._log.warning("fork %d failed: %s", self._id, error)
         self.counts.failed += 1
         self._end()
         self._failed_us = now_us
@@ -228,7 +232,7 @@ class ForkRunner:
         self._starter.shutdown(wait=False)
         self._stopper.shutdown(wait=False)
         if wait(self._ending, _CLOSE_S).not_done:
-            log.warning("%s: a fork is not stopped after %.0f s; it is left alone", self._label, _CLOSE_S)
+            self._log.warning("a fork is not stopped after %.0f s; it is left alone", _CLOSE_S)
         self._drop_branch()
 
 

@@ -32,6 +32,7 @@ from holdfast.host.controller import Controller
 from holdfast.host.fork_runner import HEALTH_US
 from holdfast.host.intake import Intake
 from holdfast.host.link import CutLink, Cuts, HttpLink, Link, LocalLink, Token
+from holdfast.host.log_lines import ReplicaLog
 from holdfast.host.mirrored_intake import copies_of
 from holdfast.host.network import Network, SourceVoice
 from holdfast.host.replica_status import SPARK_PLANS, SPARK_STARTS, Wait, waiting
@@ -195,7 +196,7 @@ class Host:
             alone = len(self._refused) + 1 == len(self._setups)
             if alone or self.catalog.deployment is None or not isinstance(error, HoldfastError):
                 raise error
-            log.error("%s: cannot be set up: %s", replica_name(name, self.name), error)
+            ReplicaLog(log, replica_name(name, self.name)).error("cannot be set up: %s", error)
             self._refused[name] = str(error)
 
     def _bring_back(self) -> None:
@@ -217,7 +218,7 @@ class Host:
                 await self.set_up_own(node)
                 return
             except (StorageError, OSError) as error:
-                log.error("%s: still cannot go on: %s", failed.plan.replica, error)
+                ReplicaLog(log, failed.plan.replica).error("still cannot go on: %s", error)
 
     async def _close(self) -> None:
         beside = [*self._setups.values(), *self._attended]
@@ -234,11 +235,11 @@ class Host:
         )
         for (replica, controller), outcome in zip(controllers, ended, strict=True):
             if isinstance(outcome, BaseException):
-                log.error("%s: could not be stopped: %s", replica, outcome)
+                ReplicaLog(log, replica).error("could not be stopped: %s", outcome)
             try:
                 controller.close()
             except (HoldfastError, OSError) as error:
-                log.error("%s: could not be closed: %s", replica, error)
+                ReplicaLog(log, replica).error("could not be closed: %s", error)
         for under_way in self._under_way.values():
             for said in under_way:
                 said.cancel()
@@ -272,7 +273,7 @@ class Host:
         await self.start_engine()
         self._wait(node, SPARK_PLANS)
         self.add(site.replica, await self._controller(site, definitions, bucket_us))
-        log.info("%s: set up, reading %s", site.replica, ", ".join(node.inputs))
+        ReplicaLog(log, site.replica).info("set up, reading %s", ", ".join(node.inputs))
 
     def _wait(self, node: NodeSpec, wait: Wait) -> None:
         self._waits[node.name] = wait

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from holdfast.diagram import NodeSpec
 from holdfast.host.catalog import replica_name
 from holdfast.host.intake import DirectIntake, Intake
+from holdfast.host.log_lines import ReplicaLog
 from holdfast.host.mirrored_intake import MirroredIntake
 from holdfast.host.replica_status import Wait, missing_stream
 from holdfast.model.errors import PeerError, UnknownStream
@@ -82,7 +83,7 @@ class OwnSite(Site):
                     wait = missing_stream(stream, error)
             waits(wait)
             if asked == self._patience(stream):
-                log.warning("%s: %s", self.replica, wait.why)
+                ReplicaLog(log, self.replica).warning("%s", wait.why)
             asked += 1
             await asyncio.sleep(_RETRY_S)
 

@@ -25,6 +25,7 @@ from holdfast.clock import monotonic_us, now_us
 from holdfast.diagram import Diagram
 from holdfast.host.controller import Controller
 from holdfast.host.host import Host
+from holdfast.host.log_lines import ReplicaLog
 from holdfast.load.contract_file import Terms, is_older_id
 from holdfast.load.crash_points import reached
 from holdfast.load.history import History, Movement, Sample
@@ -321,7 +322,7 @@ class LoadManager:
         await guest.close()
         self.census.forget(lease_id)
         remove_guest(guest.folder)
-        log.info("%s: its lease is over, and so is its time here", guest.replica)
+        ReplicaLog(log, guest.replica).info("its lease is over, and so is its time here")
         reached("dropped")
 
     def _look_after(self) -> None:

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from holdfast.clock import monotonic_us, now_us
+from holdfast.host.log_lines import ReplicaLog
 from holdfast.load.crash_points import reached
 from holdfast.load.parcel import Unpacking, pack, parcel_version
 from holdfast.load.partner import PartnerLink, write_parcel
@@ -112,7 +113,7 @@ class Mover:
         await _surely(task, "be stopped here", partial(task.host.take_down, task.replica))
         reached("stopped")
         await self._follow(task, note)
-        log.info("%s: runs at %s now, under lease %s", task.replica, to, lease_id)
+        ReplicaLog(log, task.replica).info("runs at %s now, under lease %s", to, lease_id)
         reached("following")
 
     async def _follow(self, task: HeldTask, note: AwayNote) -> None:
@@ -222,7 +223,7 @@ class Mover:
         reached("unnoted")
         await start(task)
         (task.home / "parcel").unlink(missing_ok=True)
-        log.info("%s: runs here again", task.replica)
+        ReplicaLog(log, task.replica).info("runs here again")
         reached("back")
 
 
@@ -260,7 +261,7 @@ async def _write(task: HeldTask, note: AwayNote) -> None:
         except Exception as error:
             if not _stands(task, note):
                 raise
-            log.error("%s: that it is at %s's could not be made durable: %s", task.replica, note.partner, error)
+            ReplicaLog(log, task.replica).error("that it is at %s's could not be made durable: %s", note.partner, error)
         await asyncio.sleep(_AGAIN_S)
 
 
@@ -269,7 +270,7 @@ def _stands(task: HeldTask, note: AwayNote) -> bool:
     try:
         return read_note(task.home) == note
     except Exception as error:
-        log.error("%s: whether it is at %s's cannot be read: %s", task.replica, note.partner, error)
+        ReplicaLog(log, task.replica).error("whether it is at %s's cannot be read: %s", note.partner, error)
         return True
 
 

@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from holdfast.clock import monotonic_us, now_us
+from holdfast.host.log_lines import ReplicaLog
 from holdfast.host.mirror import WAIT_S
 from holdfast.host.wire import PORTION_BYTES, Portion, Position, shape_of
 from holdfast.load.partner import PartnerLink
@@ -181,12 +182,12 @@ class RemoteTask:
                 self.heard_us, self.trouble, position = monotonic_us(), None, portion.cursor
             except PeerError as error:
                 if self.trouble is None:
-                    log.warning("%s: away at %s: %s", self.replica, self.note.partner, error)
+                    ReplicaLog(log, self.replica).warning("away at %s: %s", self.note.partner, error)
                 self.trouble = str(error)
                 await asyncio.sleep(_RETRY_S)
                 position = self._log.begin()
             except HoldfastError as error:
-                log.error("%s: what came from %s cannot be stored: %s", self.replica, self.note.partner, error)
+                ReplicaLog(log, self.replica).error("what came from %s cannot be stored: %s", self.note.partner, error)
                 self.trouble = str(error)
                 return
 

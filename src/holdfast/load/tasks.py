@@ -27,6 +27,7 @@ from holdfast.host.controller import Controller
 from holdfast.host.host import Host
 from holdfast.host.intake import Intake
 from holdfast.host.link import Link
+from holdfast.host.log_lines import ReplicaLog
 from holdfast.host.mirrored_intake import MirroredIntake
 from holdfast.host.replica_status import missing_stream
 from holdfast.host.site import OwnSite, Site, Waits
@@ -165,7 +166,7 @@ class GuestSite(Site):
             except (PeerError, UnknownStream) as error:
                 waits(missing_stream(stream, error))
                 if not said:
-                    log.info("%s: waiting for stream %s: %s", self.replica, stream, error)
+                    ReplicaLog(log, self.replica).info("waiting for stream %s: %s", stream, error)
                     said = True
             await asyncio.sleep(0.25)
 
