@@ -14,6 +14,9 @@ import pytest
 import holdfast
 import holdfast.host.controller
 import holdfast.sinks as sinks
+from holdfast.checkpoint.safekeeper import SafeKeeper
+from holdfast.checkpoint.scheduler import scheduler
+from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.metrics.families import FAMILIES
 from holdfast.model.errors import UsageError
 from tests.load.pair import pair
@@ -80,6 +83,9 @@ def test_a_failure_is_seen_in_the_numbers_as_it_comes_and_goes(tmp_path: Path) -
     app.node(inputs=["left", "right"], name="counts", max_delay="2s")(lambda rows: rows)
     app.source("taps", Tap(), schema=COLUMNS)
     app.sink("counts", sinks.foreach(lambda changes, position: None, position=tmp_path / "position"), name="table")
+    keeper = SafeKeeper(MemoryStore())
+    keeper.save(b"key", 1, b"state")
+    scheduler().add("operator", 50_000, lambda: None)
     with flowing(left, right), app.start(engine=PlainEngine(), metrics_port=0) as running:
         port = running.metrics_port
         assert port
@@ -94,6 +100,8 @@ def test_a_failure_is_seen_in_the_numbers_as_it_comes_and_goes(tmp_path: Path) -
         assert quiet.states("source_state", stream="taps") == ["RUNNING"]
         assert (quiet("source_lag_records"), quiet("source_errors_total")) == (40, 3)
         assert quiet("stream_bound_bytes", stream="left") == 1 << 30
+        assert quiet("store_checkpoints_total", store="MemoryStore", outcome="durable") >= 1
+        assert quiet("checkpoint_deadlines_total", operator="operator", kept="met") is not None
         assert httpx.get(f"http://127.0.0.1:{port}/readyz").json() == {"ready": True, "not_ready": {}}
         refused = httpx.get(f"http://127.0.0.1:{port}/metrics", headers={"Host": "evil.example"})
         assert refused.status_code == 403
@@ -119,6 +127,8 @@ def test_a_failure_is_seen_in_the_numbers_as_it_comes_and_goes(tmp_path: Path) -
         assert healed("replica_results_total", kind="tentative", in_time="yes") is not None
         spent = {s.labels["state"]: s.value for s in healed.families["holdfast_replica_state_seconds_total"].samples}
         assert {"RECOVERING", "STABLE", "UP_FAILURE", "STABILIZATION"} <= spent.keys()
+    keeper.close()
+    scheduler().remove("operator")
     with pytest.raises(httpx.TransportError):
         httpx.get(f"http://127.0.0.1:{port}/metrics")
 
@@ -128,7 +138,7 @@ def test_contracts_and_operators_are_measured_where_they_are(tmp_path: Path, mon
     monkeypatch.setattr(holdfast.host.controller, "_RETAIN_BUCKETS", 1)
 
     async def run() -> None:
-        async with pair(tmp_path, monkeypatch, kind="tallies") as two:
+        async with pair(tmp_path, monkeypatch, kind="tallies", period="5s") as two:
             await two.results_come()
             stand = two.task.controller
             assert stand is not None

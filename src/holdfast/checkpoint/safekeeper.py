@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
@@ -85,6 +86,17 @@ class Status(NamedTuple):
     total: Summary
 
 
+#: Those of this process that somebody holds, for whoever measures them.
+_keepers: weakref.WeakSet[SafeKeeper] = weakref.WeakSet()
+_mutex = threading.Lock()
+
+
+def keepers() -> list[SafeKeeper]:
+    """All of this process that are in use."""
+    with _mutex:
+        return list(_keepers)
+
+
 class SafeKeeper:
     """Asynchronous checkpoints into one store."""
 
@@ -117,6 +129,8 @@ class SafeKeeper:
         ]
         for thread in (self._serialiser, *self._storers):
             thread.start()
+        with _mutex:
+            _keepers.add(self)
 
     @property
     def store(self) -> CheckpointStore:

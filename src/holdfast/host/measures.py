@@ -19,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from holdfast.checkpoint.store_measures import measure as measure_stores
 from holdfast.clock import monotonic_us, now_us
 from holdfast.engine import Query, Reading
 from holdfast.host.controller import Controller
@@ -87,6 +88,7 @@ class Measures:
             _sink(sheet, sink)
         for source in self._host.sources.status():
             _source(sheet, source)
+        measure_stores(sheet)
         self._more(sheet)
         return sheet
 

@@ -110,6 +110,14 @@ _STREAMS = (
            "1 if retention could not remove all that it should, because a reader or an operator may need it."),
     _gauge("stream_unreadable", "stream", "1 if the log cannot be read; then nothing else of it is served."),
 )  # fmt: skip
+_STORES = (
+    _gauge("store_waiting", "store", "Checkpoints of this process that wait for their store (SafeKeeper)."),
+    _gauge("store_away", "store", "1 while a store cannot be written."),
+    _counter("store_checkpoints_total", "store outcome", "Checkpoints by how they ended; `dropped`: no room."),
+    _counter("store_retries_total", "store", "Attempts to write that failed and were made again."),
+    _counter("checkpoint_deadlines_total", "operator kept",
+             "Deadlines of a policy of time in this process: `kept` met or missed."),
+)  # fmt: skip
 _SINKS = (
     _gauge("sink_state", "sink stream state", "1 for the state that the sink is in, 0 for the others."),
     _counter("sink_rows_total", "sink stream", "Rows that were written to the target, corrections included."),
@@ -143,5 +151,5 @@ _LOAD = (
 
 FAMILIES = {
     family.name: family
-    for family in (*_HOST, *_REPLICAS, *_QUERIES, *_FORKS, *_INPUTS, *_STREAMS, *_SINKS, *_SOURCES, *_LOAD)
+    for family in (*_HOST, *_REPLICAS, *_QUERIES, *_FORKS, *_INPUTS, *_STREAMS, *_STORES, *_SINKS, *_SOURCES, *_LOAD)
 }
