@@ -33,8 +33,8 @@ from tests.load.federation import SECOND, Federation, Owner, plainly
 
 from benches.report import console, finish, table
 from holdfast.clock import now_us, pause
-from holdfast.console.load_picture import write_load_picture
 from holdfast.load.history import Movement, Sample
+from holdfast.load.load_picture import write_load_picture
 
 PRICE, LOWER, MARGIN = 6.25, 1.5, 0.05
 #: A batch per bucket and task: with shorter ones seven queries of Spark leave nothing of two cores for a fourth JVM.

@@ -22,14 +22,14 @@ PAGE = HOME / "docs" / "architecture.md"
 
 #: Which package may import which; every one may import `model`. Those further down know nothing of those above.
 IMPORTS = {
-    "cli": "app checkpoint clock console demo diagram holdfast host inputs load sinks spark stream",
+    "cli": "app checkpoint clock demo diagram holdfast host inputs load sinks spark stream",
     "demo": "clock console holdfast host spark",
-    "console": "load",
-    "load": "clock diagram engine host inputs metrics protocol spark stream",
+    "load": "clock console diagram engine host inputs metrics protocol spark stream",
     "holdfast": "app host inputs stream",
     "testing": "app checkpoint clock engine host protocol sinks stream",
     "app": "diagram host inputs protocol sinks",
-    "host": "checkpoint clock diagram engine inputs metrics protocol sinks spark stream",
+    "host": "checkpoint clock console diagram engine inputs metrics protocol sinks spark stream",
+    "console": "clock stream",
     "spark": "checkpoint clock diagram engine inputs operators protocol stream",
     "operators": "checkpoint protocol stream",
     "sinks": "clock inputs stream",

@@ -205,26 +205,37 @@ class App(Application):
         return self._diagram
 
     def start(
-        self, *, spark: SparkSession | None = None, engine: Engine | None = None, metrics_port: int | None = None,
+        self,
+        *,
+        spark: SparkSession | None = None,
+        engine: Engine | None = None,
+        console: bool | int = False,
+        metrics_port: int | None = None,
         **settings: str,
-    ) -> Running:  # fmt: skip
+    ) -> Running:
         """Run every node in this process, one replica each; returns what can be watched and stopped.
 
         Without a session one is made, with these settings: underscores for dots, `master` for its master. With
-        `metrics_port`, Prometheus can ask there, from this machine, how the application does.
+        `console`, a page on this machine shows it live, at a port of your choice if that is a number; its address and
+        token are printed. With `metrics_port`, Prometheus can ask there, from this machine, how the application does.
         """
         from holdfast.host.embedded import start
 
-        return start(self, spark=spark, engine=engine, metrics_port=metrics_port, **settings)
+        return start(self, spark=spark, engine=engine, console=console, metrics_port=metrics_port, **settings)
 
     def run(
-        self, *, spark: SparkSession | None = None, engine: Engine | None = None, metrics_port: int | None = None,
+        self,
+        *,
+        spark: SparkSession | None = None,
+        engine: Engine | None = None,
+        console: bool | int = False,
+        metrics_port: int | None = None,
         **settings: str,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Like `start`, and stay until all inputs have ended, or until interrupted."""
         from holdfast.host.embedded import run
 
-        run(self, spark=spark, engine=engine, metrics_port=metrics_port, **settings)
+        run(self, spark=spark, engine=engine, console=console, metrics_port=metrics_port, **settings)
 
     def __repr__(self) -> str:
         return f"App({self.name!r}, nodes: {', '.join(node.name for node in self._nodes) or 'none'})"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.console.load_picture import load_html, write_load_picture
 from holdfast.engine import Reading
 from holdfast.load.history import History, Movement, Sample
+from holdfast.load.load_picture import load_html, write_load_picture
 from holdfast.load.meter import Meter
 from holdfast.spark.node import reading_of
 

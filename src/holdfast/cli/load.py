@@ -83,8 +83,8 @@ def _rows(said: dict[str, Any]) -> list[list[str]]:
 def _draw(session: Session, answers: Sequence[Any], path: Path) -> None:
     import msgspec
 
-    from holdfast.console.load_picture import write_load_picture
     from holdfast.load.history import Movement, Sample
+    from holdfast.load.load_picture import write_load_picture
     from holdfast.model.errors import PeerError
 
     lines: list[Sample | Movement] = []

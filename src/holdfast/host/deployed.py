@@ -10,10 +10,11 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from holdfast.engine import Engine
 from holdfast.host.catalog import Catalog
+from holdfast.host.console_doors import console_doors, live_console
 from holdfast.host.deployment import Deployment, HostSpec
 from holdfast.host.embedded import spark_engine
 from holdfast.host.host import Host
@@ -38,6 +39,9 @@ class Extension(Protocol):
 
     def measure(self, sheet: Sheet) -> None:
         """What it can be measured by."""
+
+    def overview(self) -> dict[str, Any]:
+        """What the console shows of it."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -71,11 +75,18 @@ async def _run(
     sinks = sinks_on(name, app, deployment, catalog)
     extension = None if extend is None else extend(host)
     measures = Measures(host, sinks.status) if extension is None else Measures(host, sinks.status, extension.measure)
+
+    def status() -> dict[str, Any]:
+        return {**host.status(), "sinks": sinks.status()}
+
+    console = live_console(
+        name, catalog, lambda: {**status(), "load": None if extension is None else extension.overview()}, host.store
+    )
+    extended = () if extension is None else extension.doors()
     service = Service(
         host.serving, _access(spec, keys), deliver=host.deliver, fault=host.fault, stop=host.stop,
-        status=lambda: {**host.status(), "sinks": sinks.status()}, answers=host.answers,
-        report=host.report, cuts=host.cuts,
-        doors=[*metrics_doors(host, measures), *(() if extension is None else extension.doors())],
+        status=status, answers=host.answers, report=host.report, cuts=host.cuts,
+        doors=(*console_doors(console), *metrics_doors(host, measures), *extended),
     )  # fmt: skip
     loop = asyncio.get_running_loop()
     for end in (signal.SIGTERM, signal.SIGINT):
@@ -83,6 +94,7 @@ async def _run(
     await service.start()
     log.info("host %s answers at %s; its streams are below %s", name, service.address, spec.root)
     bounded = asyncio.ensure_future(keep_bounded(spec.log_file))
+    host.attend(console.run())
     if extension is not None:
         host.attend(extension.run())
     sinks.start()

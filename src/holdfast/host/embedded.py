@@ -3,6 +3,8 @@
 running = app.start()
 ...
 running.stop()
+
+With `console=True` there is a page as well, for browsers on this machine that know the token.
 """
 
 from __future__ import annotations
@@ -10,18 +12,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from holdfast.clock import monotonic_us, pause
 from holdfast.engine import Engine
 from holdfast.host.catalog import HERE, Catalog
+from holdfast.host.console_doors import console_doors, live_console
 from holdfast.host.host import Host
 from holdfast.host.measures import Measures
 from holdfast.host.metrics_doors import LocalMetrics
+from holdfast.host.service import Service
 from holdfast.host.sinks import embedded_sinks
+from holdfast.inputs.network import Access
 from holdfast.model.errors import UsageError
 from holdfast.model.time import duration_us
 from holdfast.stream.store import StreamStore
@@ -39,13 +45,23 @@ _POLL_US = 20_000
 _ANSWER_S = 0.2
 
 
+class ConsoleAddress(NamedTuple):
+    """Where the page of an application is, and what to type there."""
+
+    url: str
+    token: str
+
+
 class Running:
     """An application at work, in a thread of this process."""
 
-    def __init__(self, app: App, engine: Engine, metrics_port: int | None = None) -> None:
+    def __init__(self, app: App, engine: Engine, console: bool | int = False, metrics_port: int | None = None) -> None:
         if metrics_port is not None and not 0 <= metrics_port <= 0xFFFF:
             raise UsageError(f"metrics_port must be a port, 0 for any that is free; got {metrics_port}")
         self._app, self._engine = app, engine
+        self._console_port = None if console is False else 0 if console is True else console
+        #: None without a console.
+        self.console: ConsoleAddress | None = None
         #: Where `/metrics` is served, on loopback; the real port, also when 0 was asked for.
         self.metrics_port = metrics_port
         self._loop = asyncio.new_event_loop()
@@ -80,7 +96,25 @@ class Running:
                 self.metrics_port = served.port
                 beside.push_async_callback(served.close)
                 await served.start()
+            if self._console_port is not None:
+                service = await self._serve_console(self._host, self._console_port)
+                beside.push_async_callback(service.close)
             await self._host.run(self._ready.set)
+
+    async def _serve_console(self, host: Host, port: int) -> Service:
+        def status() -> dict[str, Any]:
+            return {**host.status(), "sinks": self._sinks.status()}
+
+        token = secrets.token_urlsafe(16)
+        console = live_console(HERE, host.catalog, status, host.store)
+        service = Service(
+            host.serving, Access(port=port, token=token), deliver=host.deliver, fault=host.fault, stop=host.stop,
+            status=status, answers=host.answers, report=host.report, cuts=host.cuts, doors=console_doors(console),
+        )  # fmt: skip
+        await service.start()
+        host.attend(console.run())
+        self.console = ConsoleAddress(f"{service.address}/console", token)
+        return service
 
     def _wait_until_set_up(self) -> None:
         """A mistake in a node is said where it was started."""
@@ -199,14 +233,22 @@ class Running:
 
 
 def start(
-    app: App, *, spark: SparkSession | None = None, engine: Engine | None = None, metrics_port: int | None = None,
+    app: App,
+    *,
+    spark: SparkSession | None = None,
+    engine: Engine | None = None,
+    console: bool | int = False,
+    metrics_port: int | None = None,
     **settings: str,
-) -> Running:  # fmt: skip
+) -> Running:
     """Run the application in this process; `settings` go to the SparkSession that is made if none is given. Another
     `engine` runs the nodes without Spark. With `metrics_port` it can be asked there how it does."""
     if engine is None:
         engine = spark_engine(app.name, [node.name for node in app.diagram().nodes], spark=spark, **settings)
-    return Running(app, engine, metrics_port)
+    running = Running(app, engine, console, metrics_port)
+    if running.console is not None:
+        print(f"console: {running.console.url} (token: {running.console.token})", flush=True)
+    return running
 
 
 def run(app: App, **options: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from holdfast.host.app_file import load_app
 from holdfast.host.deployment import Deployment, HostSpec
@@ -12,7 +13,7 @@ from holdfast.load.contract_file import load_terms
 from holdfast.load.contract_measures import measure
 from holdfast.load.manager import LoadManager
 from holdfast.load.remote_task import read_note
-from holdfast.load.routes import doors_of
+from holdfast.load.routes import doors_of, overview_of
 from holdfast.metrics.sheet import Sheet
 from holdfast.model.errors import UsageError
 
@@ -28,6 +29,9 @@ class Sharing:
 
     def measure(self, sheet: Sheet) -> None:
         measure(self.manager, sheet)
+
+    def overview(self) -> dict[str, Any]:
+        return overview_of(self.manager)
 
     async def run(self) -> None:
         await self.manager.run()

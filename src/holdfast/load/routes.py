@@ -398,5 +398,14 @@ def contracts_of(manager: LoadManager) -> dict[str, Any]:
     return {"host": manager.host.name, "participant": terms.name, "contracts": found}
 
 
+def overview_of(manager: LoadManager) -> dict[str, Any]:
+    """What the console shows: the same, by name."""
+    loads, contracts = loads_of(manager), contracts_of(manager)["contracts"]
+    return {
+        **loads, "tasks": {task["task"]: task for task in loads["tasks"]},
+        "contracts": {contract["contract"]: contract for contract in contracts},
+    }  # fmt: skip
+
+
 def _usage(usage: Usage) -> dict[str, float]:
     return {name: round(value, 4) for name, value in usage._asdict().items()}

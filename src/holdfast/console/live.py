@@ -1,0 +1,223 @@
+"""The live console of a host: one look at everything twice a second, made once for all pages that are open.
+
+Rules:
+1. Pages get the whole when they come, and merge patches from then on (`feed`, `merge_patch`). Looking costs the same
+   for one page and for fifty; without a page, nothing is encoded.
+2. It looks when nobody does as well: what happened (`event_log`) and the pictures of past failures are there for
+   whoever comes later. All of it is bounded.
+3. A console must never end its host. Whatever goes wrong in a look is said in the host's log, and the next one follows.
+4. Streams that a page shows are looked at ten times a second, the others with everything else, in slices, so that nodes
+   are not held up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.clock import monotonic_us, now_us
+from holdfast.console.event_log import EventLog, Happened
+from holdfast.console.feed import Feed, framed
+from holdfast.console.live_picture import LivePicture
+from holdfast.console.merge_patch import patch_of
+from holdfast.model.errors import HoldfastError, UnknownStream
+from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, SECOND_US
+from holdfast.stream.store import StreamStore
+
+log = logging.getLogger(__name__)
+
+#: How old a page may be. What it costs is measured by benches.console.
+LOOK_US = SECOND_US // 2
+_WATCH_S = 0.1
+#: Pictures that are kept although nobody looks; each is a few open files and two system calls a look.
+RECORDED_MAX = 256
+_SLICE = 16
+#: A stream that is not there, or cannot be read, is tried again after this long.
+_RETRY_US = SECOND_US
+
+Status = Callable[[], Mapping[str, Any]]
+
+
+class LiveConsole:
+    """`facts` are what never changes: host, app, nodes, streams. `recorded` are the streams that lie here."""
+
+    def __init__(self, facts: Mapping[str, Any], status: Status, store: StreamStore, recorded: Sequence[str]) -> None:
+        self._facts, self._status, self._store = dict(facts), status, store
+        self._recorded = tuple(recorded)
+        self._pictures: dict[str, LivePicture] = {}
+        self._retry_us: dict[str, int] = {}
+        self._unreadable: dict[str, str] = {}
+        self._since: dict[str, tuple[str, int]] = {}
+        self.log = EventLog()
+        self._untold: list[Happened] = []
+        self._document: dict[str, Any] = {}
+        self.feed = Feed(self._whole)
+
+    # Life -----------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        due_us = 0
+        try:
+            while True:
+                if (now := monotonic_us()) >= due_us:
+                    due_us = now + LOOK_US
+                    await self._guarded(self._look())
+                else:
+                    await self._guarded(self._watch())
+                watched = any(picture.feed.listeners for picture in self._pictures.values())
+                left_s = max(0.0, (due_us - monotonic_us()) / SECOND_US)
+                await asyncio.sleep(min(left_s, _WATCH_S) if watched else left_s)
+        finally:
+            self.end()
+
+    async def _guarded(self, look: Any) -> None:
+        """Rule 3."""
+        try:
+            await look
+        except Exception:
+            log.exception("the console could not look; it tries again")
+
+    def end(self) -> None:
+        """Let every page go, and close the files."""
+        self.feed.end()
+        for picture in self._pictures.values():
+            picture.close()
+        self._pictures = {}
+
+    # Looking --------------------------------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        for number, name in enumerate([*self._recorded[:RECORDED_MAX], *self._asked_for()]):
+            self._look_at(name)
+            if number % _SLICE == _SLICE - 1:
+                await asyncio.sleep(0)
+        before, self._document = self._document, self._described()
+        if before:
+            self._untold += self.log.compare(before, self._document)
+        happened, self._untold = self._untold, []
+
+        def change() -> bytes:
+            patch = patch_of(before, self._document)
+            return msgspec.json.encode({**patch, "happened": happened} if happened else patch)
+
+        self.feed.publish("patch", change)
+
+    def _asked_for(self) -> list[str]:
+        """Streams beyond those that are always looked at; let go of when the last page has gone."""
+        always = set(self._recorded[:RECORDED_MAX])
+        for name in [name for name in self._pictures if name not in always]:
+            if not self._pictures[name].feed.listeners:
+                self._pictures.pop(name).close()
+        return [name for name in self._pictures if name not in always]
+
+    async def _watch(self) -> None:
+        for name in [name for name, picture in self._pictures.items() if picture.feed.listeners]:
+            self._look_at(name)
+
+    def _look_at(self, name: str) -> None:
+        if (picture := self._picture(name)) is None:
+            return
+        wall_us = now_us()
+        try:
+            told = picture.look(wall_us)
+        except (HoldfastError, OSError) as error:
+            log.warning("the console cannot read stream %s: %s", name, error)
+            self._give_up(name, str(error))
+            return
+        picture.tell()
+        self._untold += [self.log.control(wall_us // 1000, name, kind, episode) for kind, episode in told]
+
+    def _picture(self, name: str) -> LivePicture | None:
+        known = self._pictures.get(name)
+        if known is None and monotonic_us() >= self._retry_us.get(name, 0):
+            try:
+                known = self._pictures[name] = LivePicture(self._store.open(name))
+                self._unreadable.pop(name, None)
+            except UnknownStream:
+                self._retry_us[name] = monotonic_us() + _RETRY_US
+            except (HoldfastError, OSError) as error:
+                self._give_up(name, str(error))
+        return known
+
+    def _give_up(self, name: str, why: str) -> None:
+        self._retry_us[name] = monotonic_us() + _RETRY_US
+        self._unreadable[name] = why
+        if (picture := self._pictures.pop(name, None)) is not None:
+            picture.close()
+
+    def _described(self) -> dict[str, Any]:
+        status, at_us = self._status(), now_us()
+        live = {name: picture.facts() for name, picture in self._pictures.items()}
+        return {
+            **self._facts,
+            "at_ms": at_us // 1000,
+            "live": {**live, **{name: {"state": "UNREADABLE", "why": why} for name, why in self._unreadable.items()}},
+            "replicas": {r["replica"]: self._replica(r, at_us) for r in status.get("replicas", ())},
+            "cuts": list(status.get("cuts", ())),
+            "sources": {source["stream"]: source for source in status.get("sources", ())},
+            "sinks": {sink["sink"]: sink for sink in status.get("sinks", ())},
+            "load": status.get("load"),
+        }
+
+    def _replica(self, said: Mapping[str, Any], at_us: int) -> dict[str, Any]:
+        name, state = said["replica"], said["state"]
+        known = self._since.get(name)
+        if known is None or known[0] != state:
+            known = self._since[name] = state, at_us
+        output, fork = said.get("output"), said.get("fork")
+        return {
+            "node": said["node"], "state": state, "since_ms": known[1] // 1000, "why": said.get("why"),
+            "waits_for": said.get("waits_for"), "stable_until_ms": _ms(said.get("stable_until_us")),
+            "output": output and {**output, "boundary_us": None, "boundary_ms": _ms(output.get("boundary_us"))},
+            "fork": fork,
+            "inputs": {
+                source["stream"]: {"boundary_ms": _ms(source.get("boundary_us")), "failing": source.get("failing"),
+                                   "reading": source.get("reading")}
+                for source in said.get("inputs", ())
+            },
+        }  # fmt: skip
+
+    # What pages ask for ---------------------------------------------------------------------------------------------
+
+    @property
+    def pages(self) -> int:
+        """How many are open."""
+        return self.feed.listeners
+
+    def _whole(self) -> tuple[str, bytes]:
+        return "whole", self.snapshot()
+
+    def snapshot(self) -> bytes:
+        """Everything, as JSON: as of now if nobody else looks, else as of the last look, which patches go on from."""
+        if not self._document:
+            self._document = self._described()
+        return msgspec.json.encode({**self._document, "events": list(self.log.events)})
+
+    def follow(self, you: Mapping[str, Any]) -> AsyncIterator[bytes]:
+        """Server-sent events for one page; `you` is who asks."""
+        return self.feed.follow(framed("you", msgspec.json.encode(you)))
+
+    def follow_stream(self, name: str) -> AsyncIterator[bytes]:
+        """The same for the picture of one stream."""
+        return self._wanted(name).feed.follow()
+
+    def episode(self, name: str, number: int) -> bytes | None:
+        """A failure of the past; None if it is not kept any more."""
+        return self._wanted(name).episode(number)
+
+    def _wanted(self, name: str) -> LivePicture:
+        self._retry_us.pop(name, None)
+        picture = self._picture(name)
+        if picture is None:
+            raise UnknownStream(f"stream {name} does not lie on this host; ask one that produces it")
+        return picture
+
+
+def _ms(us: int | None) -> int | None:
+    """A position for a page: milliseconds, none where a stream has not begun or has ended."""
+    return None if us is None or not BEGINNING_US < us < END_OF_TIME_US else us // 1000

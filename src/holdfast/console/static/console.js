@@ -1,0 +1,304 @@
+// The page: who looks, what the host says, and what is shown of it.
+
+import * as diagram from "./diagram.js";
+import { Refused, ask, follow, merge, order } from "./events.js";
+import { $, VirtualTable, cells, clock, keyed, make, mood, number, say, seconds, stateOf } from "./parts.js";
+import { Picture } from "./picture.js";
+
+const KEY = "holdfast.token", EVENTS_MAX = 500;
+const SPOKEN = new Set(["failure", "correction", "stable", "cut", "heal", "movement"]);
+
+let token = sessionStorage.getItem(KEY) ?? "", doc = null, you = null, events = [], chosen = null, episode = null;
+let listening = null, watching = null, picture = null, drawn = "", shownLog = "";
+
+// Who looks -----------------------------------------------------------------------------------------------------------
+
+function enter() {
+  $("enter").hidden = true; $("leave").hidden = false; say($("refused"), "");
+  listening?.abort();
+  listening = new AbortController();
+  say($("connection"), "connecting …");
+  follow("/v1/console/events", token, {
+    you: (said) => { you = said; say($("who"), said.role === "operator" ? `${said.name}, may act` : `${said.name}, may look`); },
+    whole: (said) => { events = said.events ?? []; delete said.events; doc = said; sessionStorage.setItem(KEY, token); came(true); },
+    patch: (said) => { remember(said.happened ?? []); delete said.happened; merge(doc, said); came(false); },
+    broken: (error) => {
+      if (error instanceof Refused && [401, 403].includes(error.status)) leave(error.message);
+      else say($("connection"), `not connected${error ? `: ${error.message}` : ""}; trying again …`);
+    },
+  }, listening.signal);
+}
+
+function leave(why = "") {
+  listening?.abort(); watching?.abort();
+  sessionStorage.removeItem(KEY);
+  token = ""; doc = you = chosen = null; events = [];
+  $("shown").hidden = true; $("enter").hidden = false; $("leave").hidden = true;
+  say($("connection"), "not connected"); say($("who"), ""); say($("refused"), why);
+  $("token").focus();
+}
+
+$("enter").addEventListener("submit", (event) => { event.preventDefault(); token = $("token").value.trim(); $("token").value = ""; if (token) enter(); });
+$("leave").addEventListener("click", () => leave());
+
+// What came ------------------------------------------------------------------------------------------------------------
+
+function remember(happened) {
+  const last = events.length ? events[events.length - 1].id : 0, fresh = happened.filter((event) => event.id > last);
+  if (!fresh.length) return;
+  events.push(...fresh);
+  events = events.slice(-EVENTS_MAX);
+  const told = fresh.filter((event) => SPOKEN.has(event.kind)).slice(-3).map((event) => event.text);
+  if (told.length) say($("spoken"), told.join(". "));
+}
+
+function came(whole) {
+  if (!doc) return;
+  say($("title"), `${doc.app} on ${doc.host}`);
+  document.title = `${doc.app} · Holdfast`;
+  say($("connection"), `live, ${clock(doc.at_ms)}`);
+  if ($("shown").hidden) $("shown").hidden = false;
+  picture ??= new Picture();
+  if (whole) { choices(); route(); }
+  showNow(); showDiagram(); showReplicas(); showStreams(); showStream(); showLog(); showOutside(); showLoad();
+}
+
+// Now -------------------------------------------------------------------------------------------------------------------
+
+function showNow() {
+  const states = {};
+  for (const replica of Object.values(doc.replicas)) states[replica.state] = (states[replica.state] ?? 0) + 1;
+  const standing = Object.values(doc.live).reduce((sum, stream) => sum + (stream.standing ?? 0), 0);
+  const counts = [...Object.entries(states).sort(), ["tentative tuples that stand", standing], ["cut on purpose", doc.cuts.length]];
+  keyed($("counts"), counts, ([name]) => name, ([name]) => make("li", {}, make("b"), " ", make("span")), (item, [name, count]) => {
+    say(item.children[0], number(count));
+    if (mood(name)) stateOf(item.children[1], name); else say(item.children[1], name);
+  });
+  keyed($("cuts"), doc.cuts, (cut) => cut, (cut) => make("p", { class: "row" }, make("span", {}, `${cut} is cut on purpose.`), act("Heal", `Heal ${cut}?`, () => order("/v1/faults", token, { heal: [cut] }))), (line) => { line.lastElementChild.hidden = !may(); });
+}
+
+// What may be done ------------------------------------------------------------------------------------------------------
+
+const may = () => you?.role === "operator";
+
+function act(label, question, done) {
+  return make("button", { type: "button", on: { click: () => ask_first(question, done) } }, label);
+}
+
+function ask_first(question, done) {
+  say($("sure-text"), question); say($("sure-refused"), "");
+  $("sure-yes").onclick = async () => {
+    try { await done(); $("sure").close(); } catch (error) { say($("sure-refused"), error.message); }
+  };
+  $("sure").showModal();
+}
+$("sure-no").addEventListener("click", () => $("sure").close());
+
+// Diagram and tables ----------------------------------------------------------------------------------------------------
+
+function showDiagram() {
+  const fits = diagram.drawable(doc);
+  $("diagram").hidden = !fits; $("no-diagram").hidden = fits;
+  const now = fits ? diagram.said(doc, chosen) : "";
+  if (!fits || now === drawn) return;
+  const focused = document.activeElement?.closest?.("#diagram a")?.getAttribute("href");
+  diagram.draw($("diagram"), doc, chosen);
+  drawn = now;
+  if (focused) [...$("diagram").querySelectorAll("a")].find((link) => link.getAttribute("href") === focused)?.focus();
+}
+
+const lag = (ms) => (ms === undefined ? "" : `${seconds(Math.max(0, doc.at_ms - ms))} ago`);
+const link = (stream) => `#stream=${encodeURIComponent(stream)}`;
+
+const replicas = new VirtualTable($("replicas"), "Replicas", ["replica", "state", "for", "stable until", "output", "fork", "reads", "why"],
+  ({ key, replica }) => [key, { state: replica.state }, seconds(doc.at_ms - replica.since_ms), lag(replica.stable_until_ms),
+    replica.output ? `${replica.output.stream} ${replica.output.state}` : "", forkText(replica.fork), reads(replica), replica.why ?? ""],
+  ({ replica }) => { const stream = replica.output?.stream ?? doc.nodes[replica.node]?.output; return stream ? link(stream) : null; });
+
+const forkText = (fork) => (fork && fork.state !== "none" ? `${fork.id} ${fork.state}` : "");
+const reads = (replica) => Object.entries(replica.inputs ?? {}).map(([stream, input]) => `${stream} from ${(input.reading ?? []).join(" and ") || "nobody"}${input.failing ? " (missing)" : ""}`).join(", ");
+
+function sought(id, text) {
+  const words = $(id).value.toLowerCase().split(/\s+/).filter(Boolean);
+  return words.every((word) => text.toLowerCase().includes(word));
+}
+
+const URGENT = { bad: 0, warn: 1, fix: 2, "": 3, good: 4 };
+
+function showReplicas() {
+  const all = Object.entries(doc.replicas).map(([key, replica]) => ({ key, replica }));
+  for (const [name, node] of Object.entries(doc.nodes)) {
+    for (const key of node.replicas) if (!doc.replicas[key]) all.push({ key, replica: { node: name, state: "elsewhere", since_ms: doc.at_ms } });
+  }
+  const found = all.filter(({ key, replica }) => sought("find-replica", `${key} ${replica.state} ${replica.output?.stream ?? ""} ${Object.keys(replica.inputs ?? {}).join(" ")}`));
+  found.sort((a, b) => URGENT[mood(a.replica.state)] - URGENT[mood(b.replica.state)] || (a.key < b.key ? -1 : 1));
+  say($("replicas-shown"), `${number(found.length)} of ${number(all.length)}`);
+  replicas.show(found);
+}
+
+const streams = new VirtualTable($("streams"), "Streams", ["stream", "state", "boundary", "latency", "stable", "tentative", "standing", "made by", "read by"],
+  ({ key, stream, live }) => [key, { state: live.state ?? "elsewhere" }, live.ended ? "ended" : lag(live.boundary_ms), seconds(live.latency_ms),
+    number(live.stable), number(live.tentative), number(live.standing), stream.producer ?? `source on ${stream.home}`, stream.readers.join(", ")],
+  ({ key }) => link(key));
+
+
+function showStreams() {
+  streams.show(Object.entries(doc.streams).map(([key, stream]) => ({ key, stream, live: doc.live[key] ?? {} }))
+    .filter(({ key, stream, live }) => sought("find-stream", `${key} ${live.state ?? "elsewhere"} ${stream.producer ?? ""} ${stream.readers.join(" ")}`)));
+}
+
+for (const [id, show] of [["find-replica", showReplicas], ["find-stream", showStreams]]) $(id).addEventListener("input", () => doc && show());
+
+// The picture of one stream ---------------------------------------------------------------------------------------------
+
+function choices() {
+  const names = Object.keys(doc.streams);
+  keyed($("choose"), names, (name) => name, (name) => make("option", { value: name }, name));
+  if (!chosen) chosen = names.find((name) => doc.streams[name].producer && doc.live[name]) ?? names[0];
+}
+
+function route() {
+  const said = new URLSearchParams(location.hash.startsWith("#stream=") ? location.hash.slice(1) : "");
+  const stream = said.get("stream"), part = said.get("episode");
+  if (stream && doc?.streams[stream]) watch(stream, part ? Number(part) : null);
+  else if (doc && !watching) watch(chosen, null);
+}
+addEventListener("hashchange", () => { if (doc && location.hash.startsWith("#stream=")) { route(); showStream(); showDiagram(); $("h-stream").scrollIntoView({ block: "start" }); } });
+$("choose").addEventListener("change", () => { location.hash = link($("choose").value); });
+$("live").addEventListener("click", () => { location.hash = link(chosen); });
+$("span").addEventListener("change", () => doc && showStream());
+
+async function watch(stream, part) {
+  if (watching && !watching.signal.aborted && stream === chosen && part === episode && watching.stream === stream) return;
+  watching?.abort();
+  watching = new AbortController();
+  watching.stream = stream;
+  chosen = stream; episode = part;
+  picture.set([]);
+  $("choose").value = stream; $("live").hidden = part === null;
+  say($("stream-name"), stream); say($("stream-says"), "");
+  if (part !== null) {
+    try { picture.past = await (await ask(`/v1/console/streams/${encodeURIComponent(stream)}/episodes/${part}`, token)).json(); picture.set(picture.past.points); }
+    catch (error) { say($("stream-says"), error.message); }
+    showStream();
+    return;
+  }
+  picture.past = null;
+  follow(`/v1/console/streams/${encodeURIComponent(stream)}/events`, token, {
+    picture: (said) => { picture.set(said.points); counted(stream, said); },
+    points: (said) => { picture.add(said.points); counted(stream, said); },
+    broken: (error) => { if (error instanceof Refused) say($("stream-says"), error.message); },
+  }, watching.signal);
+}
+
+/** The numbers of the picture come more often than those of the page. */
+function counted(stream, { points, stream: _, bucket_ms, ...facts }) {
+  if (!doc || chosen !== stream) return;
+  doc.live[stream] = { ...doc.live[stream], ...facts };
+  showStream();
+}
+
+function showStream() {
+  if (!doc || !chosen || !doc.streams[chosen]) return;
+  const stream = doc.streams[chosen], node = doc.nodes[stream.producer], live = doc.live[chosen] ?? {};
+  const past = picture.past, wall = Date.now();
+  if (past) {
+    const times = past.points.map((p) => p[0]);
+    picture.show(chosen, node?.max_delay_ms, Math.min(...times, past.began_ms), Math.max(...times, past.began_ms + 1000));
+    say($("stream-says"), `The failure that began at ${clock(past.began_ms)}${past.done_ms ? `, corrected at ${clock(past.done_ms)}` : ", not corrected yet"}.`);
+  } else {
+    const now = Math.max(doc.at_ms, picture.points.length ? picture.points[picture.points.length - 1][0] : 0);
+    picture.show(chosen, node?.max_delay_ms, now - Number($("span").value) * 1000, now);
+    if (live.why) say($("stream-says"), live.why);
+  }
+  const numbers = [["state", { state: live.state ?? "elsewhere" }], ["counted from", live.from_ms ? new Date(live.from_ms).toLocaleString([], { hour12: false }) : live.state ? "its beginning" : ""], ["stable tuples", number(live.stable)], ["tentative tuples", number(live.tentative)],
+    ["tentative that stand", number(live.standing)], ["UNDO", number(live.undos)], ["REC_DONE", number(live.rec_dones)],
+    ["latency of the newest", seconds(live.latency_ms)], ["boundary", live.ended ? "ended" : lag(live.boundary_ms)]];
+  facts($("numbers"), numbers);
+  const promise = node ? [["node", stream.producer], ["X (max_delay)", seconds(node.max_delay_ms)], ["during a failure", node.during_failure],
+    ["during corrections", node.during_stabilisation], ["corrects by", node.stabilise], ["blocking inputs", node.blocking.join(", ") || "none"],
+    ["replicas", node.replicas.join(", ")], ["forks", node.replicas.map((r) => forkText(doc.replicas[r]?.fork)).filter(Boolean).join(", ") || "none"]]
+    : [["source on", stream.home]];
+  facts($("promise"), [...promise, ["read by", stream.readers.join(", ") || "clients"]]);
+  showInputs(stream, node);
+}
+
+function facts(table, rows) {
+  keyed(table.tBodies[0], rows, ([name]) => name, ([name]) => make("tr", {}, make("th", { scope: "row" }, name), make("td")), (row, [, value]) => {
+    if (value && typeof value === "object") stateOf(row.cells[1], value.state); else { row.cells[1].className = ""; say(row.cells[1], value ?? ""); }
+  });
+}
+
+function showInputs(stream, node) {
+  const makers = node ? [node] : stream.readers.map((name) => doc.nodes[name]);
+  const rows = makers.flatMap((maker) => maker.replicas.filter((name) => doc.replicas[name]).flatMap((name) =>
+    Object.entries(doc.replicas[name].inputs ?? {}).filter(([input]) => node || input === chosen).map(([input, facts]) => ({ name, input, facts }))));
+  keyed($("inputs").tBodies[0], rows, ({ name, input }) => `${name} ${input}`, () => make("tr"), (row, { name, input, facts: said }) => {
+    const cut = `${input}>${name.slice(name.lastIndexOf("@") + 1)}`, severed = doc.cuts.includes(cut);
+    const known = row.cells[5]?.firstElementChild, wanted = may() ? (severed ? "Heal" : "Cut") : "";
+    let button = "";
+    if (wanted) {
+      button = known?.textContent === wanted ? known : act(wanted, severed ? `Let ${input} through to ${name} again?` : `Cut ${input} off from ${name}? Its readers get tentative results once X has passed.`,
+        () => order("/v1/faults", token, severed ? { heal: [cut] } : { cut: [cut] }));
+      button.setAttribute("aria-label", `${wanted} ${cut}`);
+    }
+    cells(row, [name, input, (said.reading ?? []).join(", ") || "nobody", lag(said.boundary_ms), { state: said.failing ? "FAILURE" : "STABLE" }, button || "for operators"]);
+  });
+}
+
+// Log -------------------------------------------------------------------------------------------------------------------
+
+const KINDS = { failure: "bad", fork: "warn", correction: "fix", stable: "good", cut: "bad", heal: "good" };
+
+function showLog() {
+  const kinds = [...new Set(events.map((event) => event.kind))].sort();
+  keyed($("kinds"), ["", ...kinds], (kind) => kind || "all", (kind) => make("option", { value: kind }, kind || "everything"));
+  const wanted = $("kinds").value, shown = events.filter((event) => !wanted || event.kind === wanted).reverse();
+  const now = `${wanted} ${shown.length} ${shown[0]?.id}`;
+  if (now === shownLog) return;
+  shownLog = now;
+  $("nothing").hidden = shown.length > 0;
+  keyed($("log"), shown, (event) => event.id, (event) => make("li", {},
+    make("time", { datetime: new Date(event.at_ms).toISOString() }, new Date(event.at_ms).toLocaleString([], { hour12: false })),
+    make("span", { class: `state ${KINDS[event.kind] ?? ""}` }, event.kind), make("span", {}, event.text),
+    event.stream && doc.streams[event.stream] ? make("a", { href: `${link(event.stream)}${event.episode ? `&episode=${event.episode}` : ""}` }, "picture", make("span", { class: "spoken" }, ` of ${event.stream} at ${clock(event.at_ms)}`)) : null));
+}
+$("kinds").addEventListener("change", () => doc && showLog());
+
+// Sources, sinks, load ----------------------------------------------------------------------------------------------------
+
+function showOutside() {
+  const rows = [...Object.entries(doc.sources).map(([name, s]) => ({ key: `source ${name}`, row: ["source", s.from ?? name, s.stream, { state: s.state }, number(s.rows), s.lag === undefined ? "" : `${number(s.lag)} records`, s.why || s.last_error || ""] })),
+    ...Object.entries(doc.sinks).map(([name, s]) => ({ key: `sink ${name}`, row: ["sink", `${name} → ${s.target ?? ""}`, s.stream, { state: s.state }, number(s.rows), s.lag_s === undefined ? "" : `${s.lag_s} s`, s.why ?? ""] }))];
+  $("part-outside").hidden = $("to-outside").hidden = !rows.length;
+  keyed($("outside").tBodies[0], rows, ({ key }) => key, () => make("tr"), (line, { row }) => cells(line, row));
+}
+
+function showLoad() {
+  const load = doc.load;
+  $("part-load").hidden = $("to-load").hidden = !load;
+  if (!load) return;
+  say($("load-says"), `${load.participant}: CPU ${load.load?.cpu ?? 0} of ${load.capacity?.cpu ?? 0}, cost ${load.cost}; balances ${Object.entries(load.balances ?? {}).map(([name, sum]) => `${name} ${sum}`).join(", ") || "none"}`);
+  const partners = Object.keys(load.balances ?? {});
+  keyed($("tasks").tBodies[0], Object.values(load.tasks ?? {}), (task) => task.task, () => make("tr"), (row, task) => {
+    const to = task.at === load.participant ? partners[0] : load.participant, known = row.cells[7]?.firstElementChild;
+    let button = "";
+    if (may() && to && task.owner === load.participant) {
+      const wanted = task.at === load.participant ? `Move to ${to}` : "Take home";
+      button = known?.textContent === wanted ? known : act(wanted, `${wanted}: ${task.task}? Its results stay the same.`, () => order("/v1/move", token, { node: task.task, to: task.at === load.participant ? to : "" }));
+    }
+    cells(row, [task.task, task.owner, task.at, String(task.usage?.cpu ?? ""), number(task.rows_per_s), task.lease_state ?? "", task.price === undefined ? "" : String(task.price), button || (may() ? "" : "for operators")]);
+  });
+  keyed($("contracts").tBodies[0], Object.values(load.contracts ?? {}), (contract) => contract.contract, () => make("tr"), (row, contract) =>
+    cells(row, [contract.contract, contract.buyer, contract.seller, `${contract.price_low} to ${contract.price_high}`, contract.agreed ? "yes" : contract.why || "no", String(contract.used), String(contract.paid)]));
+}
+
+// Light and dark ----------------------------------------------------------------------------------------------------------
+
+function isDark() { return (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark"; }
+function themed() { say($("theme"), isDark() ? "Light" : "Dark"); if (doc) { drawn = ""; showDiagram(); showStream(); } }
+$("theme").addEventListener("click", () => { document.documentElement.dataset.theme = isDark() ? "light" : "dark"; themed(); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", themed);
+themed();
+
+if (token) enter(); else $("token").focus();
