@@ -20,6 +20,7 @@ import typer
 from holdfast import __version__
 from holdfast.cli import (
     check,
+    console,
     contracts,
     create,
     delete,
@@ -112,7 +113,7 @@ def _plainly(command: Callable[P, None]) -> Callable[P, None]:
 
 
 for _verb in (streams, create, send, tail, sink, replay, verify, repair, mend_boundary, retain, delete, up, status,
-              fail, heal, down, host, check, explain, upgrade, load, contracts, move, plan_contracts,
+              console, fail, heal, down, host, check, explain, upgrade, load, contracts, move, plan_contracts,
               demo):  # fmt: skip
     app.command(_verb.__name__.rpartition(".")[2].replace("_", "-"))(_plainly(_verb.command))
 

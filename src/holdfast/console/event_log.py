@@ -58,6 +58,10 @@ class EventLog:
         sort, text = _TOLD[kind]
         return self._add(at_ms, sort, f"{stream}: {text}", stream, episode or None)
 
+    def take_over(self, event: Happened, episode: int | None) -> Happened:
+        """An event of another log, under a number of ours."""
+        return self._add(event.at_ms, event.kind, event.text, event.stream, episode)
+
     def _add(
         self, at_ms: int, kind: Kind, text: str, stream: str | None = None, episode: int | None = None
     ) -> Happened:

@@ -1,4 +1,4 @@
-"""The live console of a host: one look at everything twice a second, made once for all pages that are open.
+"""The live console of a host: one look at everything, again and again, made once for all pages that are open.
 
 Rules:
 1. Pages get the whole when they come, and merge patches from then on (`feed`, `merge_patch`). Looking costs the same
@@ -6,8 +6,8 @@ Rules:
 2. It looks when nobody does as well: what happened (`event_log`) and the pictures of past failures are there for
    whoever comes later. All of it is bounded.
 3. A console must never end its host. Whatever goes wrong in a look is said in the host's log, and the next one follows.
-4. Streams that a page shows are looked at ten times a second, the others with everything else, in slices, so that nodes
-   are not held up.
+4. Streams that a page shows are looked at four times a second, the others with everything else, in slices, so that
+   nodes are not held up.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from holdfast.stream.store import StreamStore
 
 log = logging.getLogger(__name__)
 
-#: How old a page may be. What it costs is measured by benches.console.
-LOOK_US = SECOND_US // 2
-_WATCH_S = 0.1
+#: A page is at most so old, and what it takes to be told: together less than a second. benches.console measures both,
+#: and what it costs.
+LOOK_US = 3 * SECOND_US // 4
+_WATCH_S = 0.25
 #: Pictures that are kept although nobody looks; each is a few open files and two system calls a look.
 RECORDED_MAX = 256
 _SLICE = 16
@@ -135,6 +136,9 @@ class LiveConsole:
     def _picture(self, name: str) -> LivePicture | None:
         known = self._pictures.get(name)
         if known is None and monotonic_us() >= self._retry_us.get(name, 0):
+            if not (self._store.root / name).exists():  # Opening it would look for all others, to name them.
+                self._retry_us[name] = monotonic_us() + _RETRY_US
+                return None
             try:
                 known = self._pictures[name] = LivePicture(self._store.open(name))
                 self._unreadable.pop(name, None)
@@ -206,7 +210,7 @@ class LiveConsole:
         """The same for the picture of one stream."""
         return self._wanted(name).feed.follow()
 
-    def episode(self, name: str, number: int) -> bytes | None:
+    async def episode(self, name: str, number: int) -> bytes | None:
         """A failure of the past; None if it is not kept any more."""
         return self._wanted(name).episode(number)
 

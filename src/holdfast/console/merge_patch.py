@@ -26,3 +26,18 @@ def patch_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, A
         if name not in after and old is not None:
             patch[name] = None
     return patch
+
+
+def patched(target: Any, patch: Mapping[str, Any]) -> dict[str, Any]:
+    """The document that the patch makes of this one, which stays as it was.
+
+    >>> patched({"a": 1, "b": {"c": 1, "d": 2}, "e": 3}, {"b": {"c": 5}, "e": None})
+    {'a': 1, 'b': {'c': 5, 'd': 2}}
+    """
+    made = dict(target) if isinstance(target, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            made.pop(name, None)
+        else:
+            made[name] = patched(made.get(name), value) if isinstance(value, dict) else value
+    return made

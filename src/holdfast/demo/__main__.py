@@ -20,14 +20,15 @@ from rich.console import Console
 from holdfast.demo.failure import demonstrate
 
 
-def run(*, cut_s: float, max_delay: str, keep: Path | None, report: Path) -> bool:
-    """Whether every claim held."""
+def run(*, cut_s: float, max_delay: str, keep: Path | None, report: Path, live: bool | None = None) -> bool:
+    """Whether every claim held. The live page is offered where somebody sits at a terminal, unless `live` says so."""
     console = Console()
+    live = console.is_terminal if live is None else live
     root = keep or Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
     root.mkdir(parents=True, exist_ok=True)
     try:
         with _errors_to(root / "spark.log"):
-            return demonstrate(console, root, max_delay, cut_s, report.absolute())
+            return demonstrate(console, root, max_delay, cut_s, report.absolute(), live)
     finally:
         if keep is None:
             shutil.rmtree(root, ignore_errors=True)
@@ -57,8 +58,10 @@ def main() -> int:
     parser.add_argument("--max-delay", default="4s", help="X: what a failure may add to latency (default 4s)")
     parser.add_argument("--keep", type=Path, help="keep the streams in this folder instead of a temporary one")
     parser.add_argument("--report", type=Path, default=Path("holdfast-demo.html"), help="where to write the page")
+    parser.add_argument("--console", action=argparse.BooleanOptionalAction, default=None,
+                        help="a live page in the browser (default: at a terminal)")  # fmt: skip
     a = parser.parse_args()
-    return 0 if run(cut_s=a.seconds, max_delay=a.max_delay, keep=a.keep, report=a.report) else 1
+    return 0 if run(cut_s=a.seconds, max_delay=a.max_delay, keep=a.keep, report=a.report, live=a.console) else 1
 
 
 if __name__ == "__main__":

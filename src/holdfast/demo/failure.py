@@ -63,15 +63,15 @@ class Client(threading.Thread):
             self._subscriber.close()
 
 
-def demonstrate(console: Console, root: Path, max_delay: str, cut_s: float, report: Path) -> bool:
-    """Run it; whether every claim held."""
+def demonstrate(console: Console, root: Path, max_delay: str, cut_s: float, report: Path, live: bool = False) -> bool:
+    """Run it; whether every claim held. With `live`, a page in the browser shows it as it happens."""
     store = holdfast.open(root)
     monitors = [Monitor(store.create(name, COLUMNS, bucket=BUCKET), seed) for seed, name in enumerate(MONITORS)]
     with ExitStack() as stack:
         spark = _started(console, stack)
         for monitor in monitors:
             monitor.start()
-        running: Running = build(root, max_delay).start(spark=spark)
+        running: Running = build(root, max_delay).start(spark=spark, console=live)
         stack.callback(running.stop)
         with console.status("the node reads what has come already, and becomes STABLE …"):
             running.wait_until_stable("120s")

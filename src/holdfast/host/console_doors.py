@@ -11,8 +11,8 @@ What a page may do beside looking it does by the verbs that every operator has (
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
@@ -58,7 +58,23 @@ def facts_of(host: str, catalog: Catalog) -> dict[str, Any]:
             "nodes": nodes, "streams": streams}  # fmt: skip
 
 
-def console_doors(console: LiveConsole) -> Sequence[Door]:
+class Console(Protocol):
+    """What the doors ask: the console of one host, or of all hosts of a deployment."""
+
+    def snapshot(self) -> bytes:
+        """Everything, as JSON."""
+
+    def follow(self, you: Mapping[str, Any]) -> AsyncIterator[bytes]:
+        """Server-sent events for one page; `you` is who asks."""
+
+    def follow_stream(self, name: str) -> AsyncIterator[bytes]:
+        """The same for the picture of one stream; `UnknownStream` before the first if it is not to be had."""
+
+    async def episode(self, name: str, number: int) -> bytes | None:
+        """A failure of the past; None if it is not kept any more."""
+
+
+def console_doors(console: Console) -> Sequence[Door]:
     """All of them."""
     at = _Doors(console)
     return [
@@ -73,7 +89,7 @@ def console_doors(console: LiveConsole) -> Sequence[Door]:
 
 
 class _Doors:
-    def __init__(self, console: LiveConsole) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
 
     async def page(self, request: Request) -> Response:
@@ -97,7 +113,7 @@ class _Doors:
 
     async def episode(self, request: Request) -> Response:
         name, number = str(request.path_params["name"]), int(request.path_params["number"])
-        found = self._console.episode(name, number)
+        found = await self._console.episode(name, number)
         if found is None:
             raise Refused(404, f"failure {number} of stream {name} is not kept any more; look at a later one")
         return Response(found, media_type="application/json", headers=_NO_STORE)

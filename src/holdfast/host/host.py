@@ -201,9 +201,10 @@ class Host:
 
     def _bring_back(self) -> None:
         """Rule 5."""
-        for node in self.catalog.nodes_on(self.name):
-            controller, before = self.controllers.get(replica_name(node.name, self.name)), self._setups.get(node.name)
-            if isinstance(controller, Controller) and controller.may_return and (before is None or before.done()):
+        returning = {r: c for r, c in self.controllers.items() if isinstance(c, Controller) and c.may_return}
+        for node in self.catalog.nodes_on(self.name) if returning else ():
+            controller, before = returning.get(replica_name(node.name, self.name)), self._setups.get(node.name)
+            if controller is not None and (before is None or before.done()):
                 self._setups[node.name] = asyncio.ensure_future(self._set_up_again(node, controller))
 
     async def _set_up_again(self, node: NodeSpec, failed: Controller) -> None:

@@ -143,7 +143,7 @@ class HttpLink(Link):
         self._headers = {"Accept-Encoding": "identity"}
         if name:
             self._headers["Holdfast-Host"] = name
-        self._trusted = _trust(ca) if parts.scheme == "https" and ca is not None else True
+        self._trusted = trust(ca) if parts.scheme == "https" and ca is not None else True
         self._vouches = str(ca or "an authority that this machine trusts")
         self._session: aiohttp.ClientSession | None = None
 
@@ -270,7 +270,7 @@ async def _bounded(answer: aiohttp.ClientResponse, bytes_max: int, address: str)
     return b"".join(parts)
 
 
-def _trust(ca: Path) -> ssl.SSLContext:
+def trust(ca: Path) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca)
     except (OSError, ssl.SSLError) as error:

@@ -113,7 +113,7 @@ class Service:
         *,
         deliver: Deliver,
         status: Callable[[], dict[str, Any]],
-        fault: Callable[[dict[str, Any]], dict[str, Any] | None],
+        fault: Callable[[dict[str, Any]], dict[str, Any] | Awaitable[None] | None],
         stop: Callable[[], None],
         answers: Callable[[str], bool],
         report: Callable[[str], StreamReport | None] = _unknown,
@@ -342,7 +342,8 @@ class Service:
             said = msgspec.json.decode(await body_of(request), type=dict[str, Any])
         except msgspec.MsgspecError as error:
             raise Refused(400, f"a fault must be a JSON object; {error}") from None
-        return JSONResponse(self._fault(said) or {})
+        done = self._fault(said)
+        return JSONResponse((await done if isinstance(done, Awaitable) else done) or {})
 
     async def _post_stop(self, request: Request) -> Response:
         asyncio.get_running_loop().call_soon(self._stop)

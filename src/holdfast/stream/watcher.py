@@ -11,6 +11,7 @@ Rules:
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from holdfast.model.errors import CorruptLog, Removed
 from holdfast.model.time import BEGINNING_US
 from holdfast.model.tuples import TupleType
 from holdfast.protocol.dpc.local import BranchView, LocalReader, View
-from holdfast.stream.branch import BranchReader
+from holdfast.stream.branch import BranchReader, branch_folder
 from holdfast.stream.reader import LogReader
 from holdfast.stream.report import ReportReader
 from holdfast.stream.store import Stream
@@ -43,7 +44,7 @@ class Watcher:
         definition, folder = stream.definition, stream.folder
         self._size = definition.bucket_us
         self._main = LogReader(folder / "main", definition.schema, definition.bucket_us)
-        self._branch = BranchReader(folder, definition)
+        self._branch, self._branch_path = BranchReader(folder, definition), str(branch_folder(folder))
         self._report = ReportReader(folder)
         self._main.refresh()
         #: Stable tuples are counted from this stime on.
@@ -81,7 +82,9 @@ class Watcher:
         self._main.refresh()
         until_us = self._main.closed_until_us
         main = -(-until_us // self._size) if until_us > self._delivered_us else BEGINNING_US
-        root = self._branch.refresh()
+        # Nearly always there is none, and looking for one by opening it takes ten times as long.
+        looks = self._branch.root is not None or os.path.exists(self._branch_path)
+        root = self._branch.refresh() if looks else None
         branch = None
         if root is not None and self._branch.log is not None:
             branch = BranchView(root.id, root.root_us // self._size, -(-self._branch.log.closed_until_us // self._size))

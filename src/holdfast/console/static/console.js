@@ -74,6 +74,7 @@ function showNow() {
     say(item.children[0], number(count));
     if (mood(name)) stateOf(item.children[1], name); else say(item.children[1], name);
   });
+  keyed($("down"), Object.entries(doc.down ?? {}), ([host]) => host, () => make("p"), (line, [host, why]) => say(line, `Host ${host} does not answer: ${why}`));
   keyed($("cuts"), doc.cuts, (cut) => cut, (cut) => make("p", { class: "row" }, make("span", {}, `${cut} is cut on purpose.`), act("Heal", `Heal ${cut}?`, () => order("/v1/faults", token, { heal: [cut] }))), (line) => { line.lastElementChild.hidden = !may(); });
 }
 

@@ -57,7 +57,7 @@ function edge(from, to, broken) {
 
 function streamBox({ name, x, y, height }, doc, chosen) {
   const state = doc.live[name]?.state ?? "";
-  const link = make("svg:a", { href: `#stream=${encodeURIComponent(name)}`, class: `stream ${mood(state)}${name === chosen ? " chosen" : ""}`, "aria-label": `stream ${name} ${state}` });
+  const link = make("svg:a", { href: `#stream=${encodeURIComponent(name)}`, class: `stream ${mood(state)}${name === chosen ? " chosen" : ""}` });
   link.append(
     make("svg:title", {}, `${name} ${state}`),
     make("svg:rect", { x, y, width: WIDE, height, rx: height / 2 }),

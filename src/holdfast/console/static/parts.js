@@ -34,7 +34,7 @@ export function keyed(parent, items, key, create, update) {
 }
 
 const GOOD = new Set(["STABLE", "RUNNING", "ENDED"]), WARN = new Set(["UP_FAILURE", "TENTATIVE"]);
-const FIX = new Set(["STABILIZATION", "CORRECTING"]), BAD = new Set(["FAILED", "FAILURE", "UNREADABLE"]);
+const FIX = new Set(["STABILIZATION", "CORRECTING"]), BAD = new Set(["FAILED", "FAILURE", "UNREADABLE", "DOWN"]);
 
 export const mood = (state) => (GOOD.has(state) ? "good" : WARN.has(state) ? "warn" : FIX.has(state) ? "fix" : BAD.has(state) ? "bad" : "");
 

@@ -1,0 +1,190 @@
+"""The console as somebody sees it: a failure in real Chromium, from STABLE through tentative and UNDO to STABLE again.
+
+The node is run by the plain engine; the host, its service, the page and the browser are real.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from holdfast.clock import monotonic_us, pause
+from holdfast.host.embedded import Running
+from holdfast.model.tuples import TupleType
+from tests.console.browser import browser
+from tests.console.netmon import OUTPUT, netmon
+
+pytestmark = pytest.mark.slow
+
+
+class Shown:
+    """What stands on the page."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+
+    def number(self, name: str) -> int:
+        cell = self.page.locator("#numbers tr", has=self.page.get_by_role("rowheader", name=name, exact=True))
+        return int(cell.locator("td").inner_text().replace(",", "") or 0)
+
+    @property
+    def state(self) -> str:
+        return self.page.locator("#replicas tbody td.state").first.inner_text()
+
+    @property
+    def log(self) -> str:
+        return str(self.page.locator("#log").inner_text())
+
+    def until(self, condition: Any, seconds: float = 60) -> None:
+        deadline = monotonic_us() + round(seconds * 1e6)
+        while not condition():
+            assert monotonic_us() < deadline, f"it did not come true; the page says:\n{self.page.inner_text('main')}"
+            pause(50_000)
+
+    def faults(self) -> list[str]:
+        """Serious ones, as axe-core finds them."""
+        found = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+        return [f"{v['id']}: {v['help']} {[n['target'] for n in v['nodes']]}" for v in found
+                if v["impact"] in ("serious", "critical")]  # fmt: skip
+
+
+def enter(page: Any, running: Running, token: str | None = None) -> Shown:
+    assert running.console is not None
+    page.goto(running.console.url)
+    page.get_by_label("Token").fill(token or running.console.token)
+    page.get_by_role("button", name="Look").click()
+    return Shown(page)
+
+
+def stable_since(running: Running, from_ms: int | None) -> int:
+    """Tuples that a subscriber gets who begins where the page does."""
+    stream = running.streams.open(OUTPUT)
+    begin: Any = {} if from_ms is None else {"bucket": from_ms * 1000 // stream.definition.bucket_us}
+    with stream.subscribe(**begin) as subscriber:
+        return sum(batch.num_rows for batch in subscriber.poll())
+
+
+def counted_from(running: Running) -> int | None:
+    assert running.console is not None
+    url, token = running.console
+    answer = httpx.get(f"{url.removesuffix('/console')}/v1/console", headers={"Authorization": f"Bearer {token}"})
+    from_ms: int | None = answer.json()["live"][OUTPUT].get("from_ms")
+    return from_ms
+
+
+def test_a_failure_is_seen_as_it_happens_with_the_numbers_of_a_subscriber(tmp_path: Path) -> None:
+    """D3: STABLE, tentative, UNDO, REC_DONE, STABLE; and axe-core finds no serious fault on the way."""
+    with netmon(tmp_path) as running, browser(viewport={"width": 1280, "height": 900}) as page:
+        seen: Counter[TupleType] = Counter()
+        subscriber = running.streams.open(OUTPUT).subscribe(start="live", tentative=True)
+
+        def both() -> bool:
+            for batch in subscriber.poll():
+                seen.update(TupleType(kind) for kind in batch["tuple_type"].to_pylist())
+            return True
+
+        shown = enter(page, running)
+        shown.until(lambda: shown.state == "STABLE" and shown.number("stable tuples") > 0)
+        assert shown.faults() == []
+        assert "Cut monitor3>here" in [
+            button.get_attribute("aria-label") for button in page.locator("#inputs button").all()
+        ]
+
+        page.get_by_role("button", name="Cut monitor3>here").click()
+        page.get_by_role("button", name="Do it").click()
+        shown.until(lambda: both() and shown.number("tentative that stand") > 0)
+        assert shown.state == "UP_FAILURE"
+        assert page.locator("#diagram .edge.missing").count() == 1
+        assert "tentative" in (page.locator("#arrivals").get_attribute("aria-label") or "")
+        assert shown.faults() == []
+
+        page.get_by_role("button", name="Heal monitor3>here").click()
+        page.get_by_role("button", name="Do it").click()
+        shown.until(lambda: both() and shown.number("REC_DONE") > 0 and shown.state == "STABLE")
+        assert seen[TupleType.TENTATIVE] > 0
+        shown.until(lambda: both() and seen[TupleType.REC_DONE] == shown.number("REC_DONE"))
+        from_ms = counted_from(running)
+        shown.until(lambda: shown.number("stable tuples") == stable_since(running, from_ms) > 0)
+        assert shown.number("tentative tuples") == seen[TupleType.TENTATIVE]
+        assert shown.number("UNDO") == seen[TupleType.UNDO]
+        assert shown.number("tentative that stand") == 0
+        for text in (
+            "monitor3>here was cut",
+            "tentative results begin",
+            "UNDO",
+            "REC_DONE",
+            "monitor3>here was healed",
+        ):
+            assert text in shown.log
+
+        page.locator("#log li", has_text="REC_DONE").first.get_by_role("link").click()
+        shown.until(lambda: "The failure that began at" in page.inner_text("#stream-says"))
+        assert "UNDO" in (page.locator("#arrivals").get_attribute("aria-label") or "")
+        assert "token" not in page.url
+        subscriber.close()
+        assert page.complaints == []
+
+
+def test_who_may_only_look_finds_no_buttons_and_a_wrong_token_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X1. By keyboard alone, on a phone, in the dark."""
+    from holdfast.host import embedded
+    from holdfast.host.service import Service
+
+    viewer = "viewer-viewer-viewer"
+
+    class Lookable(Service):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **{**named, "view_token": viewer})
+
+    phone = {"viewport": {"width": 390, "height": 800}, "color_scheme": "dark", "has_touch": True}
+    monkeypatch.setattr(embedded, "Service", Lookable)
+    with netmon(tmp_path) as running, browser(**phone) as page:
+        shown = enter(page, running, "a-token-of-somebody-else")
+        page.wait_for_function("document.getElementById('refused').textContent.length > 0")
+        assert page.evaluate("document.activeElement.id") == "token"
+        page.keyboard.type(viewer)
+        page.keyboard.press("Enter")
+        shown.until(lambda: page.inner_text("#who") == "viewer, may look")
+        shown.until(lambda: page.locator("#inputs tbody tr").count() == 3)
+        assert page.locator("#inputs button").count() == 0
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, "nothing hangs out sideways"
+        assert shown.faults() == []
+        answer = page.evaluate(
+            """async (token) => (await fetch("/v1/faults", {method: "POST", body: '{"cut": ["monitor3>here"]}',
+               headers: {Authorization: `Bearer ${token}`}})).status""", viewer)  # fmt: skip
+        assert answer == 403
+        page.reload()
+        shown.until(lambda: page.inner_text("#who") == "viewer, may look")
+        page.get_by_role("button", name="Forget token").click()
+        assert page.evaluate("sessionStorage.length") == 0
+        assert [c for c in page.complaints if not re.search("status of 40[13]", c)] == []
+
+
+def test_a_thousand_nodes_are_found_and_only_those_in_sight_are_drawn(tmp_path: Path) -> None:
+    """The table stays small in the document, whatever the application is."""
+    from tests.console.many import many
+
+    with many(tmp_path, 1000) as address, browser(viewport={"width": 1280, "height": 900}) as page:
+        page.goto(address.url)
+        page.get_by_label("Token").fill(address.token)
+        page.keyboard.press("Enter")
+        shown = Shown(page)
+        shown.until(lambda: page.inner_text("#replicas-shown") == "1,000 of 1,000")
+        assert page.locator("#replicas tbody tr").count() < 60
+        page.locator("#find-replica").fill("counts77 stable")
+        shown.until(
+            lambda: page.inner_text("#replicas-shown") == "12 of 1,000"
+        )  # Eleven names, and one more reads the first.
+        page.locator("#find-replica").fill("")
+        page.locator("#replicas .virtual").focus()
+        page.keyboard.press("End")
+        shown.until(lambda: "counts999@here" in page.inner_text("#replicas"))
+        assert page.locator("#no-diagram").is_visible()
+        assert page.complaints == []
