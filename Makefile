@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCHES := log_append spark_read microbatch batch_growth stores window_join output_deviation cec_throughput cec_recovery \
-           bpm_convergence bpm_contracts bpm_prototype dpc_overhead kafka_in sinks \
+           bpm_convergence bpm_contracts bpm_prototype dpc_overhead kafka_in sinks console \
            dpc_tradeoff
 
 .PHONY: setup demo check test test-faults test-stores soak lint wheel bench clean

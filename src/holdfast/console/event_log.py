@@ -104,7 +104,8 @@ def _replica(name: str, then: Document, now: Document) -> Iterator[Told]:
         yield _KINDS.get(now["state"], "state"), f"{name} is {now['state']}{because}", stream
     fork, forked = now.get("fork") or {}, then.get("fork") or {}
     if forked and fork.get("state") != forked.get("state"):
-        yield "fork", f"{name}: fork {fork.get('id')} is {fork.get('state')}", stream
+        now_is = "is over" if fork.get("state") == "none" else f"is {fork.get('state')}"
+        yield "fork", f"{name}: fork {fork.get('id')} {now_is}", stream
     for source, state in now["inputs"].items():
         known = (then.get("inputs") or {}).get(source)
         if known is not None and bool(known.get("failing")) != bool(state.get("failing")):

@@ -60,8 +60,7 @@ class Running:
             raise UsageError(f"metrics_port must be a port, 0 for any that is free; got {metrics_port}")
         self._app, self._engine = app, engine
         self._console_port = None if console is False else 0 if console is True else console
-        #: None without a console.
-        self.console: ConsoleAddress | None = None
+        self._console: ConsoleAddress | None = None
         #: Where `/metrics` is served, on loopback; the real port, also when 0 was asked for.
         self.metrics_port = metrics_port
         self._loop = asyncio.new_event_loop()
@@ -113,7 +112,7 @@ class Running:
         )  # fmt: skip
         await service.start()
         host.attend(console.run())
-        self.console = ConsoleAddress(f"{service.address}/console", token)
+        self._console = ConsoleAddress(f"{service.address}/console", token)
         return service
 
     def _wait_until_set_up(self) -> None:
@@ -142,6 +141,11 @@ class Running:
     def streams(self) -> StreamStore:
         """Where the application's streams lie."""
         return StreamStore(self._app.root)
+
+    @property
+    def console(self) -> ConsoleAddress | None:
+        """Where the page is and what to type there; None without one."""
+        return self._console
 
     def status(self) -> dict[str, Any]:
         """States, positions and forks of all nodes; how far sinks are."""

@@ -210,7 +210,7 @@ class MergedConsole:
 
     # What may be done -----------------------------------------------------------------------------------------------
 
-    async def fault(self, order: dict[str, Any]) -> None:
+    async def fault(self, order: dict[str, Any]) -> dict[str, Any]:
         """Rule 3."""
         told = False
         for name, spec in self._hosts.items():
@@ -220,6 +220,7 @@ class MergedConsole:
                 told = True
         if not told:
             raise UsageError(f"a link must be HOST-HOST or STREAM>HOST of {', '.join(self._names)}; got {order}")
+        return {}
 
     def _ends(self, link: str) -> tuple[str, ...]:
         if ">" in link:

@@ -113,7 +113,7 @@ class Service:
         *,
         deliver: Deliver,
         status: Callable[[], dict[str, Any]],
-        fault: Callable[[dict[str, Any]], dict[str, Any] | Awaitable[None] | None],
+        fault: Callable[[dict[str, Any]], dict[str, Any] | Awaitable[dict[str, Any]] | None],
         stop: Callable[[], None],
         answers: Callable[[str], bool],
         report: Callable[[str], StreamReport | None] = _unknown,

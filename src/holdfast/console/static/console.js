@@ -20,7 +20,7 @@ function enter() {
   say($("connection"), "connecting …");
   follow("/v1/console/events", token, {
     you: (said) => { you = said; say($("who"), said.role === "operator" ? `${said.name}, may act` : `${said.name}, may look`); },
-    whole: (said) => { events = said.events ?? []; delete said.events; doc = said; sessionStorage.setItem(KEY, token); came(true); },
+    whole: (said) => { events = said.events ?? []; delete said.events; doc = merge({}, said); sessionStorage.setItem(KEY, token); came(true); },
     patch: (said) => { remember(said.happened ?? []); delete said.happened; merge(doc, said); came(false); },
     broken: (error) => {
       if (error instanceof Refused && [401, 403].includes(error.status)) leave(error.message);
@@ -60,6 +60,7 @@ function came(whole) {
   if ($("shown").hidden) $("shown").hidden = false;
   picture ??= new Picture();
   if (whole) { choices(); route(); }
+  appeared();
   showNow(); showDiagram(); showReplicas(); showStreams(); showStream(); showLog(); showOutside(); showLoad();
 }
 
@@ -164,6 +165,9 @@ function route() {
   if (stream && doc?.streams[stream]) watch(stream, part ? Number(part) : null);
   else if (doc && !watching) watch(chosen, null);
 }
+
+/** A stream that is made while the page is open has a picture from then on. */
+function appeared() { if (!watching && chosen && doc.live[chosen]) watch(chosen, null); }
 addEventListener("hashchange", () => { if (doc && location.hash.startsWith("#stream=")) { route(); showStream(); showDiagram(); $("h-stream").scrollIntoView({ block: "start" }); } });
 $("choose").addEventListener("change", () => { location.hash = link($("choose").value); });
 $("live").addEventListener("click", () => { location.hash = link(chosen); });
@@ -185,6 +189,11 @@ async function watch(stream, part) {
     return;
   }
   picture.past = null;
+  if (!doc.live[stream]) {
+    say($("stream-says"), "This host has no such stream (yet); one that produces it has its picture.");
+    watching = null;
+    return;
+  }
   follow(`/v1/console/streams/${encodeURIComponent(stream)}/events`, token, {
     picture: (said) => { picture.set(said.points); counted(stream, said); },
     points: (said) => { picture.add(said.points); counted(stream, said); },

@@ -88,13 +88,20 @@ export class Picture {
     c.beginPath(); c.rect(u.bbox.left, u.bbox.top, u.bbox.width, u.bbox.height); c.clip();
     c.textAlign = "left"; c.textBaseline = "alphabetic";
     const stable = colour("stable"), yellow = colour("tentative-fill"), edge = colour("tentative"), control = colour("control");
+    const ends = []; // Where the labels of each line end: those of controls that come together stand below each other.
     for (const p of this.seen()) {
       const x = u.valToPos(p[WALL] / 1000, "x", true);
       if (p[STIME] === null) {
         c.strokeStyle = c.fillStyle = control; c.lineWidth = dots;
         c.beginPath(); c.moveTo(x, u.bbox.top); c.lineTo(x, u.bbox.top + u.bbox.height); c.stroke();
         c.beginPath(); c.moveTo(x, u.bbox.top + 14 * dots); c.lineTo(x + 5 * dots, u.bbox.top + 19 * dots); c.lineTo(x, u.bbox.top + 24 * dots); c.lineTo(x - 5 * dots, u.bbox.top + 19 * dots); c.fill();
-        c.font = `${11 * dots}px system-ui`; c.fillText(p[KIND] === UNDO ? "UNDO" : "REC_DONE", x + 4 * dots, u.bbox.top + 11 * dots);
+        c.font = `${11 * dots}px system-ui`;
+        const text = p[KIND] === UNDO ? "UNDO" : "REC_DONE", wide = c.measureText(text).width, right = u.bbox.left + u.bbox.width;
+        const left = x + 4 * dots + wide > right ? x - 4 * dots - wide : x + 4 * dots;
+        let line = ends.findIndex((end) => end < left);
+        if (line < 0) line = ends.length < 5 ? ends.length : 0;
+        ends[line] = left + wide;
+        c.fillText(text, left, u.bbox.top + (34 + 13 * line) * dots);
         continue;
       }
       const value = place(p);
