@@ -207,7 +207,10 @@ async def measure(root: Path, nodes: int, pages: int, seconds: float) -> dict[st
     store = StreamStore(root, disk=VolatileDisk())
     outputs = [f"counts{n}" for n in range(nodes)]
     for name in outputs:
-        store.create(name, "n bigint", bucket="500ms")
+        with store.create(name, "n bigint", bucket="500ms").producer(boundary_every="1h") as producer:
+            producer.send({"n": 0})
+            producer.advance(now_us())
+            producer.close(end=False)
     writing = asyncio.ensure_future(write(store, outputs[:WRITTEN]))
     token, found = secrets.token_urlsafe(16), {}
     try:

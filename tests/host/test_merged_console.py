@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -145,3 +147,20 @@ async def _talk(client: httpx.AsyncClient, a: Site, b: Site) -> None:
     assert (name, said["stream"], said["points"]) == ("picture", "counts", [])
     assert (await client.get("/v1/console/streams/nobody/events", headers=VIEWER)).status_code == 404
     assert json.loads((await client.get("/v1/console", headers=VIEWER)).content)["app"] == "netmon"
+
+
+def test_the_verb_says_where_and_ends_when_it_is_told_to(deployment: Deployment) -> None:
+    """As a process. No host is up, and the page says so."""
+    command = [sys.executable, "-m", "holdfast.cli.main", "console", str(deployment.file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            said = process.stdout.readline()
+            assert str(deployment.token_file) in said
+            url = said.split()[1]
+            assert httpx.get(url).headers["content-type"].startswith("text/html")
+            shown = httpx.get(f"{url.removesuffix('/console')}/v1/console", headers=OPERATOR).json()
+            assert set(shown["down"]) == {"a", "b"}
+        finally:
+            process.terminate()
+        assert process.wait(60) == 130

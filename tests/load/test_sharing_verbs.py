@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,6 +58,11 @@ def test_a_node_is_moved_and_taken_back_by_hand_and_the_tables_say_so(
     assert {task["task"]: task["at"] for task in load["tasks"]} == {"counts-m1": "ben", "counts-m2": "anna"}
     assert "counts-m1" in cli.ok("load", file(two))
     assert "(AWAY): it runs at ben" in cli.ok("status", file(two))
+    page: Any = two.ask("anna", "/v1/console")
+    assert page["load"]["tasks"]["counts-m1"]["at"] == "ben"
+    assert page["replicas"]["counts-m1@anna"]["state"] == "AWAY"
+    assert ("movement", "counts-m1 moved from anna to ben") in [(e["kind"], e["text"]) for e in page["events"]]
+    assert [contract["seller"] for contract in page["load"]["contracts"].values()] == ["ben", "anna"]
     assert "runs at anna after" in cli.ok("move", file(two), "counts-m1", "anna")
     cli.ok("load", file(two), "--picture", str(tmp_path / "load.html"))
     assert "counts-m1" in (tmp_path / "load.html").read_text()

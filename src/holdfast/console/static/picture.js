@@ -55,7 +55,7 @@ export class Picture {
   /** What is usual: nearly all that came stable and new, in this picture. */
   usual(points) {
     const late = points.filter((p) => p[KIND] === STABLE && p[LATENCY] !== null).map((p) => p[LATENCY]).sort((a, b) => a - b);
-    return late.length ? late[Math.floor(late.length * 0.5)] : 0;
+    return late.length ? late[Math.floor(late.length * 0.95)] : 0;
   }
 
   draw() {
