@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from decimal import Decimal
 from pathlib import Path
 
@@ -143,3 +145,10 @@ def crc_by_hand(data: bytes) -> int:
         for _ in range(8):
             crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
     return crc ^ 0xFFFFFFFF
+
+
+def test_a_pandas_that_another_thread_is_about_to_load_is_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its module is there before its classes are."""
+    monkeypatch.setitem(sys.modules, "pandas", types.ModuleType("pandas"))
+    schema = pa.schema([("n", pa.int64())])
+    assert table_batch(pa.table({"n": [1, 2]}), schema, "s").num_rows == 2

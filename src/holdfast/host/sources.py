@@ -16,7 +16,7 @@ from typing import Any
 
 from holdfast.engine import Engine
 from holdfast.inputs.source import EngineSource, SourceInput, SourceSpec
-from holdfast.model.errors import HoldfastError, UnknownStream, UsageError
+from holdfast.model.errors import UnknownStream, UsageError
 from holdfast.model.time import duration_text
 from holdfast.stream.definition import BUCKET_DEFAULT
 from holdfast.stream.store import Stream, StreamStore
@@ -84,11 +84,11 @@ class _Running(threading.Thread):
                 self._state, self._why = "FAILED", str(error)
                 log.error("source %s does not run: %s", self._spec.stream, error)
                 return
-            except (HoldfastError, OSError) as error:
+            except Exception as error:
                 self._failures += 1
-                self._state, self._why = "WAITING", str(error)
+                self._state, self._why = "WAITING", str(error) or repr(error)
                 log.warning("source %s: %s; tried again in %.1f s (%d times so far)",
-                            self._spec.stream, error, pause_s, self._failures)  # fmt: skip
+                            self._spec.stream, self._why, pause_s, self._failures)  # fmt: skip
             if self._rows_came():
                 pause_s = _PAUSE_S
             self._ended.wait(pause_s)

@@ -30,9 +30,10 @@ def table_batch(data: Any, schema: pa.Schema, stream: str) -> pa.RecordBatch:
         for field, column in zip(schema, data.columns, strict=True):
             _check(column, field, stream)
         return data
-    # Loading pandas takes half a second; a caller that has a frame has loaded it already.
+    # Loading pandas takes half a second; a caller that has a frame has loaded it already. Another thread may be about
+    # to: then it is there without its classes.
     pandas = sys.modules.get("pandas")
-    if pandas is not None and isinstance(data, pandas.DataFrame):
+    if isinstance(data, getattr(pandas, "DataFrame", ())):
         data = _frame_table(data, pandas, schema, stream)
     if isinstance(data, pa.RecordBatch):
         data = pa.Table.from_batches([data])
