@@ -97,25 +97,36 @@ def checksum(body: bytes) -> int:
 
 def encode_frame(header: Header, body: bytes) -> list[bytes]:
     """The parts to write for one frame; `length` and `body_crc` of the given header are filled in here."""
-    return encode_frame_of(header, (body,))
+    length = _checked(len(body))
+    padding = _ZEROS[: -length % ALIGNMENT]
+    head = _encoded(header, length, crc32c_on(crc32c(body), padding) if padding else crc32c(body))
+    return [head, body, padding] if padding else [head, body]
 
 
 def encode_frame_of(header: Header, pieces: Sequence[bytes]) -> list[bytes]:
     """Like `encode_frame`, of a body in pieces, which are not copied: for large ones that is most of the work."""
-    length = sum(map(len, pieces))
-    if length > BODY_MAX:
-        raise CorruptLog(f"a frame may hold {BODY_MAX} bytes at most; got {length}; send smaller batches")
+    length = _checked(sum(map(len, pieces)))
     padding = _ZEROS[: -length % ALIGNMENT]
     body_crc = functools.reduce(crc32c_on, pieces, 0)
     if padding:
         body_crc = crc32c_on(body_crc, padding)
-    head = encode_header(header._replace(length=length, body_crc=body_crc))
+    head = _encoded(header, length, body_crc)
     return [head, *pieces, padding] if padding else [head, *pieces]
+
+
+def _checked(length: int) -> int:
+    if length > BODY_MAX:
+        raise CorruptLog(f"a frame may hold {BODY_MAX} bytes at most; got {length}; send smaller batches")
+    return length
 
 
 def encode_header(header: Header) -> bytes:
     """A header with its checksum, for a body that stands elsewhere."""
-    kind, length, partition, rows, bucket, first_id, low, high, body_crc, epoch, seq = header
+    return _encoded(header, header.length, header.body_crc)
+
+
+def _encoded(header: Header, length: int, body_crc: int) -> bytes:
+    kind, _, partition, rows, bucket, first_id, low, high, _, epoch, seq = header
     version = CONTROL_VERSION if kind == Kind.CONTROL else FORMAT_VERSION
     raw = _HEADER.pack(length, 0, version, kind, partition, rows, bucket, first_id, low, high, body_crc, epoch, seq)
     return raw[:4] + crc32c(raw).to_bytes(4, "little") + raw[8:]

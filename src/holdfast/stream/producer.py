@@ -39,6 +39,7 @@ from holdfast.stream.definition import Definition
 from holdfast.stream.group import GroupCommit
 from holdfast.stream.pack import pack, pack_arrived, stime_array
 from holdfast.stream.retention import retain
+from holdfast.stream.row_encoder import row_encoder
 from holdfast.stream.rows import UNITS_US, Columns, Row, stimes_of
 from holdfast.stream.send_window import SendWindow
 from holdfast.stream.tables import table_batch
@@ -132,6 +133,9 @@ class Producer:
         self._columns = Columns(self._schema, f"stream {definition.name}")
         self._user = schema
         self._stored = definition.stored
+        # A row that came alone is encoded by itself, where nothing but its arrival and its values is to be looked at.
+        alone = stime is None and definition.partition_by is None
+        self._encoder = row_encoder(definition.stored) if alone else None
         self._stime, self._unit = stime, stime_unit
         self._slack_us, self._late = duration_us(slack), late
         # None: the boundary waits for data, however long. Otherwise it follows the clock after so long without any.
@@ -262,6 +266,8 @@ class Producer:
                 self.writer.release(self._clock())
 
     def _answer(self, requests: Sequence[_Request]) -> list[Ack | BaseException]:
+        if len(requests) == 1 and (ack := self._answer_row(requests[0])) is not None:
+            return [ack]
         now = self._clock()
         arrival = self._arrival()
         if all(r.beat for r in requests):
@@ -307,6 +313,23 @@ class Producer:
         for i in repeats:
             answers[i] = Ack(state.commit_seq, 0, duplicate=True)
         return answers  # type: ignore[return-value]
+
+    def _answer_row(self, request: _Request) -> Ack | None:
+        """One plain row that came alone: the steps of a group without what only others need. None if it is not that, or
+        does not fit."""
+        if self._encoder is None or request.rows is None or len(request.rows) != 1 or request.numbers is not None:
+            return None
+        arrived = max(self._arrival(), self._stime_max, self.boundary_us)
+        body = self._encoder.encode(arrived, request.rows[0])
+        if body is None:
+            return None
+        self._make_room(len(body))
+        bucket = arrived // self.definition.bucket_us
+        event = Event(bucket, bucket % self.definition.partitions, 1, arrived, arrived, body)
+        state = self.writer.commit((event,), now_us=self._clock(), boundary_us=arrived)
+        self._stime_max = arrived
+        self._arrival.not_before(arrived)
+        return Ack(state.commit_seq, 1)
 
     def _prepare_rows(
         self,
