@@ -19,8 +19,6 @@ import io
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ import deltalake
 import psycopg
 import pyarrow as pa
 import pyarrow.csv
-from tests.operators.test_database import served
+from tests.postgres_server import postgres_server
 
 import holdfast
 from benches.report import finish, table
@@ -46,14 +44,6 @@ ROWS = 10_000
 SECOND = 1_000_000
 #: One transaction of the sink's, and of COPY alone.
 TRANSACTION = 200_000
-
-
-@contextmanager
-def server() -> Iterator[str]:
-    programs = next(Path("/usr/lib/postgresql").glob("*/bin/initdb")).parent
-    with tempfile.TemporaryDirectory(prefix="holdfast-postgres-") as folder:
-        Path(folder).chmod(0o777)
-        yield from served(programs, Path(folder))
 
 
 def rows_of(first: int, count: int) -> pa.RecordBatch:
@@ -182,7 +172,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--corrected", type=int, default=20_000)
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder, server() as url:
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder, postgres_server() as server:
+        url = server.url
         filled(Path(folder), asked.rows)
         rounds = []
         for _ in range(asked.rounds):  # In turn, so that whatever the machine does strikes both alike.

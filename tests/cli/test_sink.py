@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 
 import holdfast
 from holdfast.cli.running import Running
@@ -86,3 +87,12 @@ def test_sink_keeps_a_table_and_goes_on_where_it_is(cli: Cli, tmp_path: Path) ->
     assert numbers(tmp_path / "t.db", "monitor") == [1]
     assert "another table" in cli.fails("sink", "totals", target, "--table", "monitor", "--tentative")
     assert "no stream 'total'" in cli.fails("sink", "total", target)
+
+
+def test_a_topic_is_a_target_as_well(tmp_path: Path) -> None:
+    from holdfast.cli.sink import sink_at
+
+    sink = sink_at("kafka://broker:9092", "totals", ("shop",), True, False, tmp_path / "client.properties")
+    assert (sink.target, sink.tentative) == ("topic totals of Kafka at broker:9092", True)
+    with pytest.raises(typer.BadParameter, match="--kafka-config goes with kafka"):
+        sink_at("sqlite:///totals.db", "totals", (), False, False, tmp_path / "client.properties")

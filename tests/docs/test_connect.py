@@ -9,12 +9,13 @@ import pytest
 
 from tests.docs.test_consuming import Totals, totals
 from tests.docs.test_docs import HOME, blocks
+from tests.inputs.kafka_server import kafka_broker
 from tests.operators.test_database import postgres
 from tests.sinks.test_runner import Receiver, receiver
 
 __all__ = ["postgres", "receiver", "totals"]
 
-KAFKA, CLICKS, APP, RUN, SQLITE, POSTGRES, DELTA, PARQUET, FUNCTION, WEBHOOK = blocks(
+KAFKA, CLICKS, APP, RUN, SQLITE, POSTGRES, DELTA, TOPIC, PARQUET, FUNCTION, WEBHOOK = blocks(
     HOME / "docs" / "connect.md", "python"
 )
 
@@ -67,6 +68,17 @@ def test_delta(ended: Totals, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("deltalake", reason="needs the extra delta")
     exec(DELTA, {})
     assert capsys.readouterr().out == "6\n"
+
+
+@pytest.mark.slow
+def test_a_topic(ended: Totals) -> None:
+    from tests.sinks.test_kafka_sink import View
+
+    with kafka_broker() as broker:
+        exec(TOPIC.replace("broker:9092", broker.address), {})
+        view = View(broker, "shop-totals")
+        assert sorted((row["shop"], row["total"]) for row in view.look()) == [("north", 5), ("south", 4)]
+        view.close()
 
 
 def test_parquet(ended: Totals, capsys: pytest.CaptureFixture[str]) -> None:

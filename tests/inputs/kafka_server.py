@@ -116,6 +116,24 @@ class Kafka:
                 return True
         return False
 
+    def create_topic(self, name: str, partitions: int = 1, **config: str) -> None:
+        from confluent_kafka import KafkaError, KafkaException
+        from confluent_kafka.admin import AdminClient, NewTopic
+
+        admin = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
+        settings = {key.replace("_", "."): value for key, value in config.items()}
+        until = time.monotonic() + 60
+        while True:
+            try:
+                admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(60)
+                return
+            except KafkaException as error:
+                # A broker that has just come, or had no turn for too long, is fenced for a moment.
+                fenced = error.args[0].code() == KafkaError.INVALID_REPLICATION_FACTOR
+                if not fenced or time.monotonic() > until:
+                    raise
+            time.sleep(0.05)
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()

@@ -50,23 +50,12 @@ class Topic:
     """A topic of its own for one test."""
 
     def __init__(self, broker: Kafka, name: str, partitions: int = 2, **config: str) -> None:
-        from confluent_kafka import KafkaError, KafkaException, Producer
-        from confluent_kafka.admin import AdminClient, NewTopic
+        from confluent_kafka import Producer
+        from confluent_kafka.admin import AdminClient
 
         self.broker, self.name = broker, name
         self.admin = AdminClient({"bootstrap.servers": broker.address, "log_level": 0})
-        settings = {key.replace("_", "."): value for key, value in config.items()}
-
-        def made() -> bool:
-            try:
-                self.admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(60)
-            except KafkaException as error:
-                if error.args[0].code() != KafkaError.INVALID_REPLICATION_FACTOR:
-                    raise
-                return False  # A broker that had no turn for too long is fenced for a moment.
-            return True
-
-        until(made)
+        broker.create_topic(name, partitions, **config)
         self._connect = lambda: Producer(
             {"bootstrap.servers": broker.address, "enable.idempotence": True, "log_level": 0}
         )

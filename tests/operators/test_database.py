@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import socket
-import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,51 +11,15 @@ import pytest
 
 from holdfast.model.errors import PeerError, StorageError, UsageError
 from holdfast.operators.database import Database, UpdateKernel, read_rows
-from tests.spark.processes import wait_for
+from tests.postgres_server import postgres_server
 
 SQL = "update stock set left_over = left_over - :n where item = :item"
 
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[str]:
-    """A server of our own on loopback, as long as the machine has the programs."""
-    found = list(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if not found or not shutil.which("setpriv"):
-        pytest.skip("needs PostgreSQL (apt-get install postgresql) and setpriv")
-    pytest.importorskip("psycopg", reason="needs the extra postgres")
-    with tempfile.TemporaryDirectory(prefix="holdfast-postgres-") as folder:
-        os.chmod(folder, 0o777)  # It refuses to run as root.
-        yield from served(found[0].parent, Path(folder))
-
-
-def served(programs: Path, folder: Path) -> Iterator[str]:
-    drop = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"] if os.getuid() == 0 else []
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    made = subprocess.run([*drop, programs / "initdb", "-D", folder / "db", "-U", "test", "-A", "trust"],
-                          capture_output=True, text=True)  # fmt: skip
-    if made.returncode:
-        pytest.skip(f"initdb does not run here: {made.stderr[-200:]}")
-    server = subprocess.Popen([*drop, programs / "postgres", "-D", folder / "db", "-h", "127.0.0.1", "-p", str(port),
-                               "-k", folder], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
-    try:
-        url = f"postgresql://test@127.0.0.1:{port}/postgres"
-        wait_for(lambda: answers(url), "PostgreSQL to answer", 120)
-        yield url
-    finally:
-        server.terminate()
-        server.wait()
-
-
-def answers(url: str) -> bool:
-    import psycopg
-
-    try:
-        psycopg.connect(url).close()
-    except psycopg.OperationalError:
-        return False
-    return True
+    with postgres_server() as server:
+        yield server.url
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import shutil
-import signal
-import socket
-import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +13,7 @@ from holdfast.sinks import Sink, postgres
 from holdfast.sinks.runner import LocalOrigin, SinkRunner
 from holdfast.stream.store import StreamStore
 from holdfast.testing.sinks import EACH, STREAM, Script, Seen, SinkConformance
-from tests.operators.test_database import answers
+from tests.postgres_server import postgres_server
 from tests.spark.processes import wait_for
 
 psycopg = pytest.importorskip("psycopg", reason="needs the extra postgres")
@@ -55,47 +49,9 @@ class TestPostgres(SinkConformance):
             )
 
 
-class Server:
-    """One that can be killed and started again."""
-
-    def __init__(self, folder: Path) -> None:
-        found = list(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-        if not found or not shutil.which("setpriv"):
-            pytest.skip("needs PostgreSQL (apt-get install postgresql) and setpriv")
-        self._folder, self._programs = folder, found[0].parent
-        drop = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]  # It refuses to run as root.
-        self._drop = drop if os.getuid() == 0 else []
-        folder.chmod(0o777)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
-        self.url = f"postgresql://test@127.0.0.1:{self._port}/postgres"
-        subprocess.run([*self._drop, self._programs / "initdb", "-D", folder / "db", "-U", "test", "-A", "trust"],
-                       capture_output=True, check=True)  # fmt: skip
-        self.start()
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(
-            [*self._drop, self._programs / "postgres", "-D", self._folder / "db", "-h", "127.0.0.1", "-p",
-             str(self._port), "-k", self._folder],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-        wait_for(lambda: answers(self.url), "PostgreSQL to answer", 120)
-
-    def kill(self) -> None:
-        """All its processes at once; those that it made itself are in sessions of their own."""
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
-        for pid in (self._process.pid, *map(int, children)):
-            os.kill(pid, signal.SIGKILL)
-        self._process.wait()
-        # Memory that dead processes shared is let go of when the last of them is gone.
-        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), "its processes to go", 60)
-
-
 def test_a_table_is_right_after_the_database_was_killed(tmp_path: Path) -> None:
     """T1, T2: the sink backs off, says so, and goes on from what the database recovered."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-postgres-") as folder:
-        server = Server(Path(folder))
+    with postgres_server() as server:
         chance = random.Random(7)
         script = Script(tmp_path, chance)
         runner = SinkRunner("t", STREAM, LocalOrigin(StreamStore(tmp_path), STREAM),
@@ -119,4 +75,3 @@ def test_a_table_is_right_after_the_database_was_killed(tmp_path: Path) -> None:
             assert found == [(n, n, False) for n in range(script.stable * EACH)]
         finally:
             runner.stop()
-            server.kill()

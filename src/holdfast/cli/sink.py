@@ -21,10 +21,13 @@ def command(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="TARGET", help="sqlite:///FILE, postgresql://…, delta:FOLDER, parquet:FOLDER, https://…."
+            metavar="TARGET",
+            help="sqlite:///FILE, postgresql://…, kafka://BROKER:PORT, delta:FOLDER, parquet:FOLDER, https://….",
         ),
     ],
-    table: Annotated[str | None, typer.Option(help="Of a database; otherwise named like the stream.")] = None,
+    table: Annotated[
+        str | None, typer.Option(help="Of a database, or the topic; otherwise named like the stream.")
+    ] = None,
     key: Annotated[
         list[str] | None,
         typer.Option(metavar="COLUMN", help="One row per key, the last; once per column. Otherwise a row per tuple."),
@@ -35,6 +38,9 @@ def command(
     add_columns: Annotated[
         bool, typer.Option("--add-columns", help="Add columns that the table lacks, instead of refusing.")
     ] = False,
+    kafka_config: Annotated[
+        Path | None, typer.Option(help="With kafka://: file of name=value settings of its client, for SASL and TLS.")
+    ] = None,
     start: Annotated[
         str, typer.Option("--from", help="beginning, live or a time; for a target that holds nothing yet.")
     ] = "beginning",
@@ -65,6 +71,7 @@ def command(
     \b
     holdfast sink totals sqlite:///totals.db --tentative
     holdfast sink totals postgresql://ann@db.example/shop --table totals --key shop --tentative
+    holdfast sink totals kafka://broker:9092 --table shop-totals --key shop --tentative
     holdfast sink totals delta:totals_delta --tentative
     holdfast sink totals parquet:totals/
     holdfast sink totals https://example.org/hook
@@ -73,7 +80,7 @@ def command(
     from holdfast.sinks.runner import LocalOrigin, SinkRunner
 
     session = Session(root, json)
-    sink = sink_at(target, table or name, tuple(key or ()), tentative, add_columns)
+    sink = sink_at(target, table or name, tuple(key or ()), tentative, add_columns, kafka_config)
     origin: Origin
     if deployment is None:
         session.store.open(name)  # A name that is wrong is said at once; a host may be about to make its stream.
@@ -96,10 +103,19 @@ def command(
     session.say(f"{name}: {counted(rows, 'row')} taken; the stream has ended", stream=name, rows=rows, ended=True)
 
 
-def sink_at(target: str, table: str, key: tuple[str, ...], tentative: bool, add_columns: bool) -> Sink:
+def sink_at(
+    target: str, table: str, key: tuple[str, ...], tentative: bool, add_columns: bool, kafka_config: Path | None = None
+) -> Sink:
     """The sink that a command line names."""
     from holdfast import sinks
 
+    if target.startswith("kafka://"):
+        if add_columns:
+            raise typer.BadParameter(f"{target} has no columns of its own: no --add-columns")
+        brokers = target.removeprefix("kafka://").rstrip("/")
+        return sinks.kafka(brokers, table, key=key, tentative=tentative, config_file=kafka_config)
+    if kafka_config is not None:
+        raise typer.BadParameter("--kafka-config goes with kafka://BROKER:PORT")
     if target.startswith("sqlite:///"):
         return sinks.sqlite(target.removeprefix("sqlite:///"), table, key=key, tentative=tentative,
                             add_columns=add_columns)  # fmt: skip
@@ -114,6 +130,6 @@ def sink_at(target: str, table: str, key: tuple[str, ...], tentative: bool, add_
             raise typer.BadParameter(f"{target} takes stable rows as they are: no --key, --tentative or --add-columns")
         return sinks.parquet(target.removeprefix("parquet:")) if target[0] == "p" else sinks.webhook(target)
     raise typer.BadParameter(
-        "TARGET must begin with sqlite:///, postgresql://, delta:, parquet: or https://; got "
+        "TARGET must begin with sqlite:///, postgresql://, kafka://, delta:, parquet: or https://; got "
         f"{target.partition(':')[0]!r}"
     )

@@ -1,5 +1,5 @@
 """The client library of Kafka as the input needs it: one consumer that reads the partitions it is told to, and answers
-about topics and ends that come when they come. The only module that imports it.
+about topics and ends that come when they come.
 
 Rules:
 1. An error that no retry can mend (authentication, authorisation, a certificate, an unknown topic) is raised at once,
@@ -67,7 +67,7 @@ class KafkaClient:
         self.errors = 0
         self.last_error: str | None = None
         self._fatal: str | None = None
-        ours = {"bootstrap.servers": brokers, "error_cb": self._on_error, "logger": _silent(), **config}
+        ours = {"bootstrap.servers": brokers, "error_cb": self._on_error, "logger": silent(), **config}
         isolation = "read_committed" if committed else "read_uncommitted"
         try:
             self._consumer = library.Consumer({**_SETTINGS, "isolation.level": isolation, **ours})
@@ -210,8 +210,9 @@ class KafkaClient:
         self._note(error)
 
     def _note(self, error: Any) -> None:
-        if (why := self._final(error)) is not None:
-            self._fatal = self._fatal or why
+        self._fatal = self._fatal or refusal(
+            error, f"Kafka at {self._brokers}", f"describe and read topic {self.topic}"
+        )
         self.errors += 1
         self.last_error = error.str()
 
@@ -225,18 +226,6 @@ class KafkaClient:
         if self._fatal is not None:
             raise UsageError(self._fatal)
 
-    def _final(self, error: Any) -> str | None:
-        """Rule 1."""
-        codes, code = library.KafkaError, error.code()
-        where = f"Kafka at {self._brokers}"
-        if code in (codes._AUTHENTICATION, codes.SASL_AUTHENTICATION_FAILED, codes.UNSUPPORTED_SASL_MECHANISM):
-            return f"{where} must accept the name and password in config; it refuses them: {error.str()}"
-        if code in (codes.TOPIC_AUTHORIZATION_FAILED, codes.CLUSTER_AUTHORIZATION_FAILED):
-            return f"{where} must allow us to describe and read topic {self.topic}; it refuses: {error.str()}"
-        if code == codes._SSL and "verif" in error.str():
-            return f"{where} must have a certificate that we trust (ssl.ca.location in config); {error.str()}"
-        return None
-
     def _is_unknown(self, error: Any) -> bool:
         codes = library.KafkaError
         return error.code() in (codes.UNKNOWN_TOPIC_OR_PART, codes._UNKNOWN_TOPIC, codes.TOPIC_EXCEPTION)
@@ -247,7 +236,20 @@ class KafkaClient:
         return f"{where} must have a topic {self.topic}; there is none; check the name, or create it first"
 
 
-def _silent() -> logging.Logger:
+def refusal(error: Any, where: str, what: str) -> str | None:
+    """Rule 1: the sentence, if no retry can mend this error; `what` we wanted to do."""
+    codes, code = library.KafkaError, error.code()
+    if code in (codes._AUTHENTICATION, codes.SASL_AUTHENTICATION_FAILED, codes.UNSUPPORTED_SASL_MECHANISM):
+        return f"{where} must accept the name and password in config; it refuses them: {error.str()}"
+    if code in (codes.TOPIC_AUTHORIZATION_FAILED, codes.CLUSTER_AUTHORIZATION_FAILED,
+                codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED):  # fmt: skip
+        return f"{where} must allow us to {what}; it refuses: {error.str()}"
+    if code == codes._SSL and "verif" in error.str():
+        return f"{where} must have a certificate that we trust (ssl.ca.location in config); {error.str()}"
+    return None
+
+
+def silent() -> logging.Logger:
     """The library's own log, which repeats what the input says itself."""
     quiet = logging.getLogger("holdfast.kafka.library")
     quiet.setLevel(logging.CRITICAL)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from holdfast.sinks.delta_sink import delta
 from holdfast.sinks.foreach_sink import foreach
+from holdfast.sinks.kafka_sink import kafka
 from holdfast.sinks.parquet_sink import parquet
 from holdfast.sinks.postgres_sink import postgres
 from holdfast.sinks.runner import run_sink
@@ -16,4 +17,16 @@ from holdfast.sinks.sink import Changes, Sink, Source
 from holdfast.sinks.sqlite_sink import sqlite
 from holdfast.sinks.webhook_sink import webhook
 
-__all__ = ["Changes", "Sink", "Source", "delta", "foreach", "parquet", "postgres", "run_sink", "sqlite", "webhook"]
+__all__ = [
+    "Changes",
+    "Sink",
+    "Source",
+    "delta",
+    "foreach",
+    "kafka",
+    "parquet",
+    "postgres",
+    "run_sink",
+    "sqlite",
+    "webhook",
+]

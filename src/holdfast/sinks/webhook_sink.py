@@ -13,7 +13,6 @@ Rules:
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +24,7 @@ import pyarrow as pa
 from holdfast.inputs.network import is_loopback
 from holdfast.model.errors import PeerError, UsageError
 from holdfast.sinks.foreach_sink import PositionFile
+from holdfast.sinks.json_values import json_bytes
 from holdfast.sinks.sink import Changes, Promise, Sink, Source
 
 _ANSWER_S = 30
@@ -86,7 +86,7 @@ class WebhookSink(Sink):
             "stream": self._stream, "id": position, "undo": changes.undo, "rec_done": changes.rec_done,
             "rows": [*_rows(changes.stable, False), *_rows(changes.tentative, True)],
         }  # fmt: skip
-        content = json.dumps(body, default=_plain, ensure_ascii=False, allow_nan=False).encode()
+        content = json_bytes(body, self.target)
         try:
             answer = client.post(
                 self._url, content=content,
@@ -114,10 +114,3 @@ def _rows(table: pa.Table, tentative: bool) -> list[dict[str, Any]]:
         id, stime = record.pop("tuple_id"), record.pop("stime")
         found.append({"tuple_id": id, "stime": stime, "tentative": tentative, "values": record})
     return found
-
-
-def _plain(value: Any) -> Any:
-    """What JSON has no word for: times in ISO, decimals and bytes as text."""
-    if isinstance(value, bytes):
-        return value.hex()
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)

@@ -1,0 +1,128 @@
+"""A topic of a real broker says what a stream says, whoever is killed (T1, T2)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.model.errors import SchemaError, UsageError
+from holdfast.model.schema import parse_schema
+from holdfast.sinks import Sink, Source, kafka
+from holdfast.testing.sinks import KEYS, Seen, SinkConformance
+from tests.inputs.conftest import until
+from tests.inputs.kafka_server import Kafka, kafka_broker
+
+library = pytest.importorskip("confluent_kafka", reason="needs the extra kafka")
+admin = pytest.importorskip("confluent_kafka.admin")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Kafka]:
+    with kafka_broker() as server:
+        yield server
+
+
+class View:
+    """What a reader of a topic has made of it: the last record of each key, without those that were taken back."""
+
+    def __init__(self, broker: Kafka, topic: str) -> None:
+        self.rows: dict[bytes, dict[str, Any]] = {}
+        self.types: list[str] = []
+        self._consumer = library.Consumer({
+            "bootstrap.servers": broker.address, "group.id": "view", "isolation.level": "read_committed",
+            "enable.auto.commit": False, "enable.partition.eof": True, "log_level": 0,
+        })  # fmt: skip
+        self._admin = admin.AdminClient({"bootstrap.servers": broker.address, "log_level": 0})
+        self._topic, self._place, self._end = topic, None, 0
+
+    def look(self) -> list[dict[str, Any]]:
+        """Up to what is committed now, which is the end of a transaction."""
+        if self._place is None:
+            if self._topic not in self._consumer.list_topics(timeout=60).topics:
+                return []
+            self._place = library.TopicPartition(self._topic, 0, 0)
+            self._consumer.assign([self._place])
+        committed = self._committed()
+        while self._end < committed:
+            message = self._consumer.poll(60)
+            assert message is not None, "the broker does not answer"
+            if (error := message.error()) is None:
+                self._take(message)
+            elif error.code() == library.KafkaError._PARTITION_EOF:
+                self._end = message.offset()
+        return list(self.rows.values())
+
+    def _committed(self) -> int:
+        """A broker without a turn on a busy machine is fenced for a moment, and asked again."""
+        wanted, committed, found = {self._place: admin.OffsetSpec.latest()}, library.IsolationLevel.READ_COMMITTED, []
+
+        def told() -> bool:
+            (asked,) = self._admin.list_offsets(wanted, isolation_level=committed).values()
+            with contextlib.suppress(library.KafkaException):
+                found.append(asked.result(60).offset)
+            return bool(found)
+
+        until(told, 60)
+        return int(found[0])
+
+    def _take(self, message: Any) -> None:
+        self.types.append(dict(message.headers())["type"].decode())
+        if message.value() is None:
+            del self.rows[message.key()]
+        else:
+            self.rows[message.key()] = json.loads(message.value())
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+class TestKafka(SinkConformance):
+    @pytest.fixture(autouse=True)
+    def _topic(self, broker: Kafka, request: pytest.FixtureRequest) -> Iterator[None]:
+        self.broker, self.topic = broker, f"t{abs(hash(request.node.name)):x}"
+        self.view = View(broker, self.topic)
+        yield
+        self.view.close()
+
+    def start(self, folder: Path) -> None:
+        pass
+
+    def sink(self, key: Sequence[str]) -> Sink:
+        return kafka(self.broker.address, self.topic, key=key, tentative=True)
+
+    def select(self, key: Sequence[str]) -> list[Seen]:
+        rows = self.view.look()
+        covered = {row["n"] % KEYS for row in rows if key and row["tentative"]}
+        shown = [row for row in rows if row["tentative"] or row["n"] % KEYS not in covered]
+        return [(row["n"], row["v"], row["tentative"]) for row in shown]
+
+
+def test_a_topic_of_stable_rows_has_no_word_about_tentative_ones(broker: Kafka) -> None:
+    """And what does not fit is refused."""
+    from holdfast.testing.sinks import _changes
+
+    source = Source("s", parse_schema("n bigint, k bigint, v bigint"))
+    sink = kafka(broker.address, "plain")
+    assert sink.resume(source) is None
+    sink.apply(_changes(0), "one")
+    sink.close()
+    view = View(broker, "plain")
+    assert view.look()[0] == {"holdfast_id": 1, "stime": "1970-01-01T00:00:00+00:00", "n": 0, "k": 0, "v": 0}
+    assert set(view.types) == {"INSERTION"}
+    view.close()
+    with pytest.raises(UsageError, match="holds stream s; got other"):
+        kafka(broker.address, "plain").resume(Source("other", source.columns))
+    with pytest.raises(SchemaError, match="must be columns of stream s: n, k, v; got shop"):
+        kafka(broker.address, "plain", key=["shop"]).resume(source)
+    with pytest.raises(SchemaError, match="must not have a column 'tentative'"):
+        kafka(broker.address, "plain", tentative=True).resume(Source("s", parse_schema("tentative boolean")))
+    config = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "reader",
+              "sasl.password": "wrong"}  # fmt: skip
+    with pytest.raises(UsageError, match="must accept the name and password"):
+        kafka(broker.sasl_address, "plain", config=config).resume(source)
