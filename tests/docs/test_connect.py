@@ -15,7 +15,7 @@ from tests.sinks.test_runner import Receiver, receiver
 
 __all__ = ["postgres", "receiver", "totals"]
 
-KAFKA, CLICKS, APP, RUN, SQLITE, POSTGRES, DELTA, TOPIC, PARQUET, FUNCTION, WEBHOOK = blocks(
+KAFKA, CLICKS, APP, RUN, SQLITE, POSTGRES, DUCKDB, DELTA, TOPIC, PARQUET, FUNCTION, WEBHOOK = blocks(
     HOME / "docs" / "connect.md", "python"
 )
 
@@ -62,6 +62,12 @@ def test_postgresql(ended: Totals, postgres: str) -> None:
         url = f"{postgres}?options=-csearch_path%3Dconnect"
         exec(POSTGRES.replace("postgresql://ann@127.0.0.1/shop", url), {})
         assert database.execute("select count(*), sum(total) from connect.totals").fetchone() == (6, 15)
+
+
+def test_duckdb(ended: Totals, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("duckdb", reason="needs the extra duckdb")
+    exec(DUCKDB, {})
+    assert capsys.readouterr().out == "[(2,)]\n"
 
 
 def test_delta(ended: Totals, capsys: pytest.CaptureFixture[str]) -> None:

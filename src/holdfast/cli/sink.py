@@ -22,7 +22,8 @@ def command(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="sqlite:///FILE, postgresql://…, kafka://BROKER:PORT, delta:FOLDER, parquet:FOLDER, https://….",
+            help="sqlite:///FILE, duckdb:///FILE, postgresql://…, kafka://BROKER:PORT, delta:FOLDER, parquet:FOLDER, "
+            "https://….",
         ),
     ],
     table: Annotated[
@@ -119,6 +120,9 @@ def sink_at(
     if target.startswith("sqlite:///"):
         return sinks.sqlite(target.removeprefix("sqlite:///"), table, key=key, tentative=tentative,
                             add_columns=add_columns)  # fmt: skip
+    if target.startswith("duckdb:///"):
+        return sinks.duckdb(target.removeprefix("duckdb:///"), table, key=key, tentative=tentative,
+                            add_columns=add_columns)  # fmt: skip
     if target.startswith(("postgresql://", "postgres://")):
         return sinks.postgres(target, table, key=key, tentative=tentative, add_columns=add_columns)
     if target.startswith("delta:"):
@@ -130,6 +134,6 @@ def sink_at(
             raise typer.BadParameter(f"{target} takes stable rows as they are: no --key, --tentative or --add-columns")
         return sinks.parquet(target.removeprefix("parquet:")) if target[0] == "p" else sinks.webhook(target)
     raise typer.BadParameter(
-        "TARGET must begin with sqlite:///, postgresql://, kafka://, delta:, parquet: or https://; got "
+        "TARGET must begin with sqlite:///, duckdb:///, postgresql://, kafka://, delta:, parquet: or https://; got "
         f"{target.partition(':')[0]!r}"
     )

@@ -8,6 +8,7 @@ app.sink("active_sources", sqlite("results.db", "active", key=["window_start", "
 from __future__ import annotations
 
 from holdfast.sinks.delta_sink import delta
+from holdfast.sinks.duckdb_sink import duckdb
 from holdfast.sinks.foreach_sink import foreach
 from holdfast.sinks.kafka_sink import kafka
 from holdfast.sinks.parquet_sink import parquet
@@ -22,6 +23,7 @@ __all__ = [
     "Sink",
     "Source",
     "delta",
+    "duckdb",
     "foreach",
     "kafka",
     "parquet",

@@ -201,9 +201,10 @@ class TableSink(Sink):
         unique = self.key or (ID,)
         texts = [f"{quote(name)} {kind}{' not null' if name in (*unique, TENTATIVE) else ''}" for name, kind in columns]
         self.run(f"create table {self.quoted(self.table)} ({', '.join(texts)}, primary key ({names_of(unique)}))")
-        self._index_tentative()
+        self.index_tentative()
 
-    def _index_tentative(self) -> None:
+    def index_tentative(self) -> None:
+        """So that an UNDO finds its rows at once."""
         if self.key and self.tentative:
             name = quote(f"{self.table.rpartition('.')[2]}_holdfast_tentative")
             self.run(f"create index if not exists {name} on {self.quoted(self.table)} ({TENTATIVE}) where {TENTATIVE}")
@@ -238,7 +239,7 @@ class TableSink(Sink):
                     f"table {self.table} must have a unique index on ({', '.join(sorted(unique))}), by which rows are "
                     "found again; create one"
                 )
-        self._index_tentative()
+        self.index_tentative()
 
     def _prepare_covered(self, columns: pa.Schema) -> None:
         """Rule 2."""

@@ -138,7 +138,9 @@ class Extent:
         return tuple(self._controls.values())
 
     def copy(self) -> Extent:
-        return Extent(self.rows, self.stime_min_us, self.stime_max_us, self.controls)
+        twin = Extent(self.rows, self.stime_min_us, self.stime_max_us)
+        twin._controls = self._controls.copy()
+        return twin
 
     def add(self, rows: int, low: int, high: int) -> None:
         self.rows += rows
