@@ -7,7 +7,7 @@ BENCHES := log_append spark_read microbatch batch_growth stores window_join outp
            bpm_convergence bpm_contracts bpm_prototype dpc_overhead kafka_in sinks console \
            dpc_tradeoff
 
-.PHONY: setup demo check test test-faults test-stores soak lint wheel bench clean
+.PHONY: setup demo example-kafka check test test-faults test-stores soak lint wheel bench clean
 
 setup: $(READY)
 
@@ -23,6 +23,10 @@ $(READY): pyproject.toml
 
 demo: setup
 	$(BIN)/python -m holdfast.demo
+
+# Three topics of a real broker into a table of a real PostgreSQL; one of them is cut off for a while.
+example-kafka: setup
+	$(BIN)/python -m tests.example_kafka
 
 # A change tried in a minute or two: style, types, and the quick tests of what runs without Spark.
 QUICK := tests/test_map.py tests/test_package.py tests/model tests/protocol tests/stream tests/operators tests/inputs \
