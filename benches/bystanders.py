@@ -26,10 +26,25 @@ class Bystanders:
         return round(used / max(0.001, cores * (time.monotonic() - self._at)), 3)
 
 
+def our_seconds() -> float:
+    """Processor seconds of this process and all that it started, those that ended included."""
+    parent, _, used, ended = _processes()
+    return sum(used[pid] + ended[pid] for pid in used if _ours(pid, parent))
+
+
 def _rivals() -> dict[int, float]:
     """Processor seconds by process. Not those of children that ended: they come all at once, however old they are."""
+    parent, rank, used, _ = _processes()
+    # The kernel's own number: below zero for real time, 20 plus nice for everybody else.
+    own = rank[os.getpid()]
+    return {pid: seconds for pid, seconds in used.items() if rank[pid] <= own and not _ours(pid, parent)}
+
+
+def _processes() -> tuple[dict[int, int], dict[int, int], dict[int, float], dict[int, float]]:
+    """Parent, rank, processor seconds, and those of children that ended, by process."""
     parent: dict[int, int] = {}
     used: dict[int, float] = {}
+    ended: dict[int, float] = {}
     rank: dict[int, int] = {}
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
@@ -40,9 +55,8 @@ def _rivals() -> dict[int, float]:
             pid = int(path.name)
             parent[pid], rank[pid] = int(fields[1]), int(fields[15])
             used[pid] = sum(map(int, fields[11:13])) / _TICKS
-    # The kernel's own number: below zero for real time, 20 plus nice for everybody else.
-    own = rank[os.getpid()]
-    return {pid: seconds for pid, seconds in used.items() if rank[pid] <= own and not _ours(pid, parent)}
+            ended[pid] = sum(map(int, fields[13:15])) / _TICKS
+    return parent, rank, used, ended
 
 
 def _ours(pid: int, parent: dict[int, int]) -> bool:

@@ -185,7 +185,7 @@ def _tables(points: Sequence[Point]) -> list[Sheet]:
     return sheets
 
 
-def summary(points: Sequence[Point]) -> None:
+def summary(points: Sequence[Point], warm_cost: float | None) -> None:
     """The last line: what matters of all points."""
     disturbed = [p for p in points if p.others > OTHERS_MAX]
     points = [p for p in points if p.others <= OTHERS_MAX]
@@ -206,6 +206,10 @@ def summary(points: Sequence[Point]) -> None:
         chain={f"{p.policy}, D {p.delay_s:g} s, {p.failure_s:g} s":
                {"added_s": p.added_s, "tentative_s": p.tentative_s} for p in chain},
         latency_ms_by_bucket={f"{p.bucket_ms:g}": round(1000 * p.normal_s) for p in _of(points, "5.2")},
+        kept_1s=max((p.added_s for p in _of(points, "x") if p.delay_s == 1), default=None),
+        delay_policy_excess=max((max(0.0, round(p.added_s - p.delay_s, 3)) for p in _of(points, "x") if p.delay_s > 1),
+                                default=None),
+        warm_cost=warm_cost,
         fork_ms=max((p.fork_ms for p in points), default=None),
         disturbed=len(disturbed),
         java=JAVA_OPTIONS,

@@ -9,12 +9,14 @@ One of three inputs is cut off, and comes back. Measured at a client that wants 
 
 Single node: a windowed count (state, as the seeds' SJoin), X = D = 2.7 s. Chain: two nodes that pass tuples on, each
 its own query, D = 2 s, or the whole X = 4 s for each. Longer chains do not fit two cores: every node is one Spark
-query, and a second one while it forks. Inputs of 250 ms buckets; all on one SparkSession, one application after the
-other; Java with `-XX:TieredStopAtLevel=1 -XX:+UseSerialGC`, because a short run is over before the second compiler has
-earned what it costs.
+query, and a second one while it forks. `x`: one node with X = 1 s, whose fork is kept ready; ten failures, and what
+the fork costs in quiet times, as a share of all cores. Inputs of 250 ms buckets; all on one SparkSession, one
+application after the other; Java with `-XX:TieredStopAtLevel=1 -XX:+UseSerialGC`, because a short run is over before
+the second compiler has earned what it costs.
 
     python -m benches.dpc_tradeoff                                 a short look, under six minutes
     python -m benches.dpc_tradeoff --full --report tradeoff.html   all policies and durations, under an hour
+    python -m benches.dpc_tradeoff --full --only x                 X of a second, in a quarter of an hour
     python -m benches.dpc_tradeoff --full --only 5-8 --points p.jsonl --report tradeoff.html
 
 `--points` keeps what was measured, adds to it and draws all of it, so that a full run can be had in portions.
@@ -23,6 +25,7 @@ earned what it costs.
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +38,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import holdfast
-from benches.bystanders import Bystanders
+from benches.bystanders import Bystanders, our_seconds
 from benches.dpc_figures import draw, summary
 from benches.report import console, table
 from holdfast.clock import monotonic_us, now_us, pause
@@ -44,6 +47,7 @@ from holdfast.demo.failure import JAVA_OPTIONS
 from holdfast.demo.monitors import COLUMNS, MONITORS, Monitor
 from holdfast.host.embedded import Running
 from holdfast.model.time import SECOND_US
+from holdfast.protocol.dpc.plan import WARM
 from holdfast.spark.engine import node_session
 from holdfast.spark.fork import fork_checkpoint
 
@@ -54,6 +58,8 @@ SETTLED_US, SETTLED_US_MAX = 1_500_000, 30 * SECOND_US
 #: A failure that is not corrected after so long is reported as such.
 CORRECTED_US_MAX = 60 * SECOND_US
 _POLL_US = 20_000
+#: Over how long the cost of a fork that is kept ready is measured: it is renewed some times meanwhile.
+_COST_US = 90 * SECOND_US
 #: Medians are exact to this; table 5.2 has steps of 50 ms.
 _SLOT_US = 10_000
 
@@ -67,6 +73,7 @@ class Trial(NamedTuple):
     failures_s: tuple[float, ...]
     chain: bool = False
     bucket: str = BUCKET
+    warm: float = WARM
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -105,6 +112,7 @@ def trials(full: bool) -> list[Trial]:
         chosen = [Trial("5-8", policy, "2.7s", (2, 10)) for policy in (*both, ("process", "suspend"))]
         chosen += [Trial("5-10", policy, "2s", (10,), chain=True) for policy in both]
         chosen += [Trial("5-14", both[0], "4s", (5,), chain=True)]
+        chosen += [Trial("x", both[0], "1s", (2, 5)), Trial("x", both[1], "2s", (5,))]
         return [*chosen, *(Trial("5.2", both[0], "2s", (), bucket=size) for size in TABLE_52[1::2])]
     durations = (2, 5, 10, 30, 60)
     chosen = [Trial("5-7", policy, f"{d}s", (5,)) for policy in both for d in (1, 2, 3, 4, 6)]
@@ -112,6 +120,7 @@ def trials(full: bool) -> list[Trial]:
     chosen += [Trial("5-8", ("suspend", "suspend"), "2.7s", (2, 10, 30))]
     chosen += [Trial("5-10", policy, "2s", (5, 10, 30, 60), chain=True) for policy in both]
     chosen += [Trial("5-14", both[0], "4s", (5, 10, 30, 60), chain=True)]
+    chosen += [Trial("x", both[0], "1s", (2, 2, 3, 3, 5, 5, 10, 10, 20, 30)), Trial("x", both[1], "2s", (5, 10))]
     return [*chosen, *(Trial("5.2", both[0], "2s", (), bucket=size) for size in TABLE_52)]
 
 
@@ -162,7 +171,7 @@ def build(root: Path, trial: Trial) -> tuple[holdfast.App, tuple[str, ...]]:
     """The application, and its outputs by depth."""
     app = holdfast.App("tradeoff", root=root)
     options: dict[str, Any] = {"max_delay": trial.delay, "during_failure": trial.policy[0],
-                               "during_stabilisation": trial.policy[1]}  # fmt: skip
+                               "during_stabilisation": trial.policy[1], "warm": trial.warm}  # fmt: skip
     first = passed_on if trial.chain or trial.figure == "5.2" else counted
     app.node(inputs=MONITORS, name="first", **options)(first)
     if not trial.chain:
@@ -270,6 +279,20 @@ def time_to_fork(root: Path) -> tuple[float, int]:
     return round((monotonic_us() - began) / 1000, 1), forked.files
 
 
+def warm_cost(spark: SparkSession, root: Path) -> float:
+    """What a fork that is kept ready costs in quiet times, as a share of all cores: with one, less without."""
+    shares = []
+    for warm in (WARM, 0.0):
+        trial = Trial("x", ("process", "process"), "1s", (), warm=warm)
+        with at_work(spark, root / f"warm-{warm:g}", trial):
+            pause(WARM_UP_US)
+            before, began = our_seconds(), monotonic_us()
+            pause(_COST_US)
+            used = our_seconds() - before
+            shares.append(used / (len(os.sched_getaffinity(0)) * (monotonic_us() - began) / SECOND_US))
+    return round(shares[0] - shares[1], 4)
+
+
 # All of them ----------------------------------------------------------------------------------------------------------
 
 
@@ -290,7 +313,7 @@ def main() -> None:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="a few durations, the default")
     size.add_argument("--full", action="store_true", help="failures of 2 to 60 s, all policies")
-    parser.add_argument("--only", help="figures or tables, separated by commas: 5-7, 5-8, 5-10, 5-14, 5.2")
+    parser.add_argument("--only", help="figures or tables, separated by commas: 5-7, 5-8, 5-10, 5-14, 5.2, x")
     parser.add_argument("--policy", help="only this one, such as 'delay & delay'")
     parser.add_argument("--points", type=Path, help="file of JSON lines to add to, and to draw all of")
     parser.add_argument("--report", type=Path, help="where to write the figures (HTML)")
@@ -308,10 +331,15 @@ def main() -> None:
 
     chosen = [t for t in trials(given.full) if given.only is None or t.figure in given.only.split(",")]
     chosen = [t for t in chosen if given.policy in (None, " & ".join(t.policy))]
+    cost: float | None = None
     if not given.draw:
         spark = node_session("bench-dpc-tradeoff", spark_driver_extraJavaOptions=JAVA_OPTIONS)
         spark.sparkContext.setLogLevel("OFF")
         measure(spark, chosen, seen)
+        if any(trial.figure == "x" for trial in chosen):
+            console.print("what a fork that is kept ready costs …")
+            with tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as scratch:
+                cost = warm_cost(spark, Path(scratch).absolute())
         spark.stop()
     table(
         "what failures did (D, failure, latencies and correction in s, bucket in ms)",
@@ -324,7 +352,7 @@ def main() -> None:
     if given.report is not None:
         draw(given.report, points)
         console.print(f"figures: {given.report}")
-    summary(points)
+    summary(points, cost)
 
 
 if __name__ == "__main__":

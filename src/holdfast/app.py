@@ -30,7 +30,7 @@ from holdfast.inputs.source import EngineSource, Source, SourceSpec
 from holdfast.model.errors import UsageError
 from holdfast.model.schema import SchemaLike, parse_schema
 from holdfast.model.time import duration_us, instant_us
-from holdfast.protocol.dpc.plan import Full, Policy, Stabilise
+from holdfast.protocol.dpc.plan import WARM, Full, Policy, Stabilise
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,6 +81,7 @@ class App(Application):
         boundaries: Boundaries = "auto",
         output_mode: Literal["append"] = "append",
         keepalive: Duration = "100ms",
+        warm: float = WARM,
         output_schema: SchemaLike | None = None,
     ) -> Callable[[F], F]:
         """Declare the decorated function as a node; see `NodeSpec` for what each option means.
@@ -121,6 +122,7 @@ class App(Application):
                     boundaries=_word("boundaries", boundaries, get_args(Boundaries)),
                     output_mode=_word("output_mode", output_mode, ("append",)),
                     keepalive_us=duration_us(keepalive),
+                    warm=warm,
                     output_schema=None if output_schema is None else parse_schema(output_schema),
                 )
                 for node, stream, part in _parts(chosen, function, output, named)

@@ -22,7 +22,7 @@ import pyarrow as pa
 from holdfast.model.errors import BadName, UsageError
 from holdfast.model.names import check_name
 from holdfast.model.time import SECOND_US, duration_text
-from holdfast.protocol.dpc.plan import KEEPALIVE_US, Full, Policy, Stabilise, check_times
+from holdfast.protocol.dpc.plan import KEEPALIVE_US, WARM, Full, Policy, Stabilise, check_times, check_warm
 
 Boundaries = Literal["auto", "before", "exact"]
 Retain = Literal["all", "acknowledged"]
@@ -66,6 +66,9 @@ class NodeSpec:
     boundaries: Boundaries = "auto"
     output_mode: Literal["append"] = "append"
     keepalive_us: int = KEEPALIVE_US
+    warm: float = WARM
+    """The share of time that goes into keeping a fork ready, where X asks for it: up to 2 s, if the start of one takes
+    too long to wait for a suspicion. 0: never."""
     output_schema: pa.Schema | None = None
     """Columns of the output, where they should be known before the query first runs."""
 
@@ -100,6 +103,7 @@ class NodeSpec:
                 f"{self.bucket_us} us"
             )
         check_times(self.name, self.bucket_us or SECOND_US, self.max_delay_us, self.keepalive_us)
+        check_warm(self.name, self.warm)
         if self.full is Full.KEEP_LAST and self.convergent_us is None:
             raise UsageError(
                 f"node {self.name!r} may drop output only if its query is convergent-capable; got full='keep_last' "

@@ -28,7 +28,7 @@ from holdfast.model.time import BEGINNING_US
 from holdfast.protocol.dpc.effects import ExtendFork, Part, Send, TentativeBucket
 from holdfast.protocol.dpc.messages import Ack, KeepaliveReply, KeepaliveRequest, StreamReport
 from holdfast.protocol.dpc.plan import InputPlan, NodePlan, OutputPlan
-from holdfast.protocol.dpc.signals import ForkFailed, ForkPrepared, InputGap, Lane
+from holdfast.protocol.dpc.signals import ForkFailed, ForkPrepared, ForkSignal, InputGap, Lane
 from holdfast.protocol.dpc.states import NodeState, StreamState
 from holdfast.spark.beginning import Beginning, begin_anew, load_beginning
 from holdfast.spark.node import SparkQueries
@@ -289,15 +289,17 @@ def test_a_fork_that_never_gets_ready_has_failed_and_the_next_one_can_start(tmp_
     queries: Any = ScriptedQueries(tmp_path / "home")
     forking, real, released = ForkRunner(queries, output, SECOND, "node@here"), queries.start_fork, threading.Event()
 
+    asked = threading.Event()
+
     def start(fork: int) -> Fork:
         if hangs == "start":
             assert released.wait(60)
         return real(fork)  # type: ignore[no-any-return]
 
-    queries.start_fork, queries.ready = start, lambda fork: False
+    queries.start_fork, queries.ready = start, lambda fork: asked.set()
     forking.prepare(1)
     if hangs == "first batch":
-        while forking._running is None:
+        while not asked.is_set():
             assert forking.poll(monotonic_us()) is None
     assert forking.poll(monotonic_us() + 600 * SECOND) is None
     assert forking.state == "none"
@@ -309,6 +311,51 @@ def test_a_fork_that_never_gets_ready_has_failed_and_the_next_one_can_start(tmp_
         signal = forking.poll(monotonic_us())
     assert signal == ForkPrepared(2, 5)
     released.set()
+    forking.close()
+
+
+def ready_fork(tmp_path: Path) -> tuple[ForkRunner, Any]:
+    """Fork 1, ready and idle."""
+    output = holdfast.open(tmp_path / "streams").create("out", "n bigint", bucket="1s")
+    queries: Any = ScriptedQueries(tmp_path / "home")
+    forking = ForkRunner(queries, output, SECOND, "node@here")
+    forking.prepare(1)
+    assert next_signal(forking) == ForkPrepared(1, 5)
+    return forking, queries
+
+
+def next_signal(forking: ForkRunner) -> ForkSignal:
+    signal = None
+    while signal is None:
+        signal = forking.poll(monotonic_us())
+    return signal
+
+
+def test_a_successor_takes_the_place_of_an_idle_fork_which_is_stopped_then_and_not_before(tmp_path: Path) -> None:
+    forking, queries = ready_fork(tmp_path)
+    real, released, stopped = queries.start_fork, threading.Event(), threading.Event()
+    queries.start_fork = lambda fork: released.wait(60) and real(fork)
+    queries.stop_fork = lambda fork: stopped.set()
+    forking.prepare(2)
+    assert forking.poll(monotonic_us()) is None
+    assert (forking.state, stopped.is_set()) == ("ready", False)
+    released.set()
+    assert next_signal(forking) == ForkPrepared(2, 5)
+    assert stopped.wait(60)
+    assert forking.state == "ready"
+    forking.close()
+
+
+def test_a_successor_that_fails_leaves_the_fork_as_it_is(tmp_path: Path) -> None:
+    forking, queries = ready_fork(tmp_path)
+
+    def fails(fork: int) -> Fork:
+        raise OSError("no space left")
+
+    queries.start_fork = fails
+    forking.prepare(2)
+    assert next_signal(forking) == ForkFailed(2)
+    assert forking.state == "ready"
     forking.close()
 
 

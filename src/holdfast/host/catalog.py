@@ -139,6 +139,7 @@ def node_plan(
         during_stabilisation=spec.during_stabilisation,
         stabilise=spec.stabilise,
         window_us=spec.convergent_us,
+        warm=spec.warm,
     )
 
 

@@ -5,6 +5,7 @@ Rules:
    end of its predecessor, which may hang in a batch: each has its own checkpoint, and its own branch to write to.
 2. The branch is created with the first bucket that is to be seen, at that bucket: before it, main speaks.
 3. Whoever asks is told what is true: prepared when the fork could run a batch, completed when Spark has committed it.
+4. A successor takes the place of an idle fork when it is ready. It is forgotten if that one is needed or stopped first.
 """
 
 from __future__ import annotations
@@ -58,8 +59,17 @@ class ForkCounts:
     """Those of branches that were dropped."""
 
 
+class _Start:
+    """A fork from the moment that it is asked for."""
+
+    def __init__(self, fork: int, coming: Future[Fork]) -> None:
+        self.id, self.coming, self.asked_us = fork, coming, monotonic_us()
+        self.started: Fork | None = None
+        self.ready = False
+
+
 class ForkRunner:
-    """At most one fork at a time, and its branch."""
+    """At most one fork at work, and its branch; and, while it is idle, its successor."""
 
     def __init__(
         self, queries: NodeQueries, output: Stream, bucket_us: int, label: str, standing: Bucket = lambda: None
@@ -69,15 +79,12 @@ class ForkRunner:
         # Of each two or more: what hangs in Spark must not keep the next one from its start.
         self._starter = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"fork-{label}")
         self._stopper = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"unfork-{label}")
-        self._id = 0
-        self._asked_us = 0
-        self._starting: Future[Fork] | None = None
+        self._fork: _Start | None = None
+        self._successor: _Start | None = None
         self._ending: list[Future[None]] = []
-        self._running: Fork | None = None
-        self._ready = False
         self._plan: PlanWriter | None = None
         self._batch = -1
-        self._failed_us: int | None = None
+        self._failed: tuple[int, int] | None = None
         self._health_us = 0
         self.counts = ForkCounts()
         self._branch = BranchReader(output.folder, output.definition)
@@ -87,12 +94,12 @@ class ForkRunner:
         """For people."""
         if self._plan is not None:
             return "running"
-        return "ready" if self._ready else "preparing" if self._starting or self._running else "none"
+        return "none" if self._fork is None else "ready" if self._fork.ready else "preparing"
 
     def kept_us(self, now_us: int) -> int:
-        """For how long forks were there, the one that is there now included."""
-        here = self._starting is not None or self._running is not None
-        return self.counts.kept_us + (now_us - self._asked_us if here else 0)
+        """For how long forks were there, those that are there now included."""
+        here = [start for start in (self._fork, self._successor) if start is not None]
+        return self.counts.kept_us + sum(now_us - start.asked_us for start in here)
 
     def clear(self) -> None:
         """Nothing of an earlier life is left: neither forks nor a branch that nobody would correct."""
@@ -100,21 +107,25 @@ class ForkRunner:
         self._output.drop_branch()  # Not counted: it was another life's.
 
     def prepare(self, fork: int) -> None:
-        self._id, self._ready, self._failed_us = fork, False, None
-        self._asked_us = monotonic_us()
+        self._failed = None
         self.counts.started += 1
-        self._starting = self._starter.submit(self._queries.start_fork, fork)
+        start = _Start(fork, self._starter.submit(self._queries.start_fork, fork))
+        if self._fork is None:
+            self._fork = start
+        else:
+            self._successor = start
 
     def extend(self, order: ExtendFork, planned: Sequence[tuple[int, tuple[PlannedPiece, ...]]]) -> None:
         """Let the fork have the buckets. One that cannot be fed, since the disk is full, has failed like any other:
         main goes on without it."""
-        fork = self._running
-        if fork is None or order.fork != self._id:
+        current = self._fork
+        if current is None or current.started is None or order.fork != current.id:
             return
+        self._forget_successor()
         try:
-            self._feed(fork, order, planned)
+            self._feed(current.started, order, planned)
         except (OSError, StorageError) as error:
-            self._failed(monotonic_us(), error)
+            self._fail(monotonic_us(), error)
 
     def _feed(self, fork: Fork, order: ExtendFork, planned: Sequence[tuple[int, tuple[PlannedPiece, ...]]]) -> None:
         """Rule 2."""
@@ -133,7 +144,7 @@ class ForkRunner:
         return Worth(given.bucket * self._size // self._output.definition.bucket_us, round(given.worth, 4), inputs)
 
     def stop(self, order: StopFork) -> None:
-        if order.fork == self._id:
+        if self._fork is not None and order.fork == self._fork.id:
             self._end()
         if order.drop_branch:
             self._drop_branch()
@@ -157,74 +168,111 @@ class ForkRunner:
     def _end(self) -> None:
         if self._plan is not None:
             self._plan.close()
-        starting, running = self._starting, self._running
-        self._starting = self._running = self._plan = None
-        self._ready = False
-        if starting is not None or running is not None:
-            self.counts.kept_us += monotonic_us() - self._asked_us
-            self._ending = [ending for ending in self._ending if not ending.done()]
-            self._ending.append(self._stopper.submit(self._stop, self._id, starting, running))
+        ended, self._fork, self._plan = self._fork, None, None
+        self._forget_successor()
+        if ended is not None:
+            self._let_go(ended)
 
-    def _stop(self, fork: int, starting: Future[Fork] | None, running: Fork | None) -> None:
+    def _forget_successor(self) -> None:
+        forgotten, self._successor = self._successor, None
+        if forgotten is not None:
+            self._let_go(forgotten)
+
+    def _let_go(self, ended: _Start) -> None:
+        """Rule 1."""
+        self.counts.kept_us += monotonic_us() - ended.asked_us
+        if ended.coming.done() and ended.coming.exception() is not None:
+            return
+        self._ending = [ending for ending in self._ending if not ending.done()]
+        self._ending.append(self._stopper.submit(self._stop, ended))
+
+    def _stop(self, ended: _Start) -> None:
         begun = monotonic_us()
         try:
-            if running is None and starting is not None:
-                running = starting.result()
-            if running is not None:
-                self._queries.stop_fork(running)
+            self._queries.stop_fork(ended.coming.result())
         except Exception as error:
             self._log.warning("a fork could not be stopped: %s", error)
         else:
-            self._log.info("fork %d stopped after %.1f s", fork, (monotonic_us() - begun) / SECOND_US)
+            self._log.info("fork %d stopped after %.1f s", ended.id, (monotonic_us() - begun) / SECOND_US)
 
     def poll(self, now_us: int) -> ForkSignal | None:
         """What has become true since the last look."""
-        if self._failed_us is not None:
-            if now_us < self._failed_us + _RETRY_US:
+        if self._failed is not None:
+            failed_us, fork = self._failed
+            if now_us < failed_us + _RETRY_US:
                 return None
-            self._failed_us = None
-            return ForkFailed(self._id)
-        if self._starting is not None and self._starting.done():
-            starting, self._starting = self._starting, None
-            if (error := starting.exception()) is not None:
-                self._failed(now_us, error)
-                return None
-            self._running = starting.result()
-            self._batch = self._running.batch_id
-        if not self._ready and self._asked_us and now_us - self._asked_us > _READY_US_MAX:
-            if self._starting is not None or self._running is not None:
-                self._failed(now_us, TimeoutError(f"it was not ready after {_READY_US_MAX // SECOND_US} s"))
+            self._failed = None
+            return ForkFailed(fork)
+        if self._fork is None:
             return None
-        if self._running is None:
-            return None
-        if now_us >= self._health_us:
+        if self._successor is not None:
+            return self._poll_successor(self._successor, now_us)
+        current = self._fork
+        if current.started is not None and now_us >= self._health_us:
             self._health_us = now_us + HEALTH_US
-            if (error := _trouble(self._running)) is not None:
-                self._failed(now_us, error)
+            if (error := _trouble(current.started)) is not None:
+                self._fail(now_us, error)
                 return None
-        if not self._ready:
-            self._ready = self._queries.ready(self._running)
-            if not self._ready:
-                return None
-            self.counts.ready += 1
-            took_us = monotonic_us() - self._asked_us  # Not `now_us`: it may have been asked in the same turn.
-            self.counts.start_us += took_us
-            self._log.info("fork %d ready after %.1f s", self._id, took_us / SECOND_US)
-            return ForkPrepared(self._id, self._running.root_us // self._size)
-        progress = self._queries.progress(self._batch, self._running)
+        if not current.ready:
+            return self._poll_start(current, now_us)
+        assert current.started is not None
+        progress = self._queries.progress(self._batch, current.started)
         if progress is None or progress.until_us is None:
             return None
         self._batch = progress.batch_id
         if self._plan is None:
             return None
         self._count_branch()
-        return ForkCompleted(self._id, progress.until_us // self._size)
+        return ForkCompleted(current.id, progress.until_us // self._size)
 
-    def _failed(self, now_us: int, error: BaseException) -> None:
-        self._log.warning("fork %d failed: %s", self._id, error)
+    def _poll_start(self, start: _Start, now_us: int) -> ForkSignal | None:
+        """Whether it is ready; an error of it is the fork's."""
+        try:
+            return self._prepared(start, now_us)
+        except Exception as error:
+            self._fail(now_us, error)
+            return None
+
+    def _poll_successor(self, start: _Start, now_us: int) -> ForkSignal | None:
+        """Rule 4."""
+        try:
+            prepared = self._prepared(start, now_us)
+        except Exception as error:
+            self._log.warning("fork %d failed, and the one before it stays: %s", start.id, error)
+            self.counts.failed += 1
+            self._forget_successor()
+            return ForkFailed(start.id)
+        if prepared is not None:
+            before, self._fork, self._successor = self._fork, start, None
+            if before is not None:
+                self._let_go(before)
+        return prepared
+
+    def _prepared(self, start: _Start, now_us: int) -> ForkPrepared | None:
+        """Word that it could run a batch, once it could. Raises what it failed of."""
+        if now_us - start.asked_us > _READY_US_MAX:
+            raise TimeoutError(f"it was not ready after {_READY_US_MAX // SECOND_US} s")
+        if start.started is None:
+            if not start.coming.done():
+                return None
+            start.started = start.coming.result()
+        if (error := _trouble(start.started)) is not None:
+            raise error
+        if not self._queries.ready(start.started):
+            return None
+        start.ready, self._batch = True, start.started.batch_id
+        took_us = monotonic_us() - start.asked_us  # Not `now_us`: it may have been asked in the same turn.
+        self.counts.ready += 1
+        self.counts.start_us += took_us
+        self._log.info("fork %d ready after %.1f s", start.id, took_us / SECOND_US)
+        return ForkPrepared(start.id, start.started.root_us // self._size)
+
+    def _fail(self, now_us: int, error: BaseException) -> None:
+        assert self._fork is not None
+        self._log.warning("fork %d failed: %s", self._fork.id, error)
         self.counts.failed += 1
+        self._failed = now_us, self._fork.id
         self._end()
-        self._failed_us = now_us
 
     def close(self) -> None:
         """What hangs in Spark is left there."""

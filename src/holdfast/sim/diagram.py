@@ -92,10 +92,10 @@ def build(world: World, plan: Plan, truth: Truth) -> ClientHost:
                 during_stabilisation=setting.during_stabilisation,
                 stabilise=setting.stabilise,
                 window_us=window_us,
+                warm=setting.warm,
             ),
             query,
-            setting.batch_us,
-            setting.bucket_cost_us,
+            setting,
             Random(f"{plan.seed}/{replica}"),
         )
 

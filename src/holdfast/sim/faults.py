@@ -10,7 +10,7 @@ Rules:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from holdfast.protocol.dpc.plan import Full, Policy, Stabilise
@@ -55,6 +55,11 @@ class Fault:
     """If set, the fault waits from `start_us` until replica `watch` is in this state."""
 
 
+#: What the start of a fork takes. With slow ones a suspicion is too late to begin, and one is kept ready.
+_START_US = (50_000, 250_000)
+_SLOW_START_US = (800_000, 1_100_000)
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """How the diagram is deployed in this schedule."""
@@ -73,13 +78,17 @@ class Setting:
     """What a bucket costs a query: with 50,000 a replica that fell behind catches up at half the speed of time."""
     batch_us: int = 15_000
     """What a batch costs a query beside its buckets: long ones make boundaries move seldom and far."""
+    start_us: tuple[int, int] = _START_US
+    """The least and the most that the start of a fork takes."""
+    warm: float = 0.0
+    """The share of time for keeping a fork ready; 0: none is."""
     promises: tuple[int, ...] = (1, 1, 1)
     """Per source, after how many buckets it moves its boundary."""
 
     @property
     def learned_us(self) -> int:
-        """By then readers that have just started know how seldom their inputs move."""
-        return LEARNED_STEPS * max(BUCKET_US * max(self.promises), self.batch_us)
+        """By then who has just started knows how seldom its inputs move, and has the fork that it keeps ready."""
+        return max(LEARNED_STEPS * max(BUCKET_US * max(self.promises), self.batch_us), self.start_us[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,17 +138,20 @@ def _setting(rng: Random, profile: str) -> Setting:
     failure, stabilising = rng.choice(policies), rng.choice(policies)
     delay_us = rng.choice((800_000, 1_000_000, 1_200_000))
     cost_us = rng.choices((4_000, 20_000, 45_000), (60, 25, 15))[0]
+    # What a fork that is kept ready has to catch up on must not cost the delay.
+    slow = cost_us == 4_000 and rng.random() < 0.4
+    start_us, warm = (_SLOW_START_US, 0.5) if slow else (_START_US, 0.0)
+    usual = Setting(delay_us, stabilise, failure, stabilising, start_us=start_us, warm=warm)
     if profile == "relapse":
         cost_us = 20_000
     if profile == "calm":
         promises = tuple(rng.choice(_PROMISES) for _ in SOURCES)
-        return Setting(delay_us, stabilise, failure, stabilising, batch_us=rng.choice(_BATCH_US), promises=promises)
+        return replace(usual, batch_us=rng.choice(_BATCH_US), promises=promises)
     if profile != "overflow":
-        blocking = rng.random() < 0.08
-        return Setting(delay_us, stabilise, failure, stabilising, blocking=blocking, bucket_cost_us=cost_us)
+        return replace(usual, blocking=rng.random() < 0.08, bucket_cost_us=cost_us)
     if rng.random() < 0.5:
-        return Setting(delay_us, stabilise, failure, stabilising, rows=16, capacity_us=2_000_000)
-    return Setting(delay_us, stabilise, failure, stabilising, capacity_us=2_500_000, full=Full.KEEP_LAST, window=5)
+        return replace(usual, rows=16, capacity_us=2_000_000)
+    return replace(usual, capacity_us=2_500_000, full=Full.KEEP_LAST, window=5)
 
 
 def _one(rng: Random, kind: str, start_us: int, length_us: int, hosts: tuple[str, ...] = ()) -> Fault:

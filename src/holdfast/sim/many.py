@@ -22,6 +22,11 @@ STATES = ("RECOVERING", "STABLE", "UP_FAILURE", "STABILIZATION")
 _UNBOUNDED = 10**9
 
 
+_SUMS = (
+    "schedules", "cpu_seconds", "virtual_seconds", "events", "tuples", "checked", "tentative_buckets", "forks_renewed",
+)  # fmt: skip
+
+
 @dataclass(slots=True)
 class Totals:
     """What many schedules showed together."""
@@ -34,6 +39,7 @@ class Totals:
     tuples_least: int = 2**60
     checked: int = 0
     tentative_buckets: int = 0
+    forks_renewed: int = 0
     faults: dict[str, int] = field(default_factory=dict)
     faults_least: int = 2**60
     profiles: dict[str, int] = field(default_factory=dict)
@@ -51,6 +57,7 @@ class Totals:
         self.tuples_least = min(self.tuples_least, outcome.tuples)
         self.checked += outcome.checked
         self.tentative_buckets += outcome.tentative
+        self.forks_renewed += outcome.renewed
         for kind, count in outcome.faults.items():
             self.faults[kind] = self.faults.get(kind, 0) + count
         for label, count in outcome.judged.items():
@@ -63,7 +70,7 @@ class Totals:
 
     def merge(self, other: Totals) -> None:
         """What another process found."""
-        for name in ("schedules", "cpu_seconds", "virtual_seconds", "events", "tuples", "checked", "tentative_buckets"):
+        for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.tuples_least = min(self.tuples_least, other.tuples_least)
         self.faults_least = min(self.faults_least, other.faults_least)
@@ -91,6 +98,7 @@ class Totals:
             "tuples_per_schedule_least": self.tuples_least,
             "tuples_checked": self.checked,
             "tentative_buckets": self.tentative_buckets,
+            "forks_renewed": self.forks_renewed,
             "table_rows": sorted(self.rows),
             "state_fault_pairs": len(STATES) * len(KINDS) - len(missing),
             "pairs_missing": missing,

@@ -14,7 +14,16 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from holdfast.protocol.dpc.effects import Effects, ExtendFork, Part, SkipStable, Subscribe, TentativeBucket, Unsubscribe
+from holdfast.protocol.dpc.effects import (
+    Effects,
+    ExtendFork,
+    Part,
+    PrepareFork,
+    SkipStable,
+    Subscribe,
+    TentativeBucket,
+    Unsubscribe,
+)
 from holdfast.protocol.dpc.local import LocalReader
 from holdfast.protocol.dpc.messages import AuthorisationDone, StreamReport
 from holdfast.protocol.dpc.node import NodeCore
@@ -30,6 +39,7 @@ from holdfast.protocol.dpc.signals import (
     StableCompleted,
     Tick,
 )
+from holdfast.sim.faults import Setting
 from holdfast.sim.hosts import Machine, Mirror, arrivals_of
 from holdfast.sim.query import Query, Rows, State
 from holdfast.sim.serving import MainLog, Push, StreamServer
@@ -56,16 +66,15 @@ class Branch:
 class ReplicaHost(Machine):
     """One replica of one node."""
 
-    def __init__(
-        self, world: World, plan: NodePlan, query: Query, batch_us: int, bucket_cost_us: int, rng: Random
-    ) -> None:
+    def __init__(self, world: World, plan: NodePlan, query: Query, setting: Setting, rng: Random) -> None:
         super().__init__(world, plan.replica)
         self.plan = plan
         self.query = query
         self.size = plan.bucket_us
-        self._batch_us = batch_us
-        self._cost_us = bucket_cost_us
-        self._batch_max = max(BATCH_MAX, 2 * batch_us // self.size)
+        self._batch_us = setting.batch_us
+        self._cost_us = setting.bucket_cost_us
+        self._start_us = setting.start_us
+        self._batch_max = max(BATCH_MAX, 2 * setting.batch_us // self.size)
         self._rng = rng
         self.log = MainLog()
         #: The checkpoint: next bucket, state before it, and the bucket from which output is right again after a hole.
@@ -216,7 +225,7 @@ class ReplicaHost(Machine):
             self._last_fork = effects.prepare_fork.fork
             self._fork_fact("prepare", effects.prepare_fork)
             branch = Branch(self._last_fork, self.next, self.query_state)
-            world.at(world.now_us + self._rng.randrange(50_000, 250_000), self._prepared, branch, self.life)
+            world.at(world.now_us + self._rng.randrange(*self._start_us), self._prepared, branch, self.life)
         if effects.extend_fork is not None:
             self._extend(effects.extend_fork)
         for gone in effects.unsubscribe:
@@ -289,11 +298,13 @@ class ReplicaHost(Machine):
     # The fork ---------------------------------------------------------------------------------------------------
 
     def _prepared(self, branch: Branch, life: int) -> None:
-        if life != self.life or branch.id != self.core.fork.id:
+        if life != self.life or branch.id not in (self.core.fork.id, self.core.fork.successor):
             return
         if self.paused:
             self.world.at(self.world.now_us + 20_000, self._prepared, branch, life)
             return
+        if branch.id == self.core.fork.successor:
+            self._fork_fact("renewed", PrepareFork(branch.id))
         self._left, self.branch = self.branch_on_disk, branch
         self._do(ForkPrepared(branch.id, branch.closed))
 

@@ -36,6 +36,8 @@ class Outcome:
     judged: dict[str, int]
     """How often each checker had something to judge, where it counts."""
     tentative: int
+    renewed: int
+    """Forks that took the place of others in quiet times."""
     virtual_us: int
     events: int
     digest: str = field(default="")
@@ -51,6 +53,7 @@ class Trace(Observer):
         self._hash = hashlib.sha256()
         self.lines: list[str] | None = [] if keep else None
         self.tentative = 0
+        self.renewed = 0
         self.tuples = 0
 
     def _note(self, now_us: int, text: str) -> None:
@@ -70,6 +73,7 @@ class Trace(Observer):
     def on_fork(self, now_us: int, host: str, what: str, detail: Any) -> None:
         """Note it."""
         buckets = [item.bucket for item in detail.buckets if item.emit] if what == "extend" else ""
+        self.renewed += what == "renewed"
         self._note(now_us, f"{host} fork {detail.fork} {what} {buckets}")
 
     def on_deliver(self, now_us: int, reader: str, kind: str, bucket: int, rows: Any) -> None:
@@ -111,6 +115,7 @@ def run_plan(plan: Plan, keep: bool = False) -> tuple[Outcome, list[str]]:
         sum(check.checked for check in checks if check.label in ("D1", "D9")),
         _judged(checks),
         trace.tentative,
+        trace.renewed,
         world.now_us,
         world.events,
         trace.digest(),

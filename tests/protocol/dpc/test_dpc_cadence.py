@@ -126,10 +126,10 @@ def test_a_producer_is_doubted_in_time_for_a_switch_within_x_unless_its_cadence_
 
 def test_a_fork_is_prepared_early_enough_for_what_starting_one_takes():
     fork = one_stream().core.fork
-    assert fork.wanted_us(400_000) == 700_000  # Not in every pause, though half a second is assumed for its start.
-    assert fork.wanted_us(100_000) == 500_000
+    assert fork.wanted_us(400_000) == 700_000  # Not in every pause, though a second is assumed for its start.
+    assert fork.wanted_us(100_000) == 400_000
     what = plan({"s": ("p", "q")}, delay_us=3 * SECOND)
     fork = Scene(what).core.fork
     fork.prepare(0, 0)
-    fork.prepared(0, 2_200_000)
+    fork.prepared(fork.id, 0, 2_200_000)
     assert fork.wanted_us(400_000) == 800_000  # X less what it took last time; a doubt would come after 1.1 s.

@@ -52,7 +52,10 @@ class StopFork:
 
 @dataclass(frozen=True, slots=True)
 class PrepareFork:
-    """Copy the last committed checkpoint and start the query on it, idle. Answer: `ForkPrepared` or `ForkFailed`."""
+    """Copy the last committed checkpoint and start the query on it, idle. Answer: `ForkPrepared` or `ForkFailed`.
+
+    If another fork is ready and idle, this one is its successor: it takes its place when it is prepared. If that one is
+    given buckets or stopped before, forget the successor."""
 
     fork: int
 

@@ -1,9 +1,11 @@
 """The second query: when it is prepared, which buckets it gets and when, and when it ends (003 §4.6.2, §5.4).
 
 Rules:
-1. Prepared at the first suspicion, and early enough to be ready in time; released when the first waiting bucket has
-   waited the whole delay (§5.4.3), and longer than inputs that move seldom let it wait in quiet times (D16). A failure
-   that heals before that leaves no trace, except that the fork is kept for a while: suspicions come in swarms.
+1. Prepared at the first suspicion, and early enough to be ready in time; where that would be in every pause of an
+   input, one is kept ready all the time, and replaced by a successor as often as its share of time allows. Released
+   when the first waiting bucket has waited the whole delay (§5.4.3), and longer than inputs that move seldom let it
+   wait in quiet times (D16). A failure that heals before that leaves no trace, except that the fork is kept for a
+   while: suspicions come in swarms.
 2. Later buckets follow the policy: at once, as late as allowed, or not at all. None waits longer than the delay. As
    late as allowed is so much sooner as the fork takes to bring their results: measured, from giving it a bucket to its
    word that the bucket is written.
@@ -11,7 +13,9 @@ Rules:
    that a missing blocking input makes void.
 4. A bucket that main is about to deliver anyway, or will once it is complete, waits for main as long as the delay
    allows: so the branch ends.
-5. Inputs that keep their promises are waited for until they have closed the bucket: given before, it would go without
+5. A successor takes the place of a fork that is ready and idle, once it is ready itself. If that one is needed or lost
+   before, the successor is forgotten, here and by the host.
+6. Inputs that keep their promises are waited for until they have closed the bucket: given before, it would go without
    the rest of their tuples.
 """
 
@@ -21,10 +25,22 @@ from collections import deque
 from collections.abc import Collection
 
 from holdfast.protocol.dpc.effects import TentativeBucket
-from holdfast.protocol.dpc.plan import HANDOVER_BUCKETS, SETTLE_US, NodePlan, Policy
+from holdfast.protocol.dpc.plan import (
+    FORK_LAG_MAX,
+    HANDOVER_BUCKETS,
+    SETTLE_US,
+    WARM_DELAY_US,
+    WARM_LAG_US,
+    NodePlan,
+    Policy,
+)
 from holdfast.protocol.dpc.states import ForkState, NodeState, check_step
 from holdfast.protocol.dpc.sunion import SUnion
 
+#: What the start of a query takes on a machine that is not overloaded.
+START_US = 1_000_000
+#: The share of time for starting forks while inputs are suspected, again and again: the machine may be what is slow.
+SUSPICIOUS = 0.25
 #: Later than any deadline.
 NEVER_US = 2**62
 #: A batch that took long is remembered for some batches: the next may take as long.
@@ -35,19 +51,21 @@ class Fork:
     """The life of at most one fork, and the branch it leaves."""
 
     __slots__ = (
+        "_asked_us",
         "_blocking",
         "_given",
         "_plan",
-        "_prepared_us",
         "_start_us",
         "_takes_us",
         "done",
         "head",
         "id",
+        "last_id",
         "next",
         "overdue",
         "root",
         "state",
+        "successor",
         "usual_us",
     )  # fmt: skip
 
@@ -55,7 +73,9 @@ class Fork:
         self._plan = plan
         self._blocking = frozenset(spec.stream for spec in plan.inputs if spec.blocking)
         self.state = ForkState.NONE
-        self.id = first_id
+        self.id = self.last_id = first_id
+        #: The id of the one that is prepared to take the place of this one.
+        self.successor: int | None = None
         self.root = 0
         #: Next bucket to give to the running fork.
         self.next = 0
@@ -67,9 +87,9 @@ class Fork:
         self.overdue = False
         #: How long the frontier stands still in quiet times.
         self.usual_us = 0
-        self._prepared_us = 0
-        #: What it takes to start one: as measured, and until then half of the delay.
-        self._start_us = plan.delay_us // 2
+        self._asked_us: int | None = None
+        #: What it takes to start one: as measured, and until then half of the delay, but not less than is usual.
+        self._start_us = max(START_US, plan.delay_us // 2)
         #: What was given and not written yet: one past its last bucket, and when.
         self._given: deque[tuple[int, int]] = deque()
         #: How long a bucket takes lately, from being given to being written.
@@ -82,6 +102,39 @@ class Fork:
         in_time_us = self._plan.delay_us - self._start_us
         return max(patience.usual_us(cadence_us), min(patience.doubt_us(cadence_us), in_time_us))
 
+    def kept_ready(self, cadence_us: int | None) -> bool:
+        """Whether one must be ready at any time: started at a suspicion, it would not be there within the delay."""
+        plan = self._plan
+        late = plan.delay_us - self._start_us < plan.patience.usual_us(cadence_us)
+        return late and plan.warm > 0 and plan.delay_us <= WARM_DELAY_US
+
+    def rested(self, now_us: int, share: float | None = None) -> bool:
+        """Whether one may be started again, as its share of time goes: that of quiet times, if none is given."""
+        share = self._plan.warm if share is None else share
+        return self._asked_us is None or (now_us - self._asked_us) * share >= self._start_us
+
+    def stale(self, stable: int, kept: bool) -> bool:
+        """Whether it lies too far behind main to be worth keeping."""
+        if self.state != ForkState.READY:
+            return False
+        lag = stable - self.root
+        return lag > max(FORK_LAG_MAX, WARM_LAG_US // self._plan.bucket_us if kept else 0)
+
+    def renewable(self, stable: int, suspicious: bool, now_us: int) -> bool:
+        """Whether a successor is worth its start. If the fork may soon be needed, any that has less to catch up on is:
+        whichever is ready when the delay runs out is taken."""
+        if self.state != ForkState.READY or self.successor is not None:
+            return False
+        if suspicious:
+            return stable - self.root > HANDOVER_BUCKETS and self.rested(now_us, SUSPICIOUS)
+        return stable - self.root > FORK_LAG_MAX and self.rested(now_us)
+
+    def renew(self, now_us: int) -> int:
+        """A successor is to be prepared from the last commit; its id."""
+        self.last_id = self.successor = self.last_id + 1
+        self._asked_us = now_us
+        return self.last_id
+
     def move(self, after: ForkState) -> None:
         """Take one step of the fork's table."""
         check_step(self.state, after)
@@ -90,20 +143,25 @@ class Fork:
     def prepare(self, stable: int, now_us: int) -> int:
         """A new fork is to be prepared from a commit at or after `stable`; its id."""
         self.move(ForkState.PREPARING)
-        self.id += 1
-        self._prepared_us = now_us
+        self.id = self.last_id = self.last_id + 1
+        self._asked_us = now_us
         self.root = self.next = self.done = stable
         return self.id
 
-    def prepared(self, root: int, now_us: int) -> None:
-        """The host has started it at `root`."""
-        self.move(ForkState.READY)
-        self._start_us = now_us - self._prepared_us
+    def prepared(self, fork: int, root: int, now_us: int) -> None:
+        """The host has started it, or its successor, at `root`."""
+        if fork != self.successor:
+            self.move(ForkState.READY)
+        self.id, self.successor = fork, None
+        assert self._asked_us is not None
+        self._start_us = now_us - self._asked_us
         self.root = self.next = self.done = root
 
     def settle(self) -> None:
-        """Main is level with the branch: the failure is over as far as the output goes."""
+        """Main is level with the branch: the failure is over as far as the output goes. Another may follow at once; a
+        fork that is kept ready for it need not wait for its share of time."""
         self.head = None
+        self._asked_us = None
         self.overdue = False
 
     def strike_again(self, stable: int) -> None:
@@ -198,6 +256,7 @@ class Fork:
         """These buckets are given to the fork."""
         if self.state == ForkState.READY:
             self.move(ForkState.RUNNING)
+            self.successor = None
         if self.overdue:  # The first ones come with all that the fork has to catch up on.
             self._given.append((buckets[-1].bucket + 1, now_us))
         self.overdue = True
@@ -207,4 +266,5 @@ class Fork:
     def end(self) -> None:
         """The fork is stopped or has died. Its branch stays until main is level."""
         self._given.clear()
+        self.successor = None
         self.move(ForkState.NONE)

@@ -37,13 +37,7 @@ from holdfast.protocol.dpc.messages import (
     KeepaliveRequest,
     StreamReport,
 )
-from holdfast.protocol.dpc.plan import (
-    FORK_LAG_MAX,
-    FORK_LINGER_US,
-    NodePlan,
-    Policy,
-    Resume,
-)
+from holdfast.protocol.dpc.plan import FORK_LINGER_US, NodePlan, Policy, Resume
 from holdfast.protocol.dpc.signals import (
     Disconnected,
     ForkFailed,
@@ -82,6 +76,8 @@ class NodeCore:
         self._wanted_us = now_us
         #: How long the frontier may stand still until a fork is prepared.
         self._wanted_after_us = self.fork.wanted_us(None)
+        #: Whether a fork is kept ready in quiet times.
+        self._kept_ready = False
         self._wake_us = now_us
         self._clear()
 
@@ -146,7 +142,7 @@ class NodeCore:
 
     def snapshot(self) -> Resume:
         """Where a replica restarted now would go on."""
-        return Resume(self.stable, self.main_us, self.buffer.kept_us, self.fork.id)
+        return Resume(self.stable, self.main_us, self.buffer.kept_us, self.fork.last_id)
 
     # Facts ------------------------------------------------------------------------------------------------------
 
@@ -203,13 +199,16 @@ class NodeCore:
 
     def _fork_signal(self, signal: ForkSignal, now_us: int) -> None:
         fork = self.fork
-        if signal.fork != fork.id or fork.state == ForkState.NONE:
+        if signal.fork not in (fork.id, fork.successor) or fork.state == ForkState.NONE:
             return
         if isinstance(signal, ForkFailed):
-            fork.end()
+            if signal.fork == fork.successor:
+                fork.successor = None
+            else:
+                fork.end()
         elif isinstance(signal, ForkPrepared):
-            if fork.state == ForkState.PREPARING:
-                fork.prepared(signal.root, now_us)
+            if fork.state == ForkState.PREPARING or signal.fork == fork.successor:
+                fork.prepared(signal.fork, signal.root, now_us)
         else:
             fork.completed(signal.upto, now_us)
 
@@ -223,11 +222,13 @@ class NodeCore:
             self._unsubscribe, self._subscribe = self.inputs.review(fresh_from_us, now_us)
             fork.usual_us = self.plan.patience.usual_us(self.inputs.cadence_us)
             self._wanted_after_us = fork.wanted_us(self.inputs.cadence_us)
+            suspends = self.plan.during_failure is Policy.SUSPEND
+            self._kept_ready = not suspends and not sunion.ended and fork.kept_ready(self.inputs.cadence_us)
         if fork.head is not None and fork.head <= self.stable:
             self._hand_over()
         failing = self.inputs.failing
         stalled = now_us - sunion.frontier_us > self._wanted_after_us and not sunion.ended
-        if not failing and not stalled and self._calm():
+        if not failing and not stalled and self._calm(now_us):
             self._wake_us = self._keepalive_us
             return self._effects()
         buckets: tuple[TentativeBucket, ...] = ()
@@ -244,10 +245,13 @@ class NodeCore:
         self._wake_us = min(self._keepalive_us, due_us)
         return self._effects(prepare, extend, publish)
 
-    def _calm(self) -> bool:
+    def _calm(self, now_us: int) -> bool:
         """Whether nothing but reading on can follow: the usual case, decided without looking further."""
-        settled = self.state == NodeState.STABLE and self._out_state == StreamState.STABLE
-        return settled and self.fork.state == ForkState.NONE and self._stop is None
+        settled = self.state == NodeState.STABLE and self._out_state == StreamState.STABLE and self._stop is None
+        if not self._kept_ready:
+            return settled and self.fork.state == ForkState.NONE
+        kept = self.fork.state == ForkState.READY and not self.fork.stale(self.stable, kept=True)
+        return settled and kept and not self.fork.renewable(self.stable, False, now_us)
 
     def _effects(
         self,
@@ -304,11 +308,14 @@ class NodeCore:
         wanted = wanted and plan.during_failure is not Policy.SUSPEND
         if wanted:
             self._wanted_us = now_us
+        kept = self._kept_ready and self.state in (NodeState.STABLE, NodeState.UP_FAILURE)
         if fork.state == ForkState.NONE:
-            return (PrepareFork(fork.prepare(self.stable, now_us)), None) if wanted else (None, None)
-        stale = fork.state == ForkState.READY and self.stable - fork.root > FORK_LAG_MAX
-        idle = fork.state != ForkState.RUNNING and now_us - self._wanted_us > FORK_LINGER_US
-        if relieved or stale or idle:
+            due = wanted or (kept and fork.rested(now_us))
+            return (PrepareFork(fork.prepare(self.stable, now_us)), None) if due else (None, None)
+        if kept and not buckets and fork.renewable(self.stable, suspicious, now_us):
+            return PrepareFork(fork.renew(now_us)), None
+        idle = fork.state != ForkState.RUNNING and not kept and now_us - self._wanted_us > FORK_LINGER_US
+        if relieved or idle or fork.stale(self.stable, kept):
             self._branch_left = fork.state == ForkState.RUNNING
             self._stop = StopFork(fork.id, drop_branch=not self._branch_left)
             fork.end()

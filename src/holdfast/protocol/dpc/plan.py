@@ -29,6 +29,12 @@ FORK_LAG_MAX = 20
 #: A fork that nobody needs any more is kept for this long. On a busy machine suspicions come in swarms, and a fork
 #: started for each of them would keep the machine busy.
 FORK_LINGER_US = 10 * SECOND_US
+#: The share of time in which a fork may be started in quiet times, so that one is always ready; and the longest delay
+#: for which that is done. The start of a query takes a second, and whoever can wait longer saves himself the fork.
+WARM = 0.05
+WARM_DELAY_US = 2 * SECOND_US
+#: A fork that is kept ready lies at most this far behind main. What it has not read is kept for it.
+WARM_LAG_US = 60 * SECOND_US
 #: With so few buckets left to correct, new buckets wait for the stable query instead of becoming tentative: otherwise
 #: the fork would stay one bucket ahead for ever. Bounded by the delay, like every wait.
 HANDOVER_BUCKETS = 4
@@ -140,6 +146,8 @@ class NodePlan:
     stabilise: Stabilise = Stabilise.FORK
     window_us: int | None = None
     """How much input the query's state depends on if it is convergent-capable (§4.1.3); None: perhaps all of it."""
+    warm: float = WARM
+    """The share of time that may go into keeping a fork ready, where one started at a suspicion would come too late."""
 
     @property
     def level(self) -> int:
@@ -163,6 +171,7 @@ class NodePlan:
         if len(set(names)) != len(names):
             raise UsageError(f"inputs of {self.replica!r} must differ; got {names}; read a stream once and split it")
         check_times(self.replica, self.bucket_us, self.delay_us, self.keepalive_us)
+        check_warm(self.replica, self.warm)
         if self.output.full is Full.KEEP_LAST and self.window_us is None:
             raise UsageError(
                 f"output {self.output.stream!r} of {self.replica!r} must not drop tuples unless the query is "
@@ -216,3 +225,9 @@ def check_times(owner: str, bucket_us: int, delay_us: int, keepalive_us: int) ->
             f"the delay of {owner!r} must exceed {MISSED_MAX} keepalives of {keepalive_us} us, or a failure could not "
             f"be masked by switching replicas; got {delay_us} us; allow more delay or shorten the keepalive"
         )
+
+
+def check_warm(owner: str, warm: float) -> None:
+    """Refuse what is not a share."""
+    if isinstance(warm, bool) or not isinstance(warm, int | float) or not 0 <= warm <= 1:
+        raise UsageError(f"warm of {owner!r} must be a share of time from 0 to 1; got {warm!r}; 0.05 is usual, 0 never")
