@@ -115,6 +115,46 @@ def _corrected(got: list[pa.RecordBatch]) -> bool:
     return [k for k in kinds if k not in (TupleType.INSERTION, TupleType.BOUNDARY)][-1] is TupleType.REC_DONE
 
 
+def test_a_fork_is_kept_ready_and_renewed_and_used_when_an_input_is_cut(spark: SparkSession, tmp_path: Path) -> None:
+    """D1, D3, D5: with state that the successor has to have, and buckets that it has to catch up on."""
+    store = holdfast.open(tmp_path)
+    left, right = Live(store, "left"), Live(store, "right")
+    app = holdfast.App("warm", root=tmp_path)
+
+    @app.node(inputs=["left", "right"], max_delay="1s", warm=0.3)
+    def sums(rows: DataFrame) -> DataFrame:
+        origin = F.col("stream").alias("origin")
+        return rows.groupBy(F.window("stime", "1 second"), origin).agg(F.sum("k").alias("k"), F.count("*").alias("n"))
+
+    with app.start(spark=spark) as running:
+        running.wait_until_stable("90s")
+        output = store.open("sums")
+        subscriber = output.subscribe(tentative=True)
+        got: list[pa.RecordBatch] = []
+
+        def seen(kind: TupleType) -> int:
+            got.extend(subscriber.poll())
+            return sum(batch.column("tuple_type").to_pylist().count(kind) for batch in got)
+
+        until(lambda: state(running, "sums@here")["fork"]["state"] == "ready")
+        first = state(running, "sums@here")["fork"]["id"]
+        until(lambda: state(running, "sums@here")["fork"]["id"] > first + 1)
+        assert (state(running, "sums@here")["state"], seen(TupleType.TENTATIVE)) == ("STABLE", 0)
+        running.fail("right")
+        until(lambda: seen(TupleType.TENTATIVE) > 0)
+        running.heal("right")
+        until(lambda: seen(TupleType.REC_DONE) > 0 and state(running, "sums@here")["state"] == "STABLE")
+        until(lambda: state(running, "sums@here")["fork"]["state"] == "ready")
+        left.end()
+        right.end()
+        until(lambda: output.reader().closed)
+    rows = stable(output)
+    for stream, live in (("left", left), ("right", right)):
+        of = [row for row in rows if row["origin"] == stream]
+        assert sum(row["n"] for row in of) == live.sent
+        assert sum(row["k"] for row in of) == live.sent * (live.sent - 1) // 2
+
+
 def test_a_cut_input_gives_tentative_results_that_are_replaced_and_a_restart_goes_on(
     spark: SparkSession, tmp_path: Path
 ) -> None:
