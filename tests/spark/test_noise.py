@@ -42,6 +42,14 @@ def test_a_daemon_says_everything_but_that_a_stopped_query_does_not_read() -> No
     assert done.stdout == "something else\n"
 
 
+@pytest.mark.parametrize(("error", "told"), [("BrokenPipeError()", False), ("ValueError('of the user')", True)])
+def test_a_worker_whose_query_is_stopped_leaves_no_trace_and_another_does(error: str, told: bool) -> None:
+    fails = f"try:\n    raise {error}\nexcept Exception:\n    traceback.print_exc()"
+    program = f"import pyspark.daemon as d\nd.manager = lambda: exec({fails!r}, vars(d))\n{DAEMON}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ("Traceback" in done.stderr) is told
+
+
 def test_the_interpreter_for_workers_runs_sparks_daemon() -> None:
     """It says where it listens, and ends with its input."""
     process = subprocess.Popen(
