@@ -143,7 +143,8 @@ def messages() -> list[str]:
     quoted = [q for line in lines if line.startswith("- **") for q in re.findall(r"`([^`]+)`", line)]
     quoted += [line.split("`")[1] for line in lines if line.startswith("| `")]
     states = {"WAITING", "RECOVERING", "STABLE", "UP_FAILURE", "STABILIZATION", "down"}
-    return [q for q in quoted if q not in states and q != "No space left on device"]
+    # A line about a replica begins with its name, which `ReplicaLog` puts there.
+    return [q.removeprefix("…: ") for q in quoted if q not in states and q != "No space left on device"]
 
 
 @pytest.mark.parametrize("message", messages())

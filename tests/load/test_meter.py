@@ -86,6 +86,14 @@ def test_spark_says_how_much_of_the_inputs_time_a_batch_has_read(start: str, end
     assert reading_of(progress) == Reading(3, 70, 10, 0, span_us)
 
 
+def test_the_parts_of_a_batch_are_told_beside_the_whole() -> None:
+    progress = {"batchId": 3, "numInputRows": 11, "stateOperators": [], "sources": [],
+                "durationMs": {"addBatch": 50, "walCommit": 15, "triggerExecution": 70}}  # fmt: skip
+    reading = reading_of(progress)
+    assert reading is not None
+    assert (reading.busy_ms, reading.parts_ms) == (70, {"addBatch": 50, "walCommit": 15})
+
+
 def test_nothing_is_known_before_it_was_watched_for_a_while_or_after_it_left() -> None:
     meter = Meter("busy", 0)
     assert meter.usage("t", 0) is None

@@ -106,8 +106,10 @@ class Measures:
         await asyncio.wait({looking}, timeout=_LOOK_S)
         if looking.done() and self._looking is looking:
             self._looking = None
-            if looking.exception() is None:
+            if (error := looking.exception()) is None:
                 self._seen = looking.result()
+            else:
+                log.warning("logs and queries could not be measured: %s", error)
 
     def _look_aside(self, queries: dict[str, Query]) -> _Look:
         readings = {replica: found for replica, query in queries.items() if (found := _reading(query)) is not None}

@@ -4,7 +4,7 @@ Rules:
 1. Every request carries a token, and its role says what may be asked (`credentials`): operators everything, viewers
    whatever only looks, readers the streams that are named for them, peers streams and words of replicas (X1). A stream
    that one may not see is answered like one that does not exist. Who is refused, and who changes something, is told to
-   the audit log. Open doors, for probes, ask for none and tell a stranger nothing.
+   the audit log. What anybody may ask (probes) tells a stranger nothing.
 2. Loopback by default; any other address needs TLS as well. A page in somebody's browser can reach loopback too, so a
    foreign Origin or Host is refused.
 3. A body, an answer, a wait and a request have bounds (X4); connections as `places` says, which keeps room for
@@ -83,8 +83,13 @@ class Refused(Exception):
         self.status = status
 
 
-Admission = frozenset[Role] | Callable[[Request, str], bool] | None
-"""Who may ask: roles, whoever is let in by the token that he shows, or (None) anybody."""
+Admission = frozenset[Role] | Callable[[Request, str], bool]
+"""Who may ask: roles, or whoever is let in by the token that he shows."""
+
+
+def anybody(request: Request, token: str) -> bool:
+    """Admits whoever asks, token or not: for what says nothing about the host (see `may_look`). He stays a stranger."""
+    return True
 
 
 def anybody(request: Request, token: str) -> bool:
@@ -99,8 +104,6 @@ class Door(NamedTuple):
     method: str
     handler: Handler
     admits: Callable[[Request, str], bool] | None = None
-    open: bool = False
-    """For anybody, without a token: it must say nothing that a stranger may not know (`may_look`)."""
 
 
 class Service:
@@ -159,7 +162,8 @@ class Service:
             route("/v1/status", self._get_status, "GET", _LOOK),
             route("/v1/faults", self._post_fault, "POST", _ACT),
             route("/v1/stop", self._post_stop, "POST", _ACT),
-            *(route(door.path, door.handler, door.method, _admission(door)) for door in self._doors),
+            *(route(door.path, door.handler, door.method,
+                    door.admits or (_LOOK if door.method == "GET" else _ACT)) for door in self._doors),
         ])  # fmt: skip
 
     async def start(self) -> None:
@@ -233,7 +237,7 @@ class Service:
             return
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         token = token if scheme.lower() == "bearer" else ""
-        if who is None:
+        if who is anybody:
             credential = self._keys.who(token)
             request.scope["holdfast.looks"] = credential is not None and credential.role in _LOOK
             return
@@ -350,14 +354,8 @@ class Service:
         return JSONResponse({})
 
 
-def _admission(door: Door) -> Admission:
-    if door.open:
-        return None
-    return door.admits or (_LOOK if door.method == "GET" else _ACT)
-
-
 def may_look(request: Request) -> bool:
-    """Whether who asks at an open door has shown a token with which he may see everything."""
+    """Whether he whom `anybody` admitted has shown a token with which he may see everything."""
     return bool(request.scope.get("holdfast.looks"))
 
 
