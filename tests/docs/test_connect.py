@@ -15,7 +15,7 @@ from tests.sinks.test_runner import Receiver, receiver
 
 __all__ = ["postgres", "receiver", "totals"]
 
-KAFKA, CLICKS, APP, RUN, SQLITE, POSTGRES, DUCKDB, DELTA, TOPIC, PARQUET, FUNCTION, WEBHOOK = blocks(
+KAFKA, CLICKS, APP, RUN, SQLITE, POSTGRES, DUCKDB, DELTA, ICEBERG, TOPIC, PARQUET, FUNCTION, WEBHOOK = blocks(
     HOME / "docs" / "connect.md", "python"
 )
 
@@ -73,6 +73,12 @@ def test_duckdb(ended: Totals, capsys: pytest.CaptureFixture[str]) -> None:
 def test_delta(ended: Totals, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("deltalake", reason="needs the extra delta")
     exec(DELTA, {})
+    assert capsys.readouterr().out == "6\n"
+
+
+def test_iceberg(ended: Totals, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pyiceberg", reason="needs the extra iceberg")
+    exec(ICEBERG, {})
     assert capsys.readouterr().out == "6\n"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from holdfast.sinks.delta_sink import delta
 from holdfast.sinks.duckdb_sink import duckdb
 from holdfast.sinks.foreach_sink import foreach
+from holdfast.sinks.iceberg_sink import iceberg
 from holdfast.sinks.kafka_sink import kafka
 from holdfast.sinks.parquet_sink import parquet
 from holdfast.sinks.postgres_sink import postgres
@@ -25,6 +26,7 @@ __all__ = [
     "delta",
     "duckdb",
     "foreach",
+    "iceberg",
     "kafka",
     "parquet",
     "postgres",

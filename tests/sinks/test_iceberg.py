@@ -1,0 +1,70 @@
+"""An Iceberg table holds what a stream says, whoever is killed (T1, T2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from holdfast.model.errors import SchemaError, UsageError
+from holdfast.model.schema import parse_schema
+from holdfast.sinks import Changes, Sink, Source, iceberg
+from holdfast.testing.sinks import Seen, SinkConformance
+
+catalogs = pytest.importorskip("pyiceberg.catalog", reason="needs the extra iceberg")
+exceptions = pytest.importorskip("pyiceberg.exceptions")
+pytestmark = pytest.mark.slow
+
+
+def properties(folder: Path) -> dict[str, str]:
+    folder.mkdir(exist_ok=True)
+    return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/tables"}
+
+
+def rows_of(catalog: dict[str, str], table: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = (
+        catalogs.load_catalog("default", **catalog).load_table(table).scan().to_arrow().to_pylist()
+    )
+    return found
+
+
+class TestIceberg(SinkConformance):
+    keyed = False
+
+    def start(self, folder: Path) -> None:
+        self.catalog = properties(folder)
+        catalogs.load_catalog("default", **self.catalog)  # Makes the catalog's tables: two at once would collide.
+
+    def sink(self, key: Sequence[str]) -> Sink:
+        return iceberg("shop.results", catalog=self.catalog, tentative=True, every=0)
+
+    def select(self, key: Sequence[str]) -> list[Seen]:
+        try:
+            rows = rows_of(self.catalog, "shop.results")
+        except exceptions.NoSuchTableError:
+            return []
+        return [(row["n"], row["v"], row["tentative"]) for row in rows]
+
+
+def test_every_type_is_kept_and_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    catalog = properties(tmp_path)
+    columns = parse_schema("n bigint, tiny tinyint, d decimal(20,3), many array<struct<a:bigint>>, m map<string,int>")
+    row = {"n": 2**62, "tiny": -128, "d": None, "many": [{"a": 1}], "m": [("x", 1)]}
+    sink = iceberg("shop.t", catalog=catalog)
+    assert sink.resume(Source("s", columns)) is None
+    schema = pa.schema([("tuple_id", pa.int64()), ("stime", pa.timestamp("us", "UTC")), *columns])
+    rows = pa.Table.from_pylist([{"tuple_id": 1, "stime": 0, **row}], schema=schema)
+    sink.apply(Changes(False, rows, rows.slice(0, 0)), "one")
+    (found,) = rows_of(catalog, "shop.t")
+    assert {name: found[name] for name in row} == row
+    assert sink.resume(Source("s", columns)) == "one"
+    sink.close()
+    with pytest.raises(UsageError, match="holds stream s; got other"):
+        iceberg("shop.t", catalog=catalog).resume(Source("other", columns))
+    with pytest.raises(SchemaError, match="must have the columns v string"):
+        iceberg("shop.t", catalog=catalog).resume(Source("s", parse_schema("n bigint, v string")))
+    with pytest.raises(UsageError, match="named with its namespace"):
+        iceberg("t", catalog=catalog)
