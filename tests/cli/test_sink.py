@@ -89,10 +89,12 @@ def test_sink_keeps_a_table_and_goes_on_where_it_is(cli: Cli, tmp_path: Path) ->
     assert "no stream 'total'" in cli.fails("sink", "total", target)
 
 
-def test_a_topic_is_a_target_as_well(tmp_path: Path) -> None:
+def test_each_target_has_its_address(tmp_path: Path) -> None:
     from holdfast.cli.sink import sink_at
 
     sink = sink_at("kafka://broker:9092", "totals", ("shop",), True, False, tmp_path / "client.properties")
     assert (sink.target, sink.tentative) == ("topic totals of Kafka at broker:9092", True)
+    assert sink_at("iceberg:shop.totals", "totals", (), True, False).target == "Iceberg table shop.totals"
+    assert sink_at("duckdb:///t.duckdb", "totals", (), True, False).target == "table totals of t.duckdb"
     with pytest.raises(typer.BadParameter, match="--kafka-config goes with kafka"):
         sink_at("sqlite:///totals.db", "totals", (), False, False, tmp_path / "client.properties")

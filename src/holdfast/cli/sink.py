@@ -22,8 +22,8 @@ def command(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="sqlite:///FILE, duckdb:///FILE, postgresql://…, kafka://BROKER:PORT, delta:FOLDER, parquet:FOLDER, "
-            "https://….",
+            help="sqlite:///FILE, duckdb:///FILE, postgresql://…, kafka://BROKER:PORT, delta:FOLDER, iceberg:NAME, "
+            "parquet:FOLDER, https://….",
         ),
     ],
     table: Annotated[
@@ -74,6 +74,7 @@ def command(
     holdfast sink totals postgresql://ann@db.example/shop --table totals --key shop --tentative
     holdfast sink totals kafka://broker:9092 --table shop-totals --key shop --tentative
     holdfast sink totals delta:totals_delta --tentative
+    holdfast sink totals iceberg:shop.totals --tentative
     holdfast sink totals parquet:totals/
     holdfast sink totals https://example.org/hook
     holdfast sink active_sources sqlite:///active.db --deployment netmon.yaml --tentative
@@ -125,15 +126,16 @@ def sink_at(
                             add_columns=add_columns)  # fmt: skip
     if target.startswith(("postgresql://", "postgres://")):
         return sinks.postgres(target, table, key=key, tentative=tentative, add_columns=add_columns)
-    if target.startswith("delta:"):
+    if target.startswith(("delta:", "iceberg:")):
         if key or add_columns:
             raise typer.BadParameter(f"{target} is appended to: no --key or --add-columns")
-        return sinks.delta(target.removeprefix("delta:"), tentative=tentative)
+        kind, _, place = target.partition(":")
+        return sinks.delta(place, tentative=tentative) if kind == "delta" else sinks.iceberg(place, tentative=tentative)
     if target.startswith(("parquet:", "http://", "https://")):
         if key or tentative or add_columns:
             raise typer.BadParameter(f"{target} takes stable rows as they are: no --key, --tentative or --add-columns")
         return sinks.parquet(target.removeprefix("parquet:")) if target[0] == "p" else sinks.webhook(target)
     raise typer.BadParameter(
-        "TARGET must begin with sqlite:///, duckdb:///, postgresql://, kafka://, delta:, parquet: or https://; got "
-        f"{target.partition(':')[0]!r}"
+        "TARGET must begin with sqlite:///, duckdb:///, postgresql://, kafka://, delta:, iceberg:, parquet: or "
+        f"https://; got {target.partition(':')[0]!r}"
     )
