@@ -2,7 +2,8 @@
 
 Everybody makes every record durable before the caller goes on. One process, callers are threads; a caller sends one
 record and waits. "raw" writes as many records as there are callers and calls fdatasync, in a loop: the limit of the
-disk for groups of that size. The last table is Arrow batches of 1,000 records from one caller. Contenders take turns,
+disk for groups of that size. "send_async" is one caller that does not wait for each: its rate until all are durable,
+beside that of 64 who do. The last table is Arrow batches of 1,000 records from one caller. Contenders take turns,
 several rounds, and the median counts, because a disk has moods.
 
     python -m benches.log_append            all contenders
@@ -190,6 +191,21 @@ def batches(folder: Path, seconds: float, ours: bool) -> float:
         return BATCH * rate(lambda _: producer.send_batch(batch), 1, seconds)
 
 
+def without_waiting(folder: Path, seconds: float) -> float:
+    """Records per second of one caller with `send_async`, until the last of them is durable."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    stream = holdfast.open(folder).create("bench", "payload binary", bucket="1s")
+    with stream.producer() as producer:
+        producer.send((RECORD,))
+        begun, sent = time.perf_counter(), 0
+        while time.perf_counter() - begun < seconds:
+            last = producer.send_async((RECORD,))
+            sent += 1
+        last.result()
+        return sent / (time.perf_counter() - begun)
+
+
 def measure(folder: Path, name: str, callers: int, seconds: float) -> float:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -216,10 +232,12 @@ def main() -> None:
         folder = Path(scratch) / "run"
         found: dict[tuple[str, int], list[float]] = {}
         of_batches: dict[bool, list[float]] = {True: [], False: []}
+        of_async: list[float] = []
         for _ in range(rounds):
             for callers in CALLERS:
                 for name in names:
                     found.setdefault((name, callers), []).append(measure(folder, name, callers, seconds))
+            of_async.append(without_waiting(folder, seconds))
             for ours in (False, True):
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir()
@@ -227,6 +245,8 @@ def main() -> None:
     median = {key: statistics.median(values) for key, values in found.items()}
     rows: list[list[object]] = [[n, *(round(median[n, c]) for c in CALLERS)] for n in names]
     table("durable appends of 1 KiB, records per second", ["", *(f"{c} callers" for c in CALLERS)], rows)
+    in_turn = statistics.median(of_async)
+    table("one caller with send_async", ["", "records/s"], [["Holdfast", round(in_turn)]])
     ours, limit = statistics.median(of_batches[True]), statistics.median(of_batches[False])
     table("Arrow batches of 1,000 records", ["", "records/s"], [["raw", round(limit)], ["Holdfast", round(ours)]])
     stores = [n for n in names if n not in ("raw", "Holdfast")]
@@ -236,9 +256,11 @@ def main() -> None:
         # Median of the ratios within a round, so that a slow minute of the disk weighs on both sides.
         ratio_raw=round(statistics.median(a / b for a, b in zip(of_batches[True], of_batches[False], strict=True)), 3),
         ahead_of_all_stores=all(r > 1 for at in ahead.values() for r in at.values()),
+        async_ratio=round(statistics.median(a / b for a, b in zip(of_async, found["Holdfast", 64], strict=True)), 2),
         ratio_raw_callers={c: round(median["Holdfast", c] / median["raw", c], 2) for c in CALLERS},
         over_stores=ahead,
         records_per_s={f"{n} {c}": round(median[n, c]) for n in names for c in CALLERS},
+        async_records_per_s=round(in_turn),
         batch_records_per_s=round(ours),
     )
 
