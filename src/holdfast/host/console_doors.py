@@ -120,7 +120,9 @@ class _Doors:
 
 
 def _stream(begin: Callable[[], AsyncIterator[bytes]]) -> Response:
-    return StreamingResponse(begin(), media_type="text/event-stream", headers=_NO_STORE)
+    # The last one is for proxies that would gather the answer before they hand it on.
+    headers = {**_NO_STORE, "X-Accel-Buffering": "no"}
+    return StreamingResponse(begin(), media_type="text/event-stream", headers=headers)
 
 
 def _file(name: str, request: Request) -> Response:

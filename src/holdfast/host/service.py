@@ -1,10 +1,10 @@
 """The door of a host: HTTP in the host's own event loop.
 
 Rules:
-1. Every request carries a token, and its role says what may be asked (`credentials`): operators everything, viewers
-   whatever only looks, readers the streams that are named for them, peers streams and words of replicas (X1). A stream
-   that one may not see is answered like one that does not exist. Who is refused, and who changes something, is told to
-   the audit log. What anybody may ask (probes) tells a stranger nothing.
+1. Every request carries a token, but for what says nothing about the host (`anybody`: probes, and the files of the
+   console's page). Its role says what may be asked (`credentials`): operators everything, viewers whatever only looks,
+   readers the streams that are named for them, peers streams and words of replicas (X1). A stream that one may not see
+   is answered like one that does not exist. Who is refused, and who changes something, is told to the audit log.
 2. Loopback by default; any other address needs TLS as well. A page in somebody's browser can reach loopback too, so a
    foreign Origin or Host is refused.
 3. A body, an answer, a wait and a request have bounds (X4); connections as `places` says, which keeps room for
@@ -89,11 +89,6 @@ Admission = frozenset[Role] | Callable[[Request, str], bool]
 
 def anybody(request: Request, token: str) -> bool:
     """Admits whoever asks, token or not: for what says nothing about the host (see `may_look`). He stays a stranger."""
-    return True
-
-
-def anybody(request: Request, token: str) -> bool:
-    """Admits whoever asks, token or not: for what says nothing about the host. He stays a stranger."""
     return True
 
 
@@ -233,8 +228,6 @@ class Service:
         origin = request.headers.get("origin")
         if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
             raise Refused(403, f"a page of {origin} may not ask here")
-        if who is anybody:
-            return
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         token = token if scheme.lower() == "bearer" else ""
         if who is anybody:

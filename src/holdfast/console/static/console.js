@@ -291,11 +291,14 @@ function showLoad() {
   say($("load-says"), `${load.participant}: CPU ${load.load?.cpu ?? 0} of ${load.capacity?.cpu ?? 0}, cost ${load.cost}; balances ${Object.entries(load.balances ?? {}).map(([name, sum]) => `${name} ${sum}`).join(", ") || "none"}`);
   const partners = Object.keys(load.balances ?? {});
   keyed($("tasks").tBodies[0], Object.values(load.tasks ?? {}), (task) => task.task, () => make("tr"), (row, task) => {
-    const to = task.at === load.participant ? partners[0] : load.participant, known = row.cells[7]?.firstElementChild;
+    const home = task.at === load.participant, known = row.cells[7]?.firstElementChild;
+    const wanted = !may() || task.owner !== load.participant ? [] : home ? partners : [load.participant];
     let button = "";
-    if (may() && to && task.owner === load.participant) {
-      const wanted = task.at === load.participant ? `Move to ${to}` : "Take home";
-      button = known?.textContent === wanted ? known : act(wanted, `${wanted}: ${task.task}? Its results stay the same.`, () => order("/v1/move", token, { node: task.task, to: task.at === load.participant ? to : "" }));
+    if (wanted.length) {
+      const label = (to) => (home ? `Move to ${to}` : "Take home");
+      button = known?.dataset.to === wanted.join(" ") ? known : make("span", { class: "row" }, ...wanted.map((to) =>
+        act(label(to), `${label(to)}: ${task.task}? Its results stay the same.`, () => order("/v1/move", token, { node: task.task, to }))));
+      button.dataset.to = wanted.join(" ");
     }
     cells(row, [task.task, task.owner, task.at, String(task.usage?.cpu ?? ""), number(task.rows_per_s), task.lease_state ?? "", task.price === undefined ? "" : String(task.price), button || (may() ? "" : "for operators")]);
   });
