@@ -30,7 +30,7 @@ from holdfast.inputs.source import EngineSource, Source, SourceSpec
 from holdfast.model.errors import UsageError
 from holdfast.model.schema import SchemaLike, parse_schema
 from holdfast.model.time import duration_us, instant_us
-from holdfast.protocol.dpc.plan import WARM, Full, Policy, Stabilise
+from holdfast.protocol.dpc.plan import Full, Policy, Stabilise
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,7 +81,7 @@ class App(Application):
         boundaries: Boundaries = "auto",
         output_mode: Literal["append"] = "append",
         keepalive: Duration = "100ms",
-        warm: float = WARM,
+        warm: float = 0.0,
         output_schema: SchemaLike | None = None,
     ) -> Callable[[F], F]:
         """Declare the decorated function as a node; see `NodeSpec` for what each option means.

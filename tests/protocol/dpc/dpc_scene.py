@@ -31,10 +31,10 @@ BUCKET = 100_000
 
 
 def plan(inputs: dict[str, tuple[str, ...]], **changes: object) -> NodePlan:
-    """A plan for replica 'a' with peer 'b', buckets of 100 ms, a delay of 1 s and no fork before a suspicion."""
+    """A plan for replica 'a' with peer 'b', buckets of 100 ms and a delay of 1 s."""
     specs = changes.pop("specs", None) or tuple(InputPlan(stream, producers) for stream, producers in inputs.items())
     output = changes.pop("output", None) or OutputPlan("out", tuple(inputs), ("reader",))
-    known: dict[str, object] = {"peers": ("b",), "bucket_us": BUCKET, "delay_us": SECOND, "warm": 0}
+    known: dict[str, object] = {"peers": ("b",), "bucket_us": BUCKET, "delay_us": SECOND}
     return NodePlan("a", specs, output, **(known | changes))  # type: ignore[arg-type]
 
 

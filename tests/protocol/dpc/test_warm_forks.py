@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from holdfast.model.errors import UsageError
-from holdfast.protocol.dpc.plan import FORK_LAG_MAX, WARM, Policy
+from holdfast.protocol.dpc.plan import FORK_LAG_MAX, Policy
 from holdfast.protocol.dpc.signals import ForkFailed, ForkPrepared
 from holdfast.protocol.dpc.states import ForkState, NodeState, StreamState
 from tests.protocol.dpc.dpc_scene import BUCKET, SECOND, Scene, extends, plan, two_inputs
@@ -21,7 +21,7 @@ class Quiet:
     """Both inputs deliver bucket by bucket, main keeps up, and the host starts the forks it is asked for."""
 
     def __init__(self, **changes: object) -> None:
-        self.scene: Scene = two_inputs(**({"warm": WARM} | changes))
+        self.scene: Scene = two_inputs(**({"warm": 0.05} | changes))
         self.asked: list[tuple[int, int]] = []
         self._seen = 0
         self._look()

@@ -29,9 +29,8 @@ FORK_LAG_MAX = 20
 #: A fork that nobody needs any more is kept for this long. On a busy machine suspicions come in swarms, and a fork
 #: started for each of them would keep the machine busy.
 FORK_LINGER_US = 10 * SECOND_US
-#: The share of time in which a fork may be started in quiet times, so that one is always ready; and the longest delay
-#: for which that is done. The start of a query takes a second, and whoever can wait longer saves himself the fork.
-WARM = 0.05
+#: The longest delay for which a fork may be kept ready. The start of a query takes a second; whoever can wait longer
+#: saves himself the fork.
 WARM_DELAY_US = 2 * SECOND_US
 #: A fork that is kept ready lies at most this far behind main. What it has not read is kept for it.
 WARM_LAG_US = 60 * SECOND_US
@@ -146,7 +145,7 @@ class NodePlan:
     stabilise: Stabilise = Stabilise.FORK
     window_us: int | None = None
     """How much input the query's state depends on if it is convergent-capable (§4.1.3); None: perhaps all of it."""
-    warm: float = WARM
+    warm: float = 0.0
     """The share of time that may go into keeping a fork ready, where one started at a suspicion would come too late."""
 
     @property
