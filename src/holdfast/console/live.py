@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 #: A page is at most so old, and what it takes to be told: together less than a second. benches.console measures both,
 #: and what it costs.
-LOOK_US = 6 * SECOND_US // 10
+LOOK_US = 7 * SECOND_US // 10
 _WATCH_S = 0.25
 #: Pictures that are kept although nobody looks; each is a few open files and two system calls a look.
 RECORDED_MAX = 256
