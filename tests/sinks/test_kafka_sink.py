@@ -39,7 +39,7 @@ class View:
             "enable.auto.commit": False, "enable.partition.eof": True, "log_level": 0,
         })  # fmt: skip
         self._admin = admin.AdminClient({"bootstrap.servers": broker.address, "log_level": 0})
-        self._topic, self._place, self._end = topic, None, 0
+        self._topic, self._place, self._end, self._next = topic, None, 0, 0
 
     def look(self) -> list[dict[str, Any]]:
         """Up to what is committed now, which is the end of a transaction."""
@@ -48,11 +48,14 @@ class View:
                 return []
             self._place = library.TopicPartition(self._topic, 0, 0)
             self._consumer.assign([self._place])
-        committed = self._committed()
+        committed, silences = self._committed(), 0
         while self._end < committed:
-            message = self._consumer.poll(60)
-            assert message is not None, "the broker does not answer"
-            if (error := message.error()) is None:
+            message = self._consumer.poll(10)
+            if message is None:  # The end is told once; whoever reads anew is told again.
+                silences += 1
+                assert silences < 6, f"nothing comes behind offset {self._end}, and {committed} are committed"
+                self._consumer.assign([library.TopicPartition(self._topic, 0, self._next)])
+            elif (error := message.error()) is None:
                 self._take(message)
             elif error.code() == library.KafkaError._PARTITION_EOF:
                 self._end = message.offset()
@@ -72,6 +75,7 @@ class View:
         return int(found[0])
 
     def _take(self, message: Any) -> None:
+        self._next = message.offset() + 1
         self.types.append(dict(message.headers())["type"].decode())
         if message.value() is None:
             del self.rows[message.key()]
