@@ -170,6 +170,31 @@ def test_a_full_stream_blocks_until_its_subscribers_acknowledge(tmp_path: Path) 
     assert got == list(range(100))
 
 
+@pytest.mark.parametrize("each", [1, 3])
+def test_a_bucket_that_fills_a_stream_is_closed_when_its_time_is_over_and_can_be_acknowledged(
+    tmp_path: Path, each: int
+) -> None:
+    """D14: whoever waits for room must not keep the boundary from those who make it."""
+    store = StreamStore(tmp_path, disk=QuietDisk())
+    stream = store.create("s", "n bigint, text string", bucket="300ms", bound=Bound(40_000))
+    got: list[int] = []
+
+    with stream.producer(full_timeout="60s") as producer, stream.subscribe(name="reader") as subscriber:
+
+        def work() -> None:
+            for n in range(0, 99, each):
+                producer.send_many([{"n": n + k, "text": "x" * 900} for k in range(each)])
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        while thread.is_alive() or len(got) < 99:
+            for batch in subscriber.poll():
+                got += batch.column("n").to_pylist()
+            subscriber.ack()
+        thread.join()
+    assert got == list(range(99))
+
+
 def test_a_stream_that_stays_full_says_so_and_writes_nothing(tmp_path: Path) -> None:
     store = StreamStore(tmp_path, disk=QuietDisk())
     stream = store.create("s", "n bigint, text string", bucket="10ms", bound=Bound(40_000))

@@ -294,7 +294,8 @@ class Producer:
         events, high = self._events(ready, arrival)
         if events:
             self._data_us = monotonic_us()
-        self._make_room(sum(len(e.body) for e in events))
+        if self._make_room(sum(len(e.body) for e in events)):
+            events, high = self._events(ready, self._arrival())
         asked = [
             r.boundary_us for r, a in zip(requests, answers, strict=True) if a is None and r.boundary_us is not None
         ]
@@ -323,7 +324,8 @@ class Producer:
         body = self._encoder.encode(arrived, request.rows[0])
         if body is None:
             return None
-        self._make_room(len(body))
+        if self._make_room(len(body)):
+            return self._answer_row(request)
         bucket = arrived // self.definition.bucket_us
         event = Event(bucket, bucket % self.definition.partitions, 1, arrived, arrived, body)
         state = self.writer.commit((event,), now_us=self._clock(), boundary_us=arrived)
@@ -423,16 +425,17 @@ class Producer:
     def _is_idle(self) -> bool:
         return self._idle_us is not None and monotonic_us() - self._data_us >= self._idle_us
 
-    def _make_room(self, size: int) -> None:
+    def _make_room(self, size: int) -> bool:
+        """Whether the boundary moved meanwhile: what arrives is dated behind it."""
         bound = self.definition.bound
         if bound is None or not size or self.writer.size_bytes + size <= bound.bytes:
-            return
+            return False
         deadline = monotonic_us() + self._full_timeout_us
-        rolled = False
+        rolled = moved = False
         while True:
             retain(self.writer.folder, self.definition, self._clock(), disk=self.writer.disk, need_bytes=size)
             if self.writer.size_bytes + size <= bound.bytes:
-                return
+                return moved
             if not rolled:
                 # The segment being written is never removed; what is acknowledged in it can go once it is sealed.
                 self.writer.roll(self._clock())
@@ -443,7 +446,18 @@ class Producer:
                     f"stream {self.definition.name}: it may hold {bound.bytes} bytes and is full; nothing was written; "
                     f"let its subscribers acknowledge, raise the bound, or use when_full='drop_oldest'"
                 )
+            moved = self._close_bucket() or moved
             pause(_FULL_POLL_US)
+
+    def _close_bucket(self) -> bool:
+        """Where time of arrival is the tuples' time, a bucket ends with it, though nobody can write: its readers could
+        not acknowledge it otherwise, and there would never be room."""
+        size, arrival = self.definition.bucket_us, self._arrival()
+        open_until = bucket_of(self._stime_max, size)
+        if self._stime is not None or not bucket_of(self.boundary_us, size) <= open_until < bucket_of(arrival, size):
+            return False
+        self.writer.commit((), now_us=self._clock(), boundary_us=arrival)
+        return True
 
     def tick(self) -> None:
         """Rule 4: a boundary when a bucket has ended; otherwise only a sign of life."""
