@@ -71,3 +71,27 @@ def test_every_type_is_kept_or_refused_by_name(tmp_path: Path) -> None:
         duckdb(tmp_path / "d", "u").resume(Source("s", parse_schema("many array<bigint>")))
     with pytest.raises(SchemaError, match="column n of table t must keep string as it is"):
         duckdb(tmp_path / "d", "t").resume(Source("s", parse_schema("n string")))
+
+
+def test_rows_of_a_table_that_was_there_are_stable_and_come_back_and_it_is_found_again(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    from holdfast.sinks import Changes
+
+    with library.connect(tmp_path / "d") as connection:
+        connection.execute("create table t (shop bigint primary key, n bigint)")
+        connection.execute("insert into t values (1, 10)")
+        connection.execute("create table u (n bigint)")
+    columns = parse_schema("shop bigint, n bigint")
+    rows = pa.table({"tuple_id": [1], "stime": pa.array([0], pa.timestamp("us", "UTC")), "shop": [1], "n": [11]})
+    sink = duckdb(tmp_path / "d", "t", key=["shop"], tentative=True, add_columns=True)
+    sink.resume(Source("s", columns))
+    sink.apply(Changes(False, rows.slice(0, 0), rows), "one")
+    assert read(tmp_path / "d", "select shop, n, tentative from t") == [(1, 11, True)]
+    sink.apply(Changes(True, rows.slice(0, 0), rows.slice(0, 0)), "two")
+    assert read(tmp_path / "d", "select shop, n, tentative from t") == [(1, 10, False)]
+    sink.close()
+    for _ in range(2):  # The second time it has the index of the first.
+        plain = duckdb(tmp_path / "d", "u", add_columns=True)
+        plain.resume(Source("u", parse_schema("n bigint")))
+        plain.close()

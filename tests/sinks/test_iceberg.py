@@ -68,3 +68,17 @@ def test_every_type_is_kept_and_what_does_not_fit_is_refused(tmp_path: Path) -> 
         iceberg("shop.t", catalog=catalog).resume(Source("s", parse_schema("n bigint, v string")))
     with pytest.raises(UsageError, match="named with its namespace"):
         iceberg("t", catalog=catalog)
+
+
+def test_tentative_rows_go_though_the_sink_no_longer_takes_any(tmp_path: Path) -> None:
+    catalog, columns = properties(tmp_path), parse_schema("n bigint")
+    rows = pa.table({"tuple_id": [1], "stime": pa.array([0], pa.timestamp("us", "UTC")), "n": [1]})
+    sink = iceberg("shop.t", catalog=catalog, tentative=True)
+    sink.resume(Source("s", columns))
+    sink.apply(Changes(False, rows.slice(0, 0), rows), "one")
+    sink.close()
+    later = iceberg("shop.t", catalog=catalog)
+    assert later.resume(Source("s", columns)) == "one"
+    later.apply(Changes(True, rows, rows.slice(0, 0)), "two")
+    later.close()
+    assert [row["holdfast_id"] for row in rows_of(catalog, "shop.t")] == [1]

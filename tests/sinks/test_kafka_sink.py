@@ -130,3 +130,18 @@ def test_a_topic_of_stable_rows_has_no_word_about_tentative_ones(broker: Kafka) 
               "sasl.password": "wrong"}  # fmt: skip
     with pytest.raises(UsageError, match="must accept the name and password"):
         kafka(broker.sasl_address, "plain", config=config).resume(source)
+
+
+def test_a_topic_that_is_gone_while_its_position_is_there_is_refused(broker: Kafka) -> None:
+    from holdfast.testing.sinks import _changes
+
+    source = Source("s", parse_schema("n bigint, k bigint, v bigint"))
+    sink = kafka(broker.address, "gone")
+    sink.resume(source)
+    sink.apply(_changes(0), "one")
+    sink.close()
+    client = admin.AdminClient({"bootstrap.servers": broker.address, "log_level": 0})
+    client.delete_topics(["gone"])["gone"].result(60)
+    until(lambda: "gone" not in client.list_topics(timeout=60).topics, 60)
+    with pytest.raises(UsageError, match=r"was not there, though gone\.holdfast says what it held"):
+        kafka(broker.address, "gone").resume(source)

@@ -115,7 +115,7 @@ class DeltaSink(Sink):
         parts = [self._rows(changes.stable, False), self._rows(changes.tentative, True)]
         rows = pa.concat_tables([part for part in parts if part.num_rows] or parts[:1])
         with _told(self.target):
-            replaces = f"{ID} < 0 OR {COMMIT} = {self._number}" if changes.undo and self.tentative else None
+            replaces = f"{ID} < 0 OR {COMMIT} = {self._number}" if changes.undo else None
             self._commit(rows, position, replaces)
 
     def _rows(self, rows: pa.Table, tentative: bool) -> pa.Table:

@@ -49,6 +49,7 @@ def duckdb(
 
 class DuckdbSink(TableSink):
     kind = "duckdb"
+    tentative_default = " default false"  # DuckDB adds no column with a constraint.
 
     def __init__(
         self, path: str | os.PathLike[str], table: str, key: Sequence[str], tentative: bool, every_us: int,
@@ -146,7 +147,13 @@ class DuckdbSink(TableSink):
             "current_database() and schema_name = current_schema() and constraint_type in ('PRIMARY KEY', 'UNIQUE')",
             table,
         )
-        return [frozenset(names) for (names,) in found]
+        indexes = self.run(
+            "select expressions from duckdb_indexes() where is_unique and table_name = ? and database_name = "
+            "current_database() and schema_name = current_schema()", table,
+        )  # fmt: skip
+        return [frozenset(names) for (names,) in found] + [
+            frozenset(name.strip().strip("'").strip('"') for name in text.strip("[]").split(",")) for (text,) in indexes
+        ]
 
     def load(self, table: str, columns: Sequence[str], rows: pa.Table) -> None:
         self._connection.register(_ROWS, rows)

@@ -138,7 +138,7 @@ class IcebergSink(Sink):
         metadata = self._table.metadata
         self._table.metadata = metadata.model_copy(update={"properties": {**metadata.properties, _RETRIES: "0"}})
         with self._table.transaction() as transaction:
-            if undo and self.tentative and self._has_tentative():
+            if undo and self._has_tentative():  # Also where an earlier life of the sink took tentative rows.
                 transaction.delete(f"{_ID} < 0")
             for rows in parts:
                 transaction.append(rows)

@@ -120,7 +120,7 @@ class KafkaSink(Sink):
         self.close()
         self._check_columns(source)
         settings = self._settings()
-        self._prepare_topics(settings)
+        anew = self._prepare_topics(settings)
         self._producer = self._made(
             library.Producer, {**settings, "transactional.id": f"holdfast-{self._topic}", "linger.ms": 0}
         )
@@ -128,6 +128,11 @@ class KafkaSink(Sink):
         found = self._read_places(settings)
         if found is not None and found.stream != source.stream:
             raise UsageError(f"{self.target} holds stream {found.stream}; got {source.stream}; name another topic")
+        if anew and found is not None and found.position is not None:
+            raise UsageError(
+                f"{self.target} was not there, though {self._places} says what it held; the rows before that would be "
+                f"missing; restore the topic, or delete {self._places} as well to have it filled again"
+            )
         writer = 1 if found is None else found.writer + 1
         self._place = _Place(source.stream, None if found is None else found.position, writer)
         self._commit(())
@@ -159,8 +164,9 @@ class KafkaSink(Sink):
         except (library.KafkaException, ValueError, TypeError) as error:
             raise UsageError(f"{self.target}: the settings of the client are refused: {_words(error)}") from None
 
-    def _prepare_topics(self, settings: dict[str, Any]) -> None:
-        """Make the topics that are not there; the position's must be compacted, or it would be forgotten."""
+    def _prepare_topics(self, settings: dict[str, Any]) -> bool:
+        """Make the topics that are not there; the position's must be compacted, or it would be forgotten. Whether the
+        target is new."""
         admin = self._made(library_admin.AdminClient, settings)
         known = self._topics(admin)
         compacted = {"cleanup.policy": "compact"}
@@ -171,6 +177,7 @@ class KafkaSink(Sink):
             with contextlib.suppress(_AlreadyThere):
                 self.run(made.result, _ANSWER_S)
         self._partitions = self._count_partitions(admin)
+        return any(topic.topic == self._topic for topic in missing)
 
     def _topics(self, admin: Any) -> dict[str, Any]:
         """Asked in small steps: what the brokers refuse is heard between them."""

@@ -46,6 +46,7 @@ def sqlite(
 
 class SqliteSink(TableSink):
     kind = "sqlite"
+    tentative_default = " not null default 0"
 
     def __init__(
         self, path: str | os.PathLike[str], table: str, key: Sequence[str], tentative: bool, add_columns: bool

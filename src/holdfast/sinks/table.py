@@ -42,6 +42,9 @@ class Column(NamedTuple):
 class TableSink(Sink):
     """Rules 1 to 5, in SQL that both databases understand. Those that extend it know the driver and the types."""
 
+    #: Of the column `tentative` where it is added to a table: what is there already is stable.
+    tentative_default = " not null default false"
+
     def __init__(self, table: str, key: Sequence[str], tentative: bool, add_columns: bool) -> None:
         if isinstance(key, str):
             raise UsageError(f"key must be a list of columns; got {key!r}; write key=[{key!r}]")
@@ -219,8 +222,7 @@ class TableSink(Sink):
                 f"{', '.join(known)}; add them, or let the sink do so with add_columns=True"
             )
         for name, kind in missing:
-            rest = " not null default 0" if kind == "integer" and name == TENTATIVE else ""
-            rest = " not null default false" if kind == "boolean" and name == TENTATIVE else rest
+            rest = self.tentative_default if name == TENTATIVE else ""
             self.run(f"alter table {self.quoted(self.table)} add column {quote(name)} {kind}{rest}")
         kinds = {f.name: f.type for f in columns} | {ID: pa.int64(), TENTATIVE: pa.bool_(), STIME: STIME_TYPE}
         for name, kind in wanted:
