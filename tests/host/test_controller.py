@@ -346,6 +346,18 @@ def test_a_successor_takes_the_place_of_an_idle_fork_which_is_stopped_then_and_n
     forking.close()
 
 
+def test_a_fork_that_died_is_told_before_the_next_one_is_started(tmp_path: Path) -> None:
+    """Otherwise whoever asked for a successor would go on giving buckets to the dead."""
+    forking, queries = ready_fork(tmp_path)
+    forking._fail(monotonic_us(), RuntimeError("the query ended by itself"))
+    started: list[int] = []
+    queries.start_fork = started.append
+    forking.prepare(2)
+    assert forking.poll(monotonic_us()) == ForkFailed(1)
+    assert started == []
+    forking.close()
+
+
 def test_a_successor_that_fails_leaves_the_fork_as_it_is(tmp_path: Path) -> None:
     forking, queries = ready_fork(tmp_path)
 

@@ -89,3 +89,8 @@ def test_a_process_that_is_a_host_writes_what_the_environment_says() -> None:
         said[format] = ran.stderr
     assert said["text"].endswith(" INFO n@a: set up\n")
     assert json.loads(said["json"])["bucket"] == 3
+
+
+def test_a_name_that_is_no_text_does_not_take_its_line_with_it() -> None:
+    record = logging.LogRecord("x", logging.ERROR, "", 0, "no file %s", ("caf\udce9",), None)
+    assert json.loads(JsonLines().format(record))["message"] == "no file caf\udce9"

@@ -39,6 +39,8 @@ RECORDED_MAX = 256
 _SLICE = 16
 #: A stream that is not there, or cannot be read, is tried again after this long.
 _RETRY_US = SECOND_US
+#: How long one that could not be read twice is left alone.
+_DAMAGED_US = 60 * SECOND_US
 
 Status = Callable[[], Mapping[str, Any]]
 
@@ -149,7 +151,8 @@ class LiveConsole:
         return known
 
     def _give_up(self, name: str, why: str) -> None:
-        self._retry_us[name] = monotonic_us() + _RETRY_US
+        """Reading a damaged log may take long, and it is the host's own loop that waits."""
+        self._retry_us[name] = monotonic_us() + (_DAMAGED_US if name in self._unreadable else _RETRY_US)
         self._unreadable[name] = why
         if (picture := self._pictures.pop(name, None)) is not None:
             picture.close()

@@ -107,7 +107,9 @@ class ForkRunner:
         self._output.drop_branch()  # Not counted: it was another life's.
 
     def prepare(self, fork: int) -> None:
-        self._failed = None
+        if self._failed is not None:  # Of a fork that the core takes for ready: it hears of that first.
+            self._failed = 0, self._failed[1]
+            return
         self.counts.started += 1
         start = _Start(fork, self._starter.submit(self._queries.start_fork, fork))
         if self._fork is None:
@@ -146,6 +148,8 @@ class ForkRunner:
     def stop(self, order: StopFork) -> None:
         if self._fork is not None and order.fork == self._fork.id:
             self._end()
+        if self._failed is not None and order.fork == self._failed[1]:
+            self._failed = None
         if order.drop_branch:
             self._drop_branch()
 

@@ -10,6 +10,7 @@ Rules:
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Callable, MutableMapping
@@ -54,7 +55,10 @@ class JsonLines(logging.Formatter):
                 said[field] = value
         if record.exc_info:
             said["error"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(said, enc_hook=str).decode()
+        try:
+            return msgspec.json.encode(said, enc_hook=str).decode()
+        except UnicodeEncodeError:  # A file whose name is no text: it must not take the line with it.
+            return json.dumps(said, default=str)
 
 
 def check_format(format: str) -> str:

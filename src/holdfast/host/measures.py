@@ -71,8 +71,10 @@ class Measures:
     ) -> None:
         self._host, self._sinks, self._more = host, sinks, more
         self._logs = _Logs(host.store)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="metrics")
-        self._looking: asyncio.Future[_Look] | None = None
+        self._disk_thread = ThreadPoolExecutor(1, thread_name_prefix="metrics-disk")
+        self._engine_thread = ThreadPoolExecutor(1, thread_name_prefix="metrics-engine")
+        self._at_disk: asyncio.Future[tuple[dict[str, LogSize | None], tuple[int, int] | None]] | None = None
+        self._at_engine: asyncio.Future[dict[str, Reading]] | None = None
         self._seen = _Look({}, None, {})
 
     async def sheet(self) -> Sheet:
@@ -93,32 +95,49 @@ class Measures:
         return sheet
 
     async def _look(self) -> None:
-        """Rule 2."""
-        if self._looking is None:
+        """Rule 2. An engine that hangs must not hide that the disk gets full."""
+        loop = asyncio.get_running_loop()
+        if self._at_disk is None:
+            self._at_disk = loop.run_in_executor(self._disk_thread, self._look_at_disk)
+        if self._at_engine is None:
             queries = {
                 replica: query
                 for replica, stand in self._host.controllers.items()
                 if isinstance(stand, Controller) and (query := stand.query) is not None
             }
-            loop = asyncio.get_running_loop()
-            self._looking = loop.run_in_executor(self._thread, self._look_aside, queries)
-        looking = self._looking
-        await asyncio.wait({looking}, timeout=_LOOK_S)
-        if looking.done() and self._looking is looking:
-            self._looking = None
-            if (error := looking.exception()) is None:
-                self._seen = looking.result()
-            else:
-                log.warning("logs and queries could not be measured: %s", error)
+            self._at_engine = loop.run_in_executor(self._engine_thread, _readings, queries)
+        at_disk, at_engine = self._at_disk, self._at_engine
+        looks: set[asyncio.Future[Any]] = {at_disk, at_engine}
+        await asyncio.wait(looks, timeout=_LOOK_S)
+        if at_disk.done() and self._at_disk is at_disk:
+            self._at_disk = None
+            if _told(at_disk, "logs"):
+                logs, disk = at_disk.result()
+                self._seen = self._seen._replace(logs=logs, disk=disk)
+        if at_engine.done() and self._at_engine is at_engine:
+            self._at_engine = None
+            if _told(at_engine, "queries"):
+                self._seen = self._seen._replace(readings=at_engine.result())
 
-    def _look_aside(self, queries: dict[str, Query]) -> _Look:
-        readings = {replica: found for replica, query in queries.items() if (found := _reading(query)) is not None}
-        return _Look(self._logs.look(), _disk(self._host.root), readings)
+    def _look_at_disk(self) -> tuple[dict[str, LogSize | None], tuple[int, int] | None]:
+        return self._logs.look(), _disk(self._host.root)
 
     def close(self) -> None:
         """Let go of the logs. A look that hangs in the engine is left there."""
-        self._thread.submit(self._logs.close)
-        self._thread.shutdown(wait=False)
+        self._disk_thread.submit(self._logs.close)
+        self._disk_thread.shutdown(wait=False)
+        self._engine_thread.shutdown(wait=False)
+
+
+def _told(look: asyncio.Future[Any], what: str) -> bool:
+    """Whether it found something; if not, that is said."""
+    if (error := look.exception()) is not None:
+        log.warning("%s could not be measured: %s", what, error)
+    return error is None
+
+
+def _readings(queries: dict[str, Query]) -> dict[str, Reading]:
+    return {replica: found for replica, query in queries.items() if (found := _reading(query)) is not None}
 
 
 class _Logs:

@@ -33,7 +33,7 @@ from holdfast.host.service import Door, Service, body_of
 from holdfast.host.stream_server import StreamServer
 from holdfast.inputs.credentials import Credential, Keyring, Role
 from holdfast.inputs.network import Access
-from holdfast.model.errors import HoldfastError, PeerError, UnknownStream, UsageError
+from holdfast.model.errors import PeerError, UnknownStream, UsageError
 from holdfast.stream.store import StreamStore
 
 log = logging.getLogger(__name__)
@@ -52,9 +52,9 @@ _EMPTY: Mapping[str, Any] = {
 
 
 class MergedConsole:
-    """Follows the hosts of a deployment. `token` lets it look, `acting` act, if somebody may."""
+    """Follows the hosts of a deployment. `token` lets it look, `acting` act, if somebody may; both may change."""
 
-    def __init__(self, deployment: Deployment, token: str, acting: str | None) -> None:
+    def __init__(self, deployment: Deployment, token: Callable[[], str], acting: Callable[[], str] | None) -> None:
         self._hosts = {spec.name: spec for spec in deployment.hosts}
         self._names = list(self._hosts)
         self._token, self._acting = token, acting
@@ -112,7 +112,7 @@ class MergedConsole:
                 async for event, data in self._events(spec, "/v1/console/events"):
                     self._take(spec.name, event, msgspec.json.decode(data))
                 why = "it has ended"
-            except (aiohttp.ClientError, HoldfastError, OSError, TimeoutError, msgspec.MsgspecError) as error:
+            except Exception as error:  # Whatever a host of another version says must not end the following of it.
                 why = str(error) or type(error).__name__
             self._said.pop(spec.name, None)
             if spec.name not in self._down:
@@ -127,7 +127,7 @@ class MergedConsole:
                 yield name[7:].decode(), data[6:]
 
     async def _raw(self, spec: HostSpec, path: str) -> AsyncIterator[bytes]:
-        headers = {"Authorization": f"Bearer {self._token}"}
+        headers = {"Authorization": f"Bearer {self._token()}"}
         async with self._session(spec).get(path, headers=headers, allow_redirects=False) as answer:
             if answer.status != 200:
                 raise PeerError(f"host {spec.name!r} refused {path} with {answer.status}")
@@ -241,7 +241,7 @@ class MergedConsole:
         raise UsageError(f"no host in reach shares the load of {task!r}; check the name")
 
     async def _order(self, spec: HostSpec, path: str, order: Any) -> None:
-        headers = {"Authorization": f"Bearer {self._acting or ''}"}
+        headers = {"Authorization": f"Bearer {self._acting() if self._acting else ''}"}
         try:
             async with self._session(spec).post(path, json=order, headers=headers, allow_redirects=False) as answer:
                 body = await answer.content.read(64 << 10)
@@ -266,10 +266,10 @@ async def _frames(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 async def serve(deployment: Deployment, port: int, ready: Callable[[str], None]) -> None:
     """Serve the console of a deployment on this machine until cancelled; `ready` is told where."""
     looks = deployment.looking_file()
-    acting = deployment.token() if looks.path == deployment.token_file else None
+    acting = deployment.token if looks.path == deployment.token_file else None
     # Whoever could not act from the command line cannot act from here.
     keys = deployment.keyring() if acting else Keyring([(Credential("viewer", Role.VIEWER), looks)])
-    console, stopping = MergedConsole(deployment, looks.current(), acting), asyncio.Event()
+    console, stopping = MergedConsole(deployment, looks.current, acting), asyncio.Event()
     with tempfile.TemporaryDirectory(prefix="holdfast-console-") as nothing:
         service = Service(
             StreamServer(StreamStore(nothing)), Access(port=port, keys=keys), deliver=lambda *_: None, status=dict,
@@ -280,7 +280,10 @@ async def serve(deployment: Deployment, port: int, ready: Callable[[str], None])
         following = asyncio.ensure_future(console.run())
         try:
             ready(f"{service.address}/console")
-            await stopping.wait()
+            stopped = asyncio.ensure_future(stopping.wait())
+            await asyncio.wait({stopped, following}, return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                following.result()  # What ended it is said.
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)

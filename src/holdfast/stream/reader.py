@@ -393,6 +393,10 @@ class LogReader:
         self._sealed[segment.name] = entries
         return entries
 
+    def forget_index(self) -> None:
+        """Let go of what is known of sealed segments: whoever only goes on does not come back to them."""
+        self._sealed.clear()
+
     # -- tuples ------------------------------------------------------------------------------------------------------
 
     def read(self, extent: Extent) -> pa.RecordBatch:

@@ -106,6 +106,7 @@ class Watcher:
                 found[fields.bucket] = Counted(kind, rows, low, high)
         except (Removed, CorruptLog, FileNotFoundError) as error:
             logger.info("%s: what came from %d to %d us is not in the picture: %s", log.folder, start_us, end_us, error)
+        log.forget_index()
         yield from found.values()
 
     def close(self) -> None:
