@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import webbrowser
 from typing import Annotated
 
@@ -34,4 +35,15 @@ def command(
         if open:
             webbrowser.open(url)
 
-    asyncio.run(serve(deployment, port, ready))
+    async def served() -> None:
+        # An interrupt that is raised wherever we are may be raised in a request, and the server would swallow it.
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+        for end in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(end, task.cancel)
+        await serve(deployment, port, ready)
+
+    try:
+        asyncio.run(served())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
