@@ -3,11 +3,12 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-BENCHES := log_append spark_read microbatch batch_growth stores window_join output_deviation cec_throughput cec_recovery \
-           bpm_convergence bpm_contracts bpm_prototype dpc_overhead kafka_in sinks console \
-           dpc_tradeoff
+BENCHES := log_append persist persist_scaling spark_read remote_read microbatch batch_growth stores word_count random_writes \
+           window_join output_deviation deviation_on_spark cec_throughput cec_recovery \
+           bpm_convergence bpm_contracts bpm_prototype dpc_overhead kafka_in sinks console archive \
+           dpc_tradeoff dpc_sequences reconcile bpm_explained
 
-.PHONY: setup demo example-kafka check test test-faults test-stores soak lint wheel bench clean
+.PHONY: setup demo example-kafka check test test-faults test-stores soak lint wheel bench report compare clean
 
 setup: $(READY)
 
@@ -34,7 +35,7 @@ QUICK := tests/test_map.py tests/test_package.py tests/model tests/protocol test
 check: lint
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not alone" $(QUICK)
 
-# Two or three tests at a time, and those that measure delays alone. A failure is a failure; only the latter may be run
+# Three tests at a time, and those that measure delays alone. A failure is a failure; only the latter may be run
 # again, at most two of them. Ends with a table of what is promised and what was checked (tests/suite).
 test: setup
 	$(BIN)/python -m tests.suite
@@ -67,5 +68,16 @@ bench: setup
 	$(BIN)/python -m pip install --quiet -e '.[bench]'
 	@for bench in $(BENCHES); do $(BIN)/python -m benches.$$bench || exit 1; done
 
+# Every figure and table of the texts, theirs beside ours, on one page: out/report/index.html. In short forms, some
+# twenty minutes; FULL=1 runs the long ones, some hours, and publishes what was measured undisturbed (benches/results).
+report: setup
+	$(BIN)/python -m pip install --quiet -e '.[bench]'
+	$(BIN)/python -m benches.evaluation $(if $(FULL),--full)
+
+# One failure, the same for plain Spark, Flink, Bytewax, Pathway and Holdfast: docs/compare.md. Peers come from the package
+# index into environments of their own (.compare).
+compare: setup
+	$(BIN)/python -m benches.compare
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .compare .pytest_cache .mypy_cache .ruff_cache .hypothesis

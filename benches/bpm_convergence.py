@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benches.bpm_statements import Findings, check
+from benches.bpm_statements import Findings, Statement, check, listed
 from benches.figure import Chart, Page
 from benches.load_levels import D_US, DynamicSim, LevelSim
 from benches.load_topology import (
@@ -203,6 +203,32 @@ def draw(page: Page, found: Findings, samples: dict[tuple[Variant, int], Result]
         page.add(chart)
 
 
+def detail(
+    found: Findings, samples: dict[tuple[Variant, int], Result], checked: list[Statement], drawn: dict[str, float]
+) -> dict[str, object]:
+    """What figures 7-1 to 7-6 are drawn from, rounded."""
+
+    def spread(values: list[float], digits: int) -> list[float]:
+        return [round(v, digits) for v in (float(np.mean(values)), min(values), max(values))]
+
+    left = {level.name: {v.value: [spread([r.before for r in found.runs[v, k, 1]], 6)]
+                         + [spread([r.left for r in found.runs[v, k, n]], 6) for n in CONTRACTS] for v in Variant}
+            for k, level in enumerate(LEVELS)}  # fmt: skip
+    seconds = {LEVELS[k].name: {v.value: [[round(float(np.mean([getattr(r, what) for r in found.runs[v, k, n]])), 2)
+                                           for what in ("full_s", "most_s")] for n in CONTRACTS] for v in Variant}
+               for k in (0, 3)}  # fmt: skip
+    above = {extra: [round(float(np.mean([r.full_s for r in found.above[extra, n]])), 2) for n in CONTRACTS]
+             for extra in (0, 1, 2)}  # fmt: skip
+    traces = {v.value: {name: {str(s): n for s, n in getattr(samples[v, 1], f"{name}_by_second").items()}
+                        for name in ("tasks", "movements", "excess")} for v in Variant}  # fmt: skip
+    swings = {f"{'7-6' if returns else '7-5'} {name}":
+              {label: [round(float(np.mean(values[s : s + 20])), 1) for s in range(0, 880, 20)]
+               for label, values in curves.items()} for (name, returns), curves in found.series.items()}  # fmt: skip
+    return {"table_7_1": found.topologies, "left": left, "seconds": seconds, "above": above, "traces": traces,
+            "swings": swings, "loads_drawn": {k: round(float(v), 4) for k, v in drawn.items()},
+            "statements": listed(checked)}  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benches.bpm_convergence", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
@@ -266,7 +292,8 @@ def main() -> None:
         draw(page, found, samples)
         page.write(given.figures / "bpm-convergence.html")
         console.print(f"figures: {given.figures / 'bpm-convergence.html'}")
-    finish("bpm_convergence", statements_checked=len(checked), statements_failed=sum(not s.holds for s in checked),
+    finish("bpm_convergence", detail=detail(found, samples, checked, drawn),
+           statements_checked=len(checked), statements_failed=sum(not s.holds for s in checked),
            failed=[s.text for s in checked if not s.holds], topologies=count, seconds_995=round(slowest, 2),
            seconds_100000=round(max(took.values()), 1),
            seconds_100000_by_variant={k: round(v, 1) for k, v in took.items()})  # fmt: skip

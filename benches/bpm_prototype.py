@@ -94,10 +94,12 @@ def run(folder: Path, phase_s: float, plain: bool) -> dict[str, Any]:
     first = ["node0", "node1", "node2"]
     rows: list[list[object]] = []
     acceptable = []
+    ends: list[int] = []
 
     def note(what: str, names: list[str]) -> None:
         said = loads(federation, names)
         over = [name for name, one in said.items() if overloaded(one)]
+        ends.append(now_us())
         acceptable.append(not over or len(over) == len(said))
         tasks = sum(len([t for t in one["tasks"] if t["at"] == name]) for name, one in said.items())
         rows.append([what, *(f"{said[n]['load']['cpu']:.2f}" if n in said else "-" for n in HOMES), tasks,
@@ -127,7 +129,7 @@ def run(folder: Path, phase_s: float, plain: bool) -> dict[str, Any]:
         lines = [line for name in HOMES for line in history(federation, name)]
     finally:
         federation.end()
-    return {"rows": rows, "acceptable": acceptable, "equal": equal, "lines": lines}
+    return {"rows": rows, "acceptable": acceptable, "equal": equal, "lines": lines, "ends": ends}
 
 
 def check(federation: Federation) -> int:
@@ -146,6 +148,19 @@ def check(federation: Federation) -> int:
 def history(federation: Federation, name: str) -> list[Sample | Movement]:
     body = federation.client(name).call("GET", "/v1/load/history")
     return msgspec.json.decode(body, type=list[Sample | Movement])
+
+
+def detail(found: dict[str, Any], moves: list[Movement], began_us: int) -> dict[str, object]:
+    """Figure 7-9: loads over time, every fourth second, and the movements."""
+    loads: dict[str, list[tuple[float, float]]] = {name: [] for name in HOMES}
+    for line in sorted((s for s in found["lines"] if isinstance(s, Sample)), key=lambda s: s.at_us):
+        at, mine = round((line.at_us - began_us) / SECOND, 1), loads[line.participant]
+        if not mine or at - mine[-1][0] >= 4:
+            mine.append((at, round(line.cpu, 3)))
+    went = [[round((m.at_us - began_us) / SECOND, 1), m.task, m.source, m.target, m.back] for m in moves]
+    return {"loads": loads, "moves": went,
+            "phase_ends": [round((at - began_us) / SECOND, 1) for at in found["ends"]],
+            "phases_shown": found["rows"]}  # fmt: skip
 
 
 def main() -> None:
@@ -169,7 +184,8 @@ def main() -> None:
     if asked.picture is not None:
         write_load_picture(asked.picture, found["lines"], "The prototype experiment (003 §7.3)")
     finish(
-        "bpm_prototype", engine="plain" if asked.plain else "spark", movements=len(moves),
+        "bpm_prototype", detail=detail(found, moves, began),
+        engine="plain" if asked.plain else "spark", movements=len(moves),
         acceptable_phases=sum(found["acceptable"]), phases=len(found["acceptable"]),
         outputs_equal=found["equal"], outputs=7, moved_to_the_fourth=sum(m.target == "node3" for m in moves),
         move_s_median=round(statistics.median([m.took_us / SECOND for m in moves]), 2) if moves else None,

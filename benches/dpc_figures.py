@@ -1,14 +1,6 @@
 """The figures of `dpc_tradeoff`: what was measured, and beside it what the text of the seeds (003 §5.4 to §5.6) says.
 
-The seeds' plots are pictures; their text gives laws and some numbers. The dashed curves are these laws with the seeds'
-own settings:
-
-1. Proc_new of anything that does not suspend is D plus the normal latency of 0.3 s (D = 2.7 s gives less than 3 s).
-2. Reconciliation takes time in proportion to the failure and reaches D = 2.7 s at a failure of about 8 s; suspending
-   adds it to the latency.
-3. Process produces tentative tuples for the failure and the reconciliation; delay saves D; suspend the reconciliation.
-   A failure shorter than D gives none.
-4. In a chain, delay adds up (n·D), process does not: all nodes wait at the same time and each adds 0.3 s.
+Their laws and numbers are in `dpc_laws`; the dashed curves are drawn from them.
 """
 
 from __future__ import annotations
@@ -17,42 +9,25 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from benches.curves import Chart, Series, Sheet, write_page
+from benches.dpc_laws import (
+    SEED_DURATIONS,
+    SEED_NORMAL_S,
+    SEED_RECONCILE,
+    SEED_TABLE_52,
+    seed_proc_new,
+    seed_tentative,
+)
 from benches.report import finish
 from holdfast.demo.failure import JAVA_OPTIONS
 
 if TYPE_CHECKING:
     from benches.dpc_tradeoff import Point
 
-SEED_NORMAL_S = 0.3
-#: Rule 2.
-SEED_RECONCILE = 2.7 / 8
-#: Table 5.2: boundary interval → average processing delay, both in ms.
-SEED_TABLE_52 = {50: 69, 100: 120, 150: 174, 200: 234, 250: 298, 300: 327}
 #: What is measured while others have more than this part of the machine says more about them: it is shown, not judged.
 OTHERS_MAX = 0.15
-SEED_DURATIONS = (2, 3, 5, 8, 10, 20, 30, 45, 60)
-
-
-def seed_proc_new(policy: str, delay_s: float, failure_s: float) -> float:
-    """Rules 1 and 2."""
-    if failure_s <= delay_s:
-        return failure_s + SEED_NORMAL_S
-    during, after = policy.split(" & ")
-    if during == "suspend":
-        return failure_s * (1 + SEED_RECONCILE) + SEED_NORMAL_S
-    reconcile = failure_s * SEED_RECONCILE if after == "suspend" else 0.0
-    added = max(delay_s, reconcile) if during == "process" else delay_s + reconcile
-    return added + SEED_NORMAL_S
-
-
-def seed_tentative(policy: str, delay_s: float, failure_s: float) -> float:
-    """Rule 3, in seconds of output."""
-    during, after = policy.split(" & ")
-    if failure_s <= delay_s or during == "suspend":
-        return 0.0
-    reconcile = 0.0 if after == "suspend" else failure_s * SEED_RECONCILE
-    return max(0.0, failure_s + reconcile - (delay_s if "delay" in (during, after) else 0.0))
 
 
 def draw(path: Path, points: Sequence[Point]) -> None:
@@ -138,8 +113,7 @@ def _chains(points: Sequence[Point]) -> list[Chart]:
     ]  # fmt: skip
     return [
         Chart(f"Figure 5-10: Proc_new along a chain, {longest:g}-second failure, D = 2 s", "nodes", "s",
-              [*_series(at, "depth", "proc_new_s"), *seed],
-              "Chains of more than two nodes do not fit two cores."),
+              [*_series(at, "depth", "proc_new_s"), *seed]),
         Chart("Figures 5-11 and 5-13: N_tentative along a chain, D = 2 s", "failure, s", "s of output",
               [*tentative, *laws]),
     ]  # fmt: skip
@@ -195,6 +169,7 @@ def summary(points: Sequence[Point], warm_cost: float | None) -> None:
     longest = max((p.failure_s for p in single), default=0)
     finish(
         "dpc_tradeoff",
+        detail={"points": [{**msgspec.to_builtins(p), "added_s": p.added_s} for p in (*points, *disturbed)]},
         delay_added_max_s={figure: max((p.added_s for p in bound if p.figure == figure), default=None)
                            for figure in dict.fromkeys(p.figure for p in bound)},
         within_x=bool(bound) and all(p.added_s < limit[p.figure] for p in bound),
@@ -206,8 +181,9 @@ def summary(points: Sequence[Point], warm_cost: float | None) -> None:
         chain={f"{p.policy}, D {p.delay_s:g} s, {p.failure_s:g} s":
                {"added_s": p.added_s, "tentative_s": p.tentative_s} for p in chain},
         latency_ms_by_bucket={f"{p.bucket_ms:g}": round(1000 * p.normal_s) for p in _of(points, "5.2")},
-        kept_1s=max((p.added_s for p in _of(points, "x") if p.delay_s == 1), default=None),
-        delay_policy_excess=max((max(0.0, round(p.added_s - p.delay_s, 3)) for p in _of(points, "x") if p.delay_s > 1),
+        kept_1s=max((p.added_s for p in points if p.figure == "x:1s"), default=None),
+        kept_chain4_2s=max((p.added_s for p in points if p.figure == "x:chain"), default=None),
+        delay_policy_excess=max((max(0.0, round(p.added_s - p.delay_s, 3)) for p in points if p.figure == "x:delay"),
                                 default=None),
         warm_cost=warm_cost,
         fork_ms=max((p.fork_ms for p in points), default=None),

@@ -2,8 +2,8 @@
 
 The query is a windowed count over three streams, written to a stream. "Plain" is `read_stream` of the three into the
 query and the format "holdfast" behind it; "node" is the same function as a node of an App in the same process: with
-its inputs watched, buckets decided on by the protocol, and a fork ready to be made. Same session, same (default)
-trigger; they take turns, so that the machine's moods weigh on both.
+its inputs watched, buckets decided on by the protocol, and, since X is a second, a fork that is kept ready. Same
+session, same (default) trigger; they take turns, so that the machine's moods weigh on both.
 
 - Throughput: a backlog that lies ready is read to its end. Rows per second from the first trigger that reads until
   the output is complete. With the start counted in, it is `throughput_ratio_with_start`: the query's, and the node's,
@@ -12,7 +12,11 @@ trigger; they take turns, so that the machine's moods weigh on both.
   result. Java with `-XX:TieredStopAtLevel=1 -XX:+UseSerialGC`, because a short run is over before the second compiler
   has earned what it costs.
 
-    python -m benches.dpc_overhead [--rows 8000000] [--rounds 3] [--seconds 20]
+With `--metrics` a third takes its turns, "metered": the node with its numbers served and asked for every five seconds
+(Prometheus asks every fifteen). `metrics_…` are its figures over the node's: rows per second, latency, and processor
+time of all processes together, which others on the machine disturb least.
+
+    python -m benches.dpc_overhead [--rows 8000000] [--rounds 3] [--seconds 20] [--metrics]
 """
 
 from __future__ import annotations
@@ -24,9 +28,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -37,7 +43,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import holdfast
-from benches.bystanders import Bystanders
+from benches.bystanders import Bystanders, our_seconds
 from benches.report import console, finish, table
 from holdfast.clock import now_us
 from holdfast.demo.failure import JAVA_OPTIONS
@@ -53,6 +59,10 @@ LIVE_BUCKET, LIVE_WINDOW = "100ms", "500 milliseconds"
 #: The first batches of a query are slower than the rest.
 WARM_UP_S = 6.0
 NAMES = ("plain", "node")
+METERED = "metered"
+_SCRAPE_S = 5.0
+#: So short that the node keeps a fork ready: the dearest there is.
+MAX_DELAY = "1s"
 
 
 def counted(window: str) -> Callable[[DataFrame], DataFrame]:
@@ -67,10 +77,14 @@ def counted(window: str) -> Callable[[DataFrame], DataFrame]:
 @contextmanager
 def running(spark: SparkSession, name: str, root: Path, window: str, bucket: str) -> Iterator[Callable[[], object]]:
     """The query in one of its two forms, at work; its results are the stream `name`. Yields what raises if it died."""
-    if name.startswith("node"):
+    if not name.startswith("plain"):
         app = holdfast.App("bench", root=root)
-        app.node(inputs=MONITORS, name=name, max_delay="3s")(counted(window))
-        with app.start(spark=spark) as started:
+        app.node(inputs=MONITORS, name=name, max_delay=MAX_DELAY)(counted(window))
+        metered = name.startswith(METERED)
+        with (
+            app.start(spark=spark, metrics_port=0 if metered else None) as started,
+            scraped(started.metrics_port) if metered else nullcontext(),
+        ):
             yield started.status
         return
     results = counted(window)(read_stream(spark, *MONITORS, root=root, boundaries="exact"))
@@ -85,6 +99,31 @@ def running(spark: SparkSession, name: str, root: Path, window: str, bucket: str
         yield check
     finally:
         query.stop()
+
+
+@contextmanager
+def scraped(port: int | None) -> Iterator[None]:
+    """Somebody asks for the numbers, as Prometheus would; each time they must be there."""
+    over, troubles = threading.Event(), list[Exception]()
+
+    def scrape() -> None:
+        try:
+            while not over.is_set():
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+                    assert b"holdfast_replica_state" in answer.read()
+                over.wait(_SCRAPE_S)
+        except Exception as error:
+            troubles.append(error)
+
+    thread = threading.Thread(target=scrape, name="scrape")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+    if troubles:
+        raise troubles[0]
 
 
 def awaited(root: Path, name: str, check: Callable[[], object]) -> holdfast.Stream:
@@ -144,14 +183,16 @@ def catch_up(spark: SparkSession, name: str, root: Path) -> dict[str, Any]:
     return {"s": done_us / 1e6 - first.timestamp(), "s_with_start": (done_us - began_us) / 1e6, "batches_ms": batches}
 
 
-def throughput(scratch: Path, rows: int, rounds: int) -> dict[str, Any]:
+def throughput(scratch: Path, names: Sequence[str], rows: int, rounds: int) -> dict[str, Any]:
     spark = node_session("bench-dpc-throughput")
     spark.sparkContext.setLogLevel("OFF")
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in NAMES}
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     count = prepare(scratch, rows)
     for n in range(rounds + 1):
-        for name in NAMES if n % 2 else NAMES[::-1]:
+        for name in names if n % 2 else names[::-1]:
+            before_s = our_seconds()
             took = catch_up(spark, f"{name}{n}", scratch)
+            took["processor_s"] = our_seconds() - before_s
             if n:  # The first round warms the JVM and the page cache.
                 found[name].append(took)
     spark.stop()
@@ -186,17 +227,20 @@ def listen(spark: SparkSession, name: str, root: Path, seconds: float) -> list[f
     return found
 
 
-def latency(scratch: Path, rounds: int, seconds: float) -> dict[str, Any]:
+def latency(scratch: Path, names: Sequence[str], rounds: int, seconds: float) -> dict[str, Any]:
     spark = node_session("bench-dpc-latency", spark_driver_extraJavaOptions=JAVA_OPTIONS)
     spark.sparkContext.setLogLevel("OFF")
-    found: dict[str, list[list[float]]] = {name: [] for name in NAMES}
+    found: dict[str, list[list[float]]] = {name: [] for name in names}
+    processor_s: dict[str, list[float]] = {name: [] for name in names}
     for n in range(rounds + 1):
-        for name in NAMES if n % 2 else NAMES[::-1]:
+        for name in names if n % 2 else names[::-1]:
+            before_s = our_seconds()
             waits = listen(spark, name, scratch / f"{name}{n}", seconds if n else 2.0)
             if n:
                 found[name].append(waits)
+                processor_s[name].append(our_seconds() - before_s)
     spark.stop()
-    return {"found": found}
+    return {"found": found, "processor_s": processor_s}
 
 
 # Both -----------------------------------------------------------------------------------------------------------------
@@ -217,49 +261,59 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8_000_000, help="of the backlog")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20, help="how long latency is measured, each time")
+    parser.add_argument("--metrics", action="store_true", help="and what it costs to be asked for numbers meanwhile")
     parser.add_argument("--part", choices=["throughput", "latency"], help=argparse.SUPPRESS)
     parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    names = (*NAMES, METERED) if given.metrics else NAMES
     if given.part is not None:
         scratch = given.scratch.absolute()
-        found = (throughput(scratch, given.rows, given.rounds) if given.part == "throughput"
-                 else latency(scratch, given.rounds, given.seconds))  # fmt: skip
+        found = (throughput(scratch, names, given.rows, given.rounds) if given.part == "throughput"
+                 else latency(scratch, names, given.rounds, given.seconds))  # fmt: skip
         print(json.dumps(found), flush=True)
         return
-    rounds = ["--rounds", str(given.rounds)]
+    rounds = ["--rounds", str(given.rounds), *(["--metrics"] if given.metrics else [])]
     bystanders = Bystanders()
     caught = measured("throughput", "--rows", str(given.rows), *rounds)
     heard = measured("latency", "--seconds", str(given.seconds), *rounds)
-    report(caught, heard, bystanders.share())
+    report(names, caught, heard, bystanders.share())
 
 
-def report(caught: dict[str, Any], heard: dict[str, Any], others: float) -> None:
-    rate = {kind: {n: [caught["rows"] / one[kind] for one in caught["found"][n]] for n in NAMES}
+def report(names: Sequence[str], caught: dict[str, Any], heard: dict[str, Any], others: float) -> None:
+    rate = {kind: {n: [caught["rows"] / one[kind] for one in caught["found"][n]] for n in names}
             for kind in ("s", "s_with_start")}  # fmt: skip
-    waits = {n: [statistics.median(one) for one in heard["found"][n]] for n in NAMES}
-    every = {n: sorted(w for one in heard["found"][n] for w in one) for n in NAMES}
+    waits = {n: [statistics.median(one) for one in heard["found"][n]] for n in names}
+    every = {n: sorted(w for one in heard["found"][n] for w in one) for n in names}
+    processor = {n: [one["processor_s"] + s for one, s in
+                     zip(caught["found"][n], heard["processor_s"][n], strict=True)] for n in names}  # fmt: skip
     table(f"{caught['rows']:,} rows of backlog", ["", "rows/s", "rows/s with the start"],
-          [[n, *(round(statistics.median(rate[k][n])) for k in rate)] for n in NAMES])  # fmt: skip
+          [[n, *(round(statistics.median(rate[k][n])) for k in rate)] for n in names])  # fmt: skip
     table("window end to subscriber, ms", ["", "median", "p95", "samples"],
           [[n, statistics.median(every[n]), every[n][round(0.95 * (len(every[n]) - 1))], len(every[n])]
-           for n in NAMES])  # fmt: skip
+           for n in names])  # fmt: skip
     console.print(f"throughput: Java as it comes; latency: {JAVA_OPTIONS}")
     finish(
         "dpc_overhead",
         throughput_ratio=_ratio(rate["s"]),
         latency_ratio=_ratio(waits),
         throughput_ratio_with_start=_ratio(rate["s_with_start"]),
-        rows_per_s={n: round(statistics.median(rate["s"][n])) for n in NAMES},
+        rows_per_s={n: round(statistics.median(rate["s"][n])) for n in names},
         others=others,
-        latency_ms_p50={n: round(statistics.median(every[n])) for n in NAMES},
-        rounds={"rows_per_s": {n: [round(r) for r in rate["s"][n]] for n in NAMES},
-                "latency_ms_p50": {n: [round(w) for w in waits[n]] for n in NAMES}},
+        latency_ms_p50={n: round(statistics.median(every[n])) for n in names},
+        rounds={"rows_per_s": {n: [round(r) for r in rate["s"][n]] for n in names},
+                "latency_ms_p50": {n: [round(w) for w in waits[n]] for n in names},
+                "processor_s": {n: [round(s, 1) for s in processor[n]] for n in names}},
+        **({} if METERED not in names else {
+            "metrics_throughput_ratio": _ratio(rate["s"], METERED, "node"),
+            "metrics_latency_ratio": _ratio(waits, METERED, "node"),
+            "metrics_processor_ratio": _ratio(processor, METERED, "node"),
+        }),
     )  # fmt: skip
 
 
-def _ratio(of: dict[str, list[float]]) -> float:
+def _ratio(of: dict[str, list[float]], name: str = "node", beside: str = "plain") -> float:
     """Median of the ratios within a round."""
-    return round(statistics.median(a / b for a, b in zip(of["node"], of["plain"], strict=True)), 3)
+    return round(statistics.median(a / b for a, b in zip(of[name], of[beside], strict=True)), 3)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,11 @@ One of three inputs is cut off, and comes back. Measured at a client that wants 
   here and 4,500 there can stand in one figure.
 
 Single node: a windowed count (state, as the seeds' SJoin), X = D = 2.7 s. Chain: two nodes that pass tuples on, each
-its own query, D = 2 s, or the whole X = 4 s for each. Longer chains do not fit two cores: every node is one Spark
-query, and a second one while it forks. `x`: one node with X = 1 s, whose fork is kept ready; ten failures, and what
-the fork costs in quiet times, as a share of all cores. Inputs of 250 ms buckets; all on one SparkSession, one
-application after the other; Java with `-XX:TieredStopAtLevel=1 -XX:+UseSerialGC`, because a short run is over before
-the second compiler has earned what it costs.
+its own query, D = 2 s, or the whole X = 4 s for each. `x`: short X, with forks that are kept ready. One node with X =
+1 s (`x:1s`), ten failures; a chain of four, each node with the whole X = 2 s (`x:chain`); X = 2 s and `delay`
+(`x:delay`); and what the fork costs in quiet times, as a share of all cores (`x:cost`). Inputs of 250 ms buckets; all
+on one SparkSession, one application after the other; Java with `-XX:TieredStopAtLevel=1 -XX:+UseSerialGC`, because a
+short run is over before the second compiler has earned what it costs.
 
     python -m benches.dpc_tradeoff                                 a short look, under six minutes
     python -m benches.dpc_tradeoff --full --report tradeoff.html   all policies and durations, under an hour
@@ -25,6 +25,7 @@ the second compiler has earned what it costs.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import tempfile
 import threading
@@ -47,6 +48,7 @@ from holdfast.demo.failure import JAVA_OPTIONS
 from holdfast.demo.monitors import COLUMNS, MONITORS, Monitor
 from holdfast.host.embedded import Running
 from holdfast.model.time import SECOND_US
+from holdfast.protocol.dpc.plan import WARM_SHARE
 from holdfast.spark.engine import node_session
 from holdfast.spark.fork import fork_checkpoint
 
@@ -54,13 +56,15 @@ BUCKET = "250ms"
 WARM_UP_US, CALM_US = 5 * SECOND_US, 2 * SECOND_US
 #: What a warm query on a quiet machine stays well below, and how long it is waited for.
 SETTLED_US, SETTLED_US_MAX = 1_500_000, 30 * SECOND_US
+#: A fork that was just started is slow for its first batches.
+REST_US = 3 * SECOND_US
 #: A failure that is not corrected after so long is reported as such.
 CORRECTED_US_MAX = 60 * SECOND_US
 _POLL_US = 20_000
-#: Over how long the cost of a fork that is kept ready is measured: it is renewed some times meanwhile.
-_COST_US = 90 * SECOND_US
-#: The share of time for keeping one ready.
-WARM = 0.05
+#: Over how long the cost of a fork that is kept ready is measured: it takes some steps meanwhile.
+_COST_US = 30 * SECOND_US
+#: Nodes of a chain, the first of them next to the monitors.
+NODES = ("first", "second", "third", "fourth")
 #: Medians are exact to this; table 5.2 has steps of 50 ms.
 _SLOT_US = 10_000
 
@@ -72,9 +76,9 @@ class Trial(NamedTuple):
     policy: tuple[str, str]
     delay: str
     failures_s: tuple[float, ...]
-    chain: bool = False
+    nodes: int = 1
     bucket: str = BUCKET
-    warm: float = 0.0
+    warm: float = WARM_SHARE
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -111,18 +115,21 @@ def trials(full: bool) -> list[Trial]:
     both = (("process", "process"), ("delay", "delay"))
     if not full:
         chosen = [Trial("5-8", policy, "2.7s", (2, 10)) for policy in (*both, ("process", "suspend"))]
-        chosen += [Trial("5-10", policy, "2s", (10,), chain=True) for policy in both]
-        chosen += [Trial("5-14", both[0], "4s", (5,), chain=True)]
-        chosen += [Trial("x", both[0], "1s", (2, 5), warm=WARM), Trial("x", both[1], "2s", (5,), warm=WARM)]
+        chosen += [Trial("5-10", policy, "2s", (10,), nodes=2) for policy in both]
+        chosen += [Trial("5-14", both[0], "4s", (3, 5), nodes=2)]
+        chosen += [Trial("x:1s", both[0], "1s", (2, 5))]
+        chosen += [Trial("x:chain", both[0], "2s", (5,), nodes=4)]
+        chosen += [Trial("x:delay", both[1], "2s", (5,))]
         return [*chosen, *(Trial("5.2", both[0], "2s", (), bucket=size) for size in TABLE_52[1::2])]
     durations = (2, 5, 10, 30, 60)
     chosen = [Trial("5-7", policy, f"{d}s", (5,)) for policy in both for d in (1, 2, 3, 4, 6)]
     chosen += [Trial("5-8", policy, "2.7s", durations) for policy in COMBINATIONS]
     chosen += [Trial("5-8", ("suspend", "suspend"), "2.7s", (2, 10, 30))]
-    chosen += [Trial("5-10", policy, "2s", (5, 10, 30, 60), chain=True) for policy in both]
-    chosen += [Trial("5-14", both[0], "4s", (5, 10, 30, 60), chain=True)]
-    chosen += [Trial("x", both[0], "1s", (2, 2, 3, 3, 5, 5, 10, 10, 20, 30), warm=WARM)]
-    chosen += [Trial("x", both[1], "2s", (5, 10), warm=WARM)]
+    chosen += [Trial("5-10", policy, "2s", (5, 10, 30, 60), nodes=2) for policy in both]
+    chosen += [Trial("5-14", both[0], "4s", (3, 5, 10, 30, 60), nodes=2)]
+    chosen += [Trial("x:1s", both[0], "1s", (2, 2, 3, 3, 5, 5, 10, 10, 20, 30))]
+    chosen += [Trial("x:chain", both[0], "2s", (3, 5, 10), nodes=4)]
+    chosen += [Trial("x:delay", both[1], "2s", (5, 10))]
     return [*chosen, *(Trial("5.2", both[0], "2s", (), bucket=size) for size in TABLE_52)]
 
 
@@ -174,12 +181,11 @@ def build(root: Path, trial: Trial) -> tuple[holdfast.App, tuple[str, ...]]:
     app = holdfast.App("tradeoff", root=root)
     options: dict[str, Any] = {"max_delay": trial.delay, "during_failure": trial.policy[0],
                                "during_stabilisation": trial.policy[1], "warm": trial.warm}  # fmt: skip
-    first = passed_on if trial.chain or trial.figure == "5.2" else counted
-    app.node(inputs=MONITORS, name="first", **options)(first)
-    if not trial.chain:
-        return app, ("first",)
-    app.node(inputs="first", name="second", **options)(passed_on)
-    return app, ("first", "second")
+    first = passed_on if trial.nodes > 1 or trial.figure == "5.2" else counted
+    app.node(inputs=MONITORS, name=NODES[0], **options)(first)
+    for above, node in itertools.pairwise(NODES[: trial.nodes]):
+        app.node(inputs=above, name=node, **options)(passed_on)
+    return app, NODES[: trial.nodes]
 
 
 @contextmanager
@@ -225,16 +231,28 @@ def run(spark: SparkSession, root: Path, trial: Trial) -> list[Point]:
         pause(2 * WARM_UP_US if not trial.failures_s else WARM_UP_US)
         normals = [client.normal(since_us) for client in clients]
         fork = time_to_fork(root)
-        found: list[Point] = []
+        cut_us, found = now_us(), []
         for failure_s in trial.failures_s or (0.0,):
-            cut_us = now_us()
             if failure_s:
+                if trial.figure.startswith("x"):
+                    rest(running)
                 bystanders = Bystanders()
+                cut_us = now_us()
                 fail(running, clients, failure_s)
             others = bystanders.share()
             for depth, (client, normal) in enumerate(zip(clients, normals, strict=True), 1):
                 found.append(point(trial, failure_s, depth, client.recording, cut_us, normal, fork, others))
     return found
+
+
+def rest(running: Running) -> None:
+    """Wait until the forks that are kept ready are there again, and have taken their first steps."""
+    deadline = monotonic_us() + SETTLED_US_MAX
+    while monotonic_us() < deadline:
+        if all(replica["fork"]["state"] == "ready" for replica in running.status()["replicas"]):
+            break
+        pause(_POLL_US)
+    pause(REST_US)
 
 
 def fail(running: Running, clients: Sequence[Watched], failure_s: float) -> None:
@@ -282,17 +300,18 @@ def time_to_fork(root: Path) -> tuple[float, int]:
 
 
 def warm_cost(spark: SparkSession, root: Path) -> float:
-    """What a fork that is kept ready costs in quiet times, as a share of all cores: with one, less without."""
+    """What a fork that is kept ready costs in quiet times, as a share of all cores: with one, less without. Without one
+    it is measured before and after, since Java gets quicker with time."""
     shares = []
-    for warm in (WARM, 0.0):
-        trial = Trial("x", ("process", "process"), "1s", (), warm=warm)
-        with at_work(spark, root / f"warm-{warm:g}", trial):
+    for number, warm in enumerate((0.0, WARM_SHARE, 0.0)):
+        trial = Trial("x:cost", ("process", "process"), "1s", (), warm=warm)
+        with at_work(spark, root / str(number), trial):
             pause(WARM_UP_US)
             before, began = our_seconds(), monotonic_us()
             pause(_COST_US)
             used = our_seconds() - before
             shares.append(used / (len(os.sched_getaffinity(0)) * (monotonic_us() - began) / SECOND_US))
-    return round(shares[0] - shares[1], 4)
+    return round(shares[1] - (shares[0] + shares[2]) / 2, 4)
 
 
 # All of them ----------------------------------------------------------------------------------------------------------
@@ -302,7 +321,7 @@ def measure(spark: SparkSession, chosen: Sequence[Trial], seen: Callable[[Point]
     for trial in chosen:
         console.print(
             f"figure {trial.figure}: {' & '.join(trial.policy)}, D = {trial.delay}, failures of {trial.failures_s} s, "
-            f"{2 if trial.chain else 1} node(s), buckets of {trial.bucket} …"
+            f"{trial.nodes} node(s), buckets of {trial.bucket} …"
         )
         with tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as scratch:
             for found in run(spark, Path(scratch).absolute(), trial):
@@ -315,7 +334,10 @@ def main() -> None:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="a few durations, the default")
     size.add_argument("--full", action="store_true", help="failures of 2 to 60 s, all policies")
-    parser.add_argument("--only", help="figures or tables, separated by commas: 5-7, 5-8, 5-10, 5-14, 5.2, x")
+    parser.add_argument("--only", help="figures or tables, separated by commas: 5-7, 5-8, 5-10, 5-14, 5.2, x, or a "
+                        "part of x: x:1s, x:chain, x:delay, x:cost")  # fmt: skip
+    parser.add_argument("--warm", type=float, default=WARM_SHARE,
+                        help=f"the share of time of forks that are kept ready: {WARM_SHARE}")  # fmt: skip
     parser.add_argument("--policy", help="only this one, such as 'delay & delay'")
     parser.add_argument("--points", type=Path, help="file of JSON lines to add to, and to draw all of")
     parser.add_argument("--report", type=Path, help="where to write the figures (HTML)")
@@ -331,14 +353,18 @@ def main() -> None:
             with given.points.open("ab") as file:
                 file.write(msgspec.json.encode(found) + b"\n")
 
-    chosen = [t for t in trials(given.full) if given.only is None or t.figure in given.only.split(",")]
+    def wanted(figure: str) -> bool:
+        return given.only is None or any(f"{figure}:".startswith(f"{only}:") for only in given.only.split(","))
+
+    chosen = [t for t in trials(given.full) if wanted(t.figure)]
     chosen = [t for t in chosen if given.policy in (None, " & ".join(t.policy))]
+    chosen = [t._replace(warm=given.warm) for t in chosen]
     cost: float | None = None
     if not given.draw:
         spark = node_session("bench-dpc-tradeoff", spark_driver_extraJavaOptions=JAVA_OPTIONS)
         spark.sparkContext.setLogLevel("OFF")
         measure(spark, chosen, seen)
-        if any(trial.figure == "x" for trial in chosen):
+        if wanted("x:cost"):
             console.print("what a fork that is kept ready costs …")
             with tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as scratch:
                 cost = warm_cost(spark, Path(scratch).absolute())

@@ -96,10 +96,12 @@ def main() -> None:
         (chance.randrange(100, WAFERS - 200), round(chance.uniform(2, 5) * PER_SECOND)) for _ in range(given.runs)
     ]
     errors: dict[str, float] = {}
+    first: dict[str, list[float]] = {}
     worst: dict[str, float] = {}
     for mode in ("none", "every", "exact"):
         squares, count = 0.0, 0
         worst[mode] = 0.0
+        first[mode] = sorted(abs(predicted - golden[at]) for at, predicted in run(rows, *crashes[0], mode))
         for crash, down in crashes:
             for at, predicted in run(rows, crash, down, mode):
                 error = predicted - golden[at]
@@ -111,7 +113,15 @@ def main() -> None:
            ['every("1s"), best effort', errors["every"], worst["every"], "4.80"],
            ['every("1s", exact=True)', errors["exact"], worst["exact"], "-"]])  # fmt: skip
     finish("output_deviation", rmse_none=round(errors["none"], 4), rmse_every=round(errors["every"], 4),
-           rmse_exact=errors["exact"], runs=given.runs)  # fmt: skip
+           rmse_exact=errors["exact"], runs=given.runs,
+           worst={mode: round(error, 4) for mode, error in worst.items()},
+           detail={"cdf": {mode: _cdf(found) for mode, found in first.items()}})  # fmt: skip
+
+
+def _cdf(errors: Sequence[float]) -> list[list[float]]:
+    """Of one run, as figure 7 has it: forty points."""
+    places = [round(k * (len(errors) - 1) / 39) for k in range(40)]
+    return [[round(errors[p], 5), round((p + 1) / len(errors), 4)] for p in places]
 
 
 if __name__ == "__main__":

@@ -126,25 +126,31 @@ def present() -> list[str]:
     return [name for name in CONTENDERS if name != "redis" or shutil.which("redis-server")]
 
 
-@contextlib.contextmanager
-def hbase(folder: Path) -> Iterator[Callable[[], Opened] | str]:
-    """A standalone HBase, as long as it is needed: gives a fresh table each time; or the reason why there is none."""
-    from tests.checkpoint.hbase_server import HBase, fetch, jars
+class Absent(Exception):
+    """A server that cannot be had here, and why."""
 
-    from holdfast.checkpoint.stores.hbase import HBaseStore
+
+@contextlib.contextmanager
+def hbase_server(folder: Path) -> Iterator[str]:
+    """The address of a standalone HBase, as long as it is needed; raises `Absent` with the reason if there is none."""
+    from tests.checkpoint.hbase_server import SERVER, HBase
 
     if shutil.which("java") is None:
-        yield "there is no Java here"
-        return
-    why, lib = fetch(), jars()
+        raise Absent("there is no Java here")
+    why, lib = SERVER.fetch(), SERVER.jars()
     if lib is None:
-        yield why or "its jars are not there"
-        return
+        raise Absent(why or "its jars are not there")
     server = HBase(lib, folder)
     try:
-        if server.ready(120):
-            yield lambda: ours(HBaseStore.at(f"hbase://127.0.0.1:{server.port}/b{os.urandom(4).hex()}"))
-        else:
-            yield "the server did not come up within two minutes"
+        if not server.ready(120):
+            raise Absent("the server did not come up within two minutes")
+        yield f"hbase://127.0.0.1:{server.port}"
     finally:
         server.stop()
+
+
+def hbase(address: str) -> Opened:
+    """A fresh table."""
+    from holdfast.checkpoint.stores.hbase import HBaseStore
+
+    return ours(HBaseStore.at(f"{address}/b{os.urandom(4).hex()}"))

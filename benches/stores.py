@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benches.report import console, finish, table
-from benches.store_contenders import CONTENDERS, VALUE, Contender, hbase, present
+from benches.store_contenders import CONTENDERS, VALUE, Absent, Contender, hbase, hbase_server, present
 from holdfast.checkpoint.store import Entry
 from holdfast.checkpoint.stores.log import LogStore
 from holdfast.stream.disk import VolatileDisk
@@ -204,6 +204,15 @@ def show_loads(found: Cells, names: Sequence[str]) -> dict[str, object]:
     }
 
 
+def medians(found: Cells) -> dict[str, dict[str, dict[str, list[float]]]]:
+    """Operations per second and mean milliseconds by share of writes, contender and callers."""
+    made: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for (name, callers, writes), cells in found.items():
+        mine = made.setdefault(f"{writes:g}", {}).setdefault(name, {})
+        mine[str(callers)] = [round(statistics.median(c[k] for c in cells), 3) for k in (0, 1)]
+    return made
+
+
 def show_keys(found: dict[int, list[list[float]]]) -> dict[str, object]:
     rows: list[list[object]] = []
     for keys, cells in found.items():
@@ -221,16 +230,20 @@ def show_keys(found: dict[int, list[list[float]]]) -> dict[str, object]:
 
 
 def show_hbase(folder: Path, seconds: float) -> dict[str, object]:
-    with hbase(folder / "hbase") as got:
-        if isinstance(got, str):
-            console.print(f"HBase left out: {got}")
-            return {"hbase": got}
-        rates: dict[str, dict[int, int]] = {"hbase": {}, "log": {}}
-        for callers in (1, 16, 64):
-            for name, opened in (("hbase", got), ("log", lambda: CONTENDERS["log"](fresh(folder / "log")))):
-                with opened() as contender:
-                    load(contender, callers, 1.0, 2 * WARM_S)
-                    rates[name][callers] = round(load(contender, callers, 1.0, 2 * seconds, 1 << 20)[0])
+    rates: dict[str, dict[int, int]] = {"hbase": {}, "log": {}}
+    try:
+        with hbase_server(folder / "hbase") as address:
+            for callers in (1, 16, 64):
+                for name, opened in (
+                    ("hbase", lambda: hbase(address)),
+                    ("log", lambda: CONTENDERS["log"](fresh(folder / "log"))),
+                ):
+                    with opened() as contender:
+                        load(contender, callers, 1.0, 2 * WARM_S)
+                        rates[name][callers] = round(load(contender, callers, 1.0, 2 * seconds, 1 << 20)[0])
+    except Absent as absent:
+        console.print(f"HBase left out: {absent}")
+        return {"hbase": str(absent)}
     rows = [[name, *by.values()] for name, by in rates.items()]
     table("HBase, not synced, beside the log, synced: writes per second", ["", "1", "16", "64 callers"], rows)
     return {"hbase_unsynced_writes_per_s": rates["hbase"]}
@@ -247,24 +260,31 @@ def main() -> None:
     given = parser.parse_args()
     rounds, seconds = (2, 0.4) if given.quick else (given.rounds, given.seconds)
     figures: dict[str, object] = {}
+    detail: dict[str, object] = {}
     with tempfile.TemporaryDirectory(dir=given.folder, prefix=".bench-") as scratch:
         folder = Path(scratch).resolve() / "run"
         parts = given.part.split(",")
         if "load" in parts:
             names = present()
-            figures |= show_loads(all_loads(folder, names, rounds, seconds), names)
+            cells = all_loads(folder, names, rounds, seconds)
+            figures |= show_loads(cells, names)
+            detail["loads"] = medians(cells)
         if "keys" in parts:
-            figures |= show_keys(rates_by_keys(folder, rounds, seconds))
+            by_keys = rates_by_keys(folder, rounds, seconds)
+            figures |= show_keys(by_keys)
+            detail["writes_per_s_by_keys"] = {k: round(statistics.median(c[0] for c in v)) for k, v in by_keys.items()}
             shutil.rmtree(folder)
         if "rebuild" in parts:
-            flush, log = rebuild(folder, 1_000_000, 65_536)
+            by_size = {keys: rebuild(folder, keys, min(keys, 65_536)) for keys in SIZES}
+            flush, log = by_size[SIZES[-1]]
+            detail["rebuild_ms"] = {keys: [round(one[0], 1) for one in both] for keys, both in by_size.items()}
             rows = [["flush and 65,536 records", *map(round, flush)], ["the log alone", *map(round, log)]]
             table("index of 1,000,000 keys", ["from", "ms", "ms of processor time"], rows)
             figures |= {"index_rebuild_1m_ms": round(flush[0]), "index_rebuild_1m_processor_ms": round(flush[1]),
                         "index_from_log_alone_1m_ms": round(log[0])}  # fmt: skip
         if "hbase" in parts:
             figures |= show_hbase(folder, seconds)
-    finish("stores", **figures)
+    finish("stores", detail=detail, **figures)
 
 
 if __name__ == "__main__":

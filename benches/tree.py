@@ -42,7 +42,7 @@ _CHECKPOINT = """spark.flow spark.stage spark.versions operators.kernel operator
     operators.footprints spark.control spark.sink stream.control stream.writer spark.logged spark.restore
     stream.control operators.footprints spark.versions spark.stage"""
 _MOVEMENT = """load.meter load.manager protocol.load.participant protocol.load.buyer load.manager
-    load.journal load.outbox load.message_codec load.routes protocol.load.seller load.mover spark.fork load.parcel
+    load.journal load.outbox load.message_codec load.routes protocol.load.seller load.mover spark.fork host.parcel
     load.partner load.routes load.tasks host.host spark.node load.mover load.remote_task stream.writer
     protocol.load.tenure protocol.load.ledger"""
 #: What passes through which modules. The tuple has two ends: a reader beside the log, and one on another machine.

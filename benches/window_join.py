@@ -249,7 +249,9 @@ def main() -> None:
         figures["zipf_deadlines_met"] = zipfed.missed == 0 and zipfed.met > 0
     figures["deadlines_missed"] = sum(c.missed for c in found.values())
     figures["rate_over_seeds_min"] = round(min(c.rate / SEEDS[s.window] for s, c in found.items()), 1)
-    finish("window_join", **figures)
+    detail = [{**s._asdict(), "tuples_per_s": round(c.rate), "overhead": round(c.overhead, 5), "met": c.met,
+               "slower": round(c.slower, 4), "missed": c.missed} for s, c in found.items()]  # fmt: skip
+    finish("window_join", detail={"settings": detail}, **figures)
 
 
 if __name__ == "__main__":

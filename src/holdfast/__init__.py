@@ -19,6 +19,7 @@ from holdfast.model.errors import (
     EarlyTuple,
     Fenced,
     HoldfastError,
+    InputLost,
     LateTuple,
     Mended,
     MendedMeanwhile,
@@ -42,13 +43,14 @@ if TYPE_CHECKING:
     from holdfast.app import App
     from holdfast.host.connection import connect
     from holdfast.inputs.kafka import kafka
+    from holdfast.inputs.postgres_changes import postgres_changes
 
 __version__ = "0.1.0"
 __all__ = [
-    "App", "BadName", "Bound", "CorruptLog", "EarlyTuple", "Fenced", "HoldfastError", "LateTuple", "Mended",
-    "MendedMeanwhile", "PeerError", "Producer", "Removed", "Retention", "SchemaError", "StateLost", "StorageError",
-    "Stream", "StreamBusy", "StreamFull", "StreamStore", "Subscriber", "TupleType", "UnknownStream", "UsageError",
-    "connect", "kafka", "open",
+    "App", "BadName", "Bound", "CorruptLog", "EarlyTuple", "Fenced", "HoldfastError", "InputLost", "LateTuple",
+    "Mended", "MendedMeanwhile", "PeerError", "Producer", "Removed", "Retention", "SchemaError", "StateLost",
+    "StorageError", "Stream", "StreamBusy", "StreamFull", "StreamStore", "Subscriber", "TupleType", "UnknownStream",
+    "UsageError", "connect", "kafka", "open", "postgres_changes",
 ]  # fmt: skip
 
 
@@ -58,7 +60,7 @@ def open(root: str | os.PathLike[str]) -> StreamStore:
 
 
 def __getattr__(name: str) -> Any:
-    """`App`, `connect` and `kafka` on first use: who only reads and writes streams need not wait for the protocol."""
+    """`App`, `connect` and sources on first use: who only reads and writes streams need not wait for the protocol."""
     if name == "App":
         from holdfast.app import App
 
@@ -71,6 +73,10 @@ def __getattr__(name: str) -> Any:
         from holdfast.inputs.kafka import kafka
 
         return kafka
+    if name == "postgres_changes":
+        from holdfast.inputs.postgres_changes import postgres_changes
+
+        return postgres_changes
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

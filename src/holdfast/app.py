@@ -29,8 +29,8 @@ from holdfast.diagram import Application, Boundaries, Diagram, NodeSpec, Retain,
 from holdfast.inputs.source import EngineSource, Source, SourceSpec
 from holdfast.model.errors import UsageError
 from holdfast.model.schema import SchemaLike, parse_schema
-from holdfast.model.time import duration_us, instant_us
-from holdfast.protocol.dpc.plan import Full, Policy, Stabilise
+from holdfast.model.time import MAX_AHEAD, duration_us, instant_us
+from holdfast.protocol.dpc.plan import WARM_SHARE, Full, Policy, Stabilise
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,7 +81,7 @@ class App(Application):
         boundaries: Boundaries = "auto",
         output_mode: Literal["append"] = "append",
         keepalive: Duration = "100ms",
-        warm: float = 0.0,
+        warm: float = WARM_SHARE,
         output_schema: SchemaLike | None = None,
     ) -> Callable[[F], F]:
         """Declare the decorated function as a node; see `NodeSpec` for what each option means.
@@ -150,18 +150,21 @@ class App(Application):
         slack: Duration = 0,
         idle: Literal["wait", "advance"] | Duration = "wait",
         trigger: Duration | None = None,
+        max_ahead: Duration | None = MAX_AHEAD,
     ) -> None:
-        """Fill a stream from elsewhere while the application runs: from `holdfast.kafka(…)`, or from any streaming
-        source of Spark's, `lambda spark: spark.readStream…`, whose column `stime` says when a row happened, with so
-        much `slack`. With `schema` the stream is made if it is not there; Spark's frames say theirs themselves."""
+        """Fill a stream from elsewhere while the application runs: from `holdfast.kafka(…)`, from
+        `holdfast.postgres_changes(…)`, or from any streaming source of Spark's, `lambda spark: spark.readStream…`,
+        whose column `stime` says when a row happened, with so much `slack` and no more than `max_ahead` of the clock.
+        With `schema` the stream is made if it is not there; tables and Spark's frames say theirs themselves."""
         if isinstance(source, Source):
             described: Source | EngineSource = source
-            if stime is not None or slack or idle != "wait" or trigger is not None:
+            if stime is not None or slack or idle != "wait" or trigger is not None or max_ahead != MAX_AHEAD:
                 raise UsageError(
-                    f"stime, slack, idle and trigger of stream {stream!r} must stand in its description; got them here"
+                    f"stime, slack, idle, trigger and max_ahead of stream {stream!r} must stand in its description; "
+                    f"got them here"
                 )
         else:
-            described = _spark_source(stream, source, stime, slack, idle, trigger)
+            described = _spark_source(stream, source, stime, slack, idle, trigger, max_ahead)
         if stream in self._sources:
             raise UsageError(f"stream {stream!r} must have one source; got a second; a stream has one writer")
         if (producer := self._producer_of(stream)) is not None:
@@ -250,6 +253,7 @@ def _spark_source(
     slack: Duration,
     idle: Literal["wait", "advance"] | Duration,
     trigger: Duration | None,
+    max_ahead: Duration | None,
 ) -> EngineSource:
     if not callable(function):
         raise UsageError(
@@ -259,7 +263,7 @@ def _spark_source(
     if stime is None:
         raise UsageError(f"the source of stream {stream!r} must say which column is its time; add stime='…'")
     idle_us = None if idle == "wait" else 0 if idle == "advance" else duration_us(idle)
-    return EngineSource(function, stime, duration_us(slack), idle_us, _optional_us(trigger))
+    return EngineSource(function, stime, duration_us(slack), idle_us, _optional_us(trigger), _optional_us(max_ahead))
 
 
 def _parts(

@@ -19,6 +19,15 @@ def monotonic_us() -> int:
     return time.monotonic_ns() // 1000
 
 
+def steady_us() -> int:
+    """Time that never goes back and goes on while the machine sleeps, where the system has such a clock: a laptop that
+    was asleep for a night must not take the whole day to find back to the wall clock."""
+    return time.clock_gettime_ns(_STEADY) // 1000
+
+
+_STEADY: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
 class ArrivalClock:
     """Times of arrival: the pace of the steady clock, led back to the wall clock little by little (D19).
 
@@ -32,16 +41,30 @@ class ArrivalClock:
         self._wall = wall
         self._mutex = threading.Lock()
         # A clock that somebody hands in is taken for a steady one.
-        self._steady = steady or (monotonic_us if wall is now_us else wall)
+        self._steady = steady or (steady_us if wall is now_us else wall)
         self._steady_us = self._steady()
         self._at_us = wall()
 
     def __call__(self) -> int:
         with self._mutex:
+            # Every tuple that is sent alone comes by here twice: comparisons are quicker than min and max.
             steady_us = self._steady()
-            passed, self._steady_us = max(0, steady_us - self._steady_us), steady_us
-            self._at_us += passed + min(max(self._wall() - self._at_us - passed, -(passed // 2)), passed)
-            return self._at_us
+            passed, self._steady_us = steady_us - self._steady_us, steady_us
+            if passed <= 0:
+                return self._at_us
+            at_us = self._at_us + passed
+            behind = self._wall() - at_us
+            if behind > 0:
+                at_us += behind if behind < passed else passed
+            elif behind < 0:
+                at_us += behind if behind > -(passed // 2) else -(passed // 2)
+            self._at_us = at_us
+            return at_us
+
+    @property
+    def strayed_us(self) -> int:
+        """How far the wall clock lies ahead of these times; below zero: behind them."""
+        return self._wall() - self()
 
     def not_before(self, us: int) -> None:
         """Go on from `us` at least: somebody was promised that nothing comes before it."""

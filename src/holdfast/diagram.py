@@ -22,7 +22,15 @@ import pyarrow as pa
 from holdfast.model.errors import BadName, UsageError
 from holdfast.model.names import check_name
 from holdfast.model.time import SECOND_US, duration_text
-from holdfast.protocol.dpc.plan import KEEPALIVE_US, Full, Policy, Stabilise, check_times, check_warm
+from holdfast.protocol.dpc.plan import (
+    KEEPALIVE_US,
+    WARM_SHARE,
+    Full,
+    Policy,
+    Stabilise,
+    check_times,
+    check_warm,
+)
 
 Boundaries = Literal["auto", "before", "exact"]
 Retain = Literal["all", "acknowledged"]
@@ -66,10 +74,9 @@ class NodeSpec:
     boundaries: Boundaries = "auto"
     output_mode: Literal["append"] = "append"
     keepalive_us: int = KEEPALIVE_US
-    warm: float = 0.0
-    """The share of time that goes into keeping a fork ready, where X asks for it: up to 2 s, if the start of one takes
-    too long to wait for a suspicion. 0: never. It is not the default because Spark leaves three descriptors open for
-    every query over a source in Python that it starts."""
+    warm: float = WARM_SHARE
+    """The share of time that may go into keeping a fork ready, where X asks for it: up to 2 s, which leave no time to
+    start one when it is needed. 0: none is kept."""
     output_schema: pa.Schema | None = None
     """Columns of the output, where they should be known before the query first runs."""
 

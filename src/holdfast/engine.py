@@ -6,7 +6,9 @@ Rules:
 2. The stable query reads its inputs up to what `decision` says, in whole buckets, and files its results in the output
    stream, each batch once, whoever is killed. Where it stands is durable: the next start goes on there.
 3. A fork goes on from the last commit of the stable query and never changes it (S1). It reads the buckets that stand in
-   its plan (`stream.tentative`) and files its results in the branch that has its id.
+   its plan (`stream.tentative`) and files its results in the branch that has its id, those behind the branch's root.
+   Until there is one, it files nothing; what it has computed by then and the branch lacks (`stream.waiting`) is filed
+   with the first batch after that.
 4. What starts, stops, copies or packs may take long and is called on threads of the caller's; what only looks
    (`position`, `progress`, `planned`, `ready`) is called a hundred times a second.
 5. Stopping is idempotent, also of what has failed. An error that no new start can mend says so (`explain`).
@@ -17,9 +19,10 @@ Rules:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -28,7 +31,7 @@ from holdfast.diagram import NodeSpec
 from holdfast.inputs.source import EngineSource, SourceInput
 from holdfast.model.errors import HoldfastError, Removed, UnknownStream, UsageError
 from holdfast.model.time import duration_text
-from holdfast.stream.definition import Retention
+from holdfast.stream.definition import Retention, added_columns
 from holdfast.stream.store import Stream, StreamStore
 from holdfast.stream.waiting import Waiting
 
@@ -40,6 +43,60 @@ class Progress(NamedTuple):
     """The last committed batch; -1 before the first."""
     until_us: int | None
     """Inputs are consumed up to here; None before the first batch."""
+
+
+class Recovery(NamedTuple):
+    """What the continuous checkpoints of a query's operator cost with its last batch, and what they are worth."""
+
+    windows: int
+    """N: open windows that a recovery loads."""
+    since_us: int
+    """T: the input from here on is computed again."""
+    extent_s: float
+    opened: int
+    """Records: Gopen, Gcheck and R,"""
+    checked: int
+    closed: int
+    bytes: int
+    """and their size."""
+    period_s: float
+    """How often a slow window is saved now."""
+    recovery_estimate_s: float
+    """What a recovery would take, without the start of the query."""
+    last_recovery_s: float | None
+    """What the last one took; None before the first."""
+    recover_within_s: float | None
+    """What was asked for."""
+
+    @property
+    def broken_goal(self) -> str | None:
+        """Why the time that was asked for cannot be kept; None if it can."""
+        if self.recover_within_s is None or self.recovery_estimate_s <= self.recover_within_s:
+            return None
+        return (
+            f"a recovery must take {_seconds(self.recover_within_s)} at most (recover_within); it would take some "
+            f"{_seconds(self.recovery_estimate_s)}: {self.windows:,} windows to load and {_seconds(self.extent_s)} of "
+            f"input to compute again, though slow windows are saved every {_seconds(self.period_s)}; allow checkpoints "
+            f"a larger budget, use more partitions or smaller batches, or ask for a longer time"
+        )
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s"
+
+
+class Work(NamedTuple):
+    """What the batches of a query came to, each counted once."""
+
+    batches: int = 0
+    busy_ms: float = 0.0
+    rows: int = 0
+    parts_ms: Mapping[str, float] = MappingProxyType({})
+
+    def with_batch(self, busy_ms: float, rows: int, parts_ms: Mapping[str, float]) -> Work:
+        """One more."""
+        parts = {part: self.parts_ms.get(part, 0.0) + took_ms for part, took_ms in parts_ms.items()}
+        return Work(self.batches + 1, self.busy_ms + busy_ms, self.rows + rows, {**self.parts_ms, **parts})
 
 
 @dataclass(slots=True)
@@ -54,6 +111,10 @@ class Reading:
     """How much of the input's time the batch has read; 0 if that says nothing, None if the engine does not say."""
     parts_ms: dict[str, float] = field(default_factory=dict, compare=False)
     """What parts of `busy_ms` were spent on, in the engine's own words; for people."""
+    recovery: Recovery | None = field(default=None, compare=False)
+    """Of an operator with continuous checkpoints."""
+    work: Work | None = field(default=None, compare=False)
+    """All batches since somebody first looked, also over restarts of the query; None if the engine does not say."""
 
 
 class Failure(NamedTuple):
@@ -75,6 +136,18 @@ class Description(NamedTuple):
     """Whether it must not read several buckets in one batch."""
     operators: tuple[str, ...] = ()
     """Those with state, as the engine calls them."""
+
+
+class Operator(NamedTuple):
+    """One operator with state inside a node, and what protects it."""
+
+    name: str
+    kind: str
+    keeps: str
+    """Its state, in words."""
+    policy: str
+    saves: str
+    store: str | None = None
 
 
 class Query(ABC):
@@ -105,13 +178,11 @@ class Fork(NamedTuple):
     checkpoint: Path
     plan: Path
     branch: str
-    """The id of the branch it writes to, which is created when it gets its first bucket."""
+    """The id of the branch it writes to, which is created when it gets the first bucket that is to be seen."""
     batch_id: int
     """The last batch of the parent."""
     root_us: int
     """The parent had consumed its inputs up to here."""
-    waiting: Waiting
-    """Results of the parent that wait for their bucket to be complete."""
 
 
 class NodeQueries(ABC):
@@ -130,6 +201,10 @@ class NodeQueries(ABC):
     @abstractmethod
     def describe(self) -> Description:
         """What is known of the query before it runs."""
+
+    def operators(self) -> tuple[Operator, ...]:
+        """Those with state, once the output has been created; none if the engine does not say."""
+        return ()
 
     # -- the stable query --------------------------------------------------------------------------------------------
 
@@ -162,6 +237,12 @@ class NodeQueries(ABC):
     def needed_us(self, until_us: int) -> int:
         """Once results up to `until_us` are written, earlier input than this is not needed any more."""
         return until_us
+
+    @property
+    def span_us(self) -> int | None:
+        """How much input, in stime, goes into one result: a window's length; 0 if only that of its own bucket; None if
+        that is not known, and may be all of it."""
+        return None
 
     @abstractmethod
     def promised_us(self, until_us: int) -> int:
@@ -247,7 +328,7 @@ class Engine(ABC):
     def take_up(self, home: Path, checkpoint: Path, right_from_us: int | None) -> None:
         """The next start of the replica whose folder `home` is goes on from a copy (`NodeQueries.copy_to`), which is
         moved there; results before `right_from_us` are left out. It does not run now, and its output has been given the
-        results that waited when the copy was made."""
+        results that waited when the copy was made. Whoever was killed in here may call it again before the start."""
 
     @abstractmethod
     def renew(self, checkpoint: Path) -> None:
@@ -255,10 +336,14 @@ class Engine(ABC):
 
 
 def create_output(store: StreamStore, node: NodeSpec, columns: pa.Schema, bucket_us: int) -> Stream:
-    """The output stream of a node. One that is there already must have the same columns. What is kept of it is the
-    node's affair, unless somebody has given it an age or a size."""
+    """The output stream of a node. One that is there already must have its columns; those that it has not got are added
+    when the node is let in (`StreamStore.add_columns`). What is kept of it is the node's affair, unless somebody has
+    given it an age or a size."""
     retention = Retention(acknowledged=node.retain == "acknowledged")
-    stream = store.create(node.output, columns, bucket=duration_text(bucket_us), retention=retention, exist_ok=True)
+    stream = store.open(node.output) if node.output in store.names() else None
+    if stream is None or not added_columns(stream.definition, columns):
+        stream = store.create(node.output, columns, bucket=duration_text(bucket_us), retention=retention, exist_ok=True)
+    stream.definition.require_replay(f"node {node.name}, which writes it,")
     given = stream.definition.retention
     if given != retention and given.age_us is None and given.size_bytes is None:
         return store.change_retention(node.output, retention)

@@ -22,6 +22,7 @@ import pytest
 from holdfast.spark.java import find_java
 from tests.checkpoint.servers import free_port
 from tests.maven import Artifact
+from tests.suite.class_archive import SHORT_LIVED
 
 #: Without the older servlet interface, which hides the gateway's own.
 SERVER = Artifact(
@@ -62,7 +63,7 @@ class HBase:
         pairs = "".join(f"<property><name>{k}</name><value>{v}</value></property>" for k, v in settings.items())
         (folder / "conf" / "hbase-site.xml").write_text(f"<configuration>{pairs}</configuration>")
         self._log = (folder / "log").open("wb")
-        java = [_java(), "-Xmx512m", *_OPENS, "-cp", f"{folder}/conf:{lib}/*"]
+        java = [_java(), "-Xmx512m", *SHORT_LIVED.split(), *_OPENS, "-cp", f"{folder}/conf:{lib}/*"]
         self._processes = [
             subprocess.Popen([*java, f"org.apache.hadoop.hbase.{what}", *rest], stdout=self._log, stderr=self._log)
             for what, rest in (("master.HMaster", ["start"]), ("rest.RESTServer", ["-p", str(self.port), "start"]))

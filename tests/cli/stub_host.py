@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from holdfast.host.catalog import Catalog
-from holdfast.host.deployment import Deployment
+from holdfast.host.deployment import Deployment, load_deployment
 from holdfast.model.errors import UsageError
 
 #: 2026-01-01, so that positions are known.
@@ -58,6 +58,7 @@ class _Server:
                 Route("/v1/status", self.status),
                 Route("/v1/faults", self.faults, methods=["POST"]),
                 Route("/v1/stop", self.stop, methods=["POST"]),
+                Route("/v1/reload", self.reload, methods=["POST"]),
             ]
         )
         files = {} if tls is None else {"ssl_certfile": tls.certificate, "ssl_keyfile": tls.key}
@@ -107,6 +108,14 @@ class _Server:
             self._cuts = [c for c in self._cuts if c not in said["heal"]]
             self._cuts += [c for c in said["cut"] if c not in self._cuts]
         return stranger or JSONResponse({"cuts": self._cuts})
+
+    async def reload(self, request: Request) -> Response:
+        deployment = self._catalog.deployment
+        assert deployment is not None
+        fresh = load_deployment(deployment.file)
+        self._catalog = Catalog(fresh.load_app().diagram(), fresh)
+        placed = {node: list(hosts) for node, hosts in self._catalog.placement.replica_sets.items()}
+        return self._stranger(request) or JSONResponse({"host": self._name, "placed": placed})
 
     async def stop(self, request: Request) -> Response:
         stranger = self._stranger(request)

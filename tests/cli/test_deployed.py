@@ -218,12 +218,14 @@ def test_up_starts_only_the_named_hosts_and_says_so_to_programs(net: Net) -> Non
     assert net.told("down", "--host", "b") == "b: stopped\n"
 
 
-def test_up_refuses_while_a_host_is_up_and_leaves_it_alone(net: Net) -> None:
+def test_up_has_a_host_that_is_up_read_the_file_again_and_starts_the_others(net: Net) -> None:
     net.told("up", "--host", "a")
     pid = net.pid("a")
-    assert f"host 'a' is up already (pid {pid})" in net.refuses("up")
+    said = net.told("up")
+    assert "a: is up, and has read the file again\n" in said
+    assert "b: up at " in said
     assert net.pid("a") == pid
-    assert net.pid("b") is None
+    assert net.pid("b") is not None
     assert f"host 'a' is up already (pid {pid})" in net.refuses("host", "a")
 
 

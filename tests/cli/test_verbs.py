@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -13,6 +14,9 @@ import httpx
 import pytest
 
 import holdfast
+from holdfast.protocol.dpc.messages import StreamReport
+from holdfast.protocol.dpc.states import StreamState
+from holdfast.stream.report import ReportWriter, report_path
 from tests.cli.conftest import SCHEMA, Cli, _command
 
 VERBS = ["streams", "create", "send", "tail", "replay", "verify", "repair", "mend-boundary", "retain", "delete"]
@@ -41,6 +45,8 @@ def test_ending_a_stream_says_that_it_has_ended(inside: Cli, tmp_path: Path) -> 
     said = inside.ok("send", "s", file, "--end")
     assert said == f"s: 0 tuples sent; {file} was sent before (--again sends it once more); the stream has ended\n"
     assert holdfast.open(inside.root).open("s").reader().closed
+    inside.ok("create", "t", "--schema", SCHEMA)
+    assert inside.ok("send", "t", "/dev/null", "--end") == "t: 0 tuples sent; the stream has ended\n"
 
 
 def test_send_refuses_a_row_far_ahead_and_takes_it_if_told_so(inside: Cli) -> None:
@@ -48,6 +54,19 @@ def test_send_refuses_a_row_far_ahead_and_takes_it_if_told_so(inside: Cli) -> No
     row = b'{"n": 1, "at": "9999-01-01T00:00:00Z"}\n'
     assert "ahead of the clock" in inside.fails("send", "s", "--stime", "at", stdin=row)
     assert inside.ok("send", "s", "--stime", "at", "--max-ahead", "none", stdin=row) == "s: 1 tuple sent\n"
+
+
+def test_status_without_a_file_looks_below_the_root(inside: Cli) -> None:
+    inside.ok("create", "s", "--schema", SCHEMA)
+    assert "no node writes below" in inside.ok("status")
+    folder = holdfast.open(inside.root).open("s").folder
+    ReportWriter(folder).publish(StreamReport("s", StreamState.STABLE, 1_700_000_000_000_000, False))
+    (said,) = inside.objects("status")
+    assert (said["stream"], said["up"], said["state"]) == ("s", True, "STABLE")
+    assert "2023-11-14T22:13:20" in inside.ok("status")
+    os.utime(report_path(folder), (1, 1))
+    assert "down" in inside.ok("status")
+    assert "--diagram needs the deployment's file" in inside.fails("status", "--diagram")
 
 
 def test_idle_is_for_columns_that_say_when(inside: Cli) -> None:
@@ -77,6 +96,14 @@ def test_create_takes_every_option(cli: Cli) -> None:
     assert d.retention == holdfast.Retention(7 * 86_400_000_000, 10**9, True)
     assert d.bound == holdfast.Bound(2 * 10**9, "drop_oldest")
     cli.ok("create", "s", "--schema", SCHEMA, "--exist-ok")
+
+
+def test_create_takes_when_to_persist(cli: Cli) -> None:
+    cli.ok("create", "s", "--schema", SCHEMA, "--persist", "on_demand", "--memory", "64MB")
+    d = holdfast.open(cli.root).open("s").definition
+    assert (d.persist, d.memory_bytes) == ("on_demand", 64_000_000)
+    assert "persist on_demand, now in the log" in cli.ok("streams", "--json")
+    assert "persist must be one of" in cli.fails("create", "t", "--schema", SCHEMA, "--persist", "sometimes")
 
 
 def test_streams_shows_a_table_and_objects(filled: Cli) -> None:

@@ -17,6 +17,7 @@ from holdfast.host.embedded import Running
 from holdfast.model.tuples import TupleType
 from tests.console.browser import browser
 from tests.console.netmon import OUTPUT, netmon
+from tests.console.two_hosts import OPERATOR_TOKEN, deployed
 
 pytestmark = pytest.mark.slow
 
@@ -184,4 +185,45 @@ def test_a_thousand_nodes_are_found_and_only_those_in_sight_are_drawn(tmp_path: 
         page.keyboard.press("End")
         shown.until(lambda: "counts999@here" in page.inner_text("#replicas"))
         assert page.locator("#no-diagram").is_visible()
+        assert page.complaints == []
+
+
+def test_a_deployment_shows_its_operators_stores_readers_and_ledger_and_drains_and_acknowledges_when_asked_twice(
+    tmp_path: Path,
+) -> None:
+    """Two hosts on one page, their status from a script; keyboard and mouse; both colour schemes."""
+    with deployed(tmp_path) as (a, b, url), browser(viewport={"width": 1280, "height": 900}) as page:
+        page.goto(url)
+        page.get_by_label("Token").fill(OPERATOR_TOKEN)
+        page.keyboard.press("Enter")
+        shown = Shown(page)
+        shown.until(lambda: page.locator("#hosts tbody tr").count() == 2)
+        shown.until(lambda: page.locator("#readers tbody tr").count() == 1)
+        shown.until(lambda: "continuous()" in page.inner_text("#operators"))
+        assert "counts@a\t7\t12\t4.0 s\t250 ms\t2.0 s" in page.inner_text("#versions")
+        assert "LogStore@b\tRUNNING\t5\t40\t3\t2\t0\t1" in page.inner_text("#stores")
+        assert "words@a\t9\t1" in page.inner_text("#deadlines")
+        assert "period 3: 0.5 units at 2 = 1" in page.inner_text("#ledger")
+
+        page.get_by_role("button", name="Acknowledge counts for dashboard").press("Enter")
+        assert "cannot be taken back" in page.inner_text("#sure-text")
+        page.get_by_role("button", name="Leave it").click()
+        assert a.acknowledged() == {"dashboard": 1_000_000}, "asked, and left alone"
+        page.get_by_role("button", name="Acknowledge counts for dashboard").click()
+        page.get_by_role("button", name="Do it").click()
+        shown.until(lambda: a.acknowledged() == b.acknowledged() == {"dashboard": a.boundary_us})
+
+        page.get_by_role("button", name="Drain b").click()
+        assert "refused if one has no stable twin" in page.inner_text("#sure-text")
+        page.get_by_role("button", name="Do it").click()
+        shown.until(lambda: b.drained and "DRAINED" in page.inner_text("#hosts"))
+        assert not a.drained
+        page.get_by_role("button", name="Move to ben").click()
+        page.get_by_role("button", name="Do it").click()
+        shown.until(lambda: a.moved == [{"node": "counts", "to": "ben"}])
+        assert shown.faults() == []
+        page.get_by_role("button", name="Dark").click()
+        page.set_viewport_size({"width": 390, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, "nothing hangs out sideways"
+        assert shown.faults() == []
         assert page.complaints == []

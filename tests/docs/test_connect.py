@@ -7,17 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import App
 from tests.docs.test_consuming import Totals, totals
 from tests.docs.test_docs import HOME, blocks
+from tests.inputs.conftest import until
 from tests.inputs.kafka_server import kafka_broker
 from tests.operators.test_database import postgres
+from tests.postgres_server import postgres_server
 from tests.sinks.test_runner import Receiver, receiver
 
 __all__ = ["postgres", "receiver", "totals"]
 
-KAFKA, CLICKS, APP, RUN, SQLITE, POSTGRES, DUCKDB, DELTA, ICEBERG, TOPIC, PARQUET, FUNCTION, WEBHOOK = blocks(
-    HOME / "docs" / "connect.md", "python"
-)
+(KAFKA, CHANGES, CLICKS, APP, RUN, SQLITE, POSTGRES, DUCKDB, DELTA, ICEBERG, TOPIC, PARQUET, FUNCTION, WEBHOOK,
+ SPARK) = blocks(HOME / "docs" / "connect.md", "python")  # fmt: skip
 
 
 @pytest.fixture
@@ -29,10 +31,27 @@ def ended(totals: Totals) -> Totals:
 def test_the_applications_have_their_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What they read is not here; tests/inputs/test_kafka.py and tests/spark/test_ingest.py have it."""
     monkeypatch.chdir(tmp_path)
-    for example, stream in ((KAFKA, "orders"), (CLICKS, "clicks")):
+    for example, stream in ((KAFKA, "orders"), (CHANGES, "orders"), (CLICKS, "clicks")):
         names: dict[str, object] = {}
         exec(example, names)
         assert list(names["app"].sources) == [stream]  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_changes_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import psycopg
+
+    monkeypatch.chdir(tmp_path)
+    with postgres_server(wal_level="logical", fsync="off") as server:
+        with psycopg.connect(server.url, autocommit=True) as database:
+            database.execute("create table orders (id int primary key, amount int)")
+            database.execute("insert into orders values (1, 10)")
+        names: dict[str, App] = {}
+        exec(CHANGES.replace("postgresql://ann@db.example/shop", server.url), names)
+        with names["app"].start() as running:
+            until(lambda: running.status()["sources"][0].get("settled"), 120)
+        (row,) = running.streams.open("orders").subscribe().rows(timeout=0)
+        assert row.values == {"change": "snapshot", "id": 1, "amount": 10, "old": None}
 
 
 def test_the_application_has_its_sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,12 +117,13 @@ class Hosts:
     """The processes of one deployment. `spark_hosts` run nodes; `src` holds the sources and runs none."""
 
     def __init__(
-        self, folder: Path, app: str, bucket: str, sources: Sequence[str], nodes: dict[str, list[str]], **streams: Any
-    ) -> None:
-        """`streams`: options of the source streams."""
-        self.folder, self.bucket = folder, bucket
+        self, folder: Path, app: str, bucket: str, sources: Sequence[str], nodes: dict[str, list[str]], *,
+        plain: bool = False, **streams: Any,
+    ) -> None:  # fmt: skip
+        """`streams`: options of the source streams. `plain`: without Spark (`tests.load.plain_engine`)."""
+        self.folder, self.bucket, self._plain = folder, bucket, plain
         names = list(dict.fromkeys(["src", *(host for hosts in nodes.values() for host in hosts)]))
-        ports = _free_ports(len(names))
+        ports = free_ports(len(names))
         (folder / "app.py").write_text(app)
         lines = ["app: app.py", "hosts:"]
         lines += [f'  {n}: {{address: "127.0.0.1:{p}", root: {n}/}}' for n, p in zip(names, ports, strict=True)]
@@ -146,14 +147,15 @@ class Hosts:
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
-    def start(self, *hosts: str) -> None:
+    def start(self, *hosts: str, **variables: str) -> None:
         """Start these hosts, or all; as `holdfast up` does, without waiting."""
         for host in hosts or self.names:
-            command = [sys.executable, "-m", "holdfast.cli.main", "host", str(self.file), host]
+            run = ["tests.load.plain_engine"] if self._plain else ["holdfast.cli.main", "host"]
+            command = [sys.executable, "-m", *run, str(self.file), host]
             with self.log(host).open("a") as out:
                 self._processes[host] = subprocess.Popen(
-                    command, cwd=REPOSITORY, env={**environment(), "PYTHONUNBUFFERED": "1"}, stdout=out, stderr=out,
-                    text=True, start_new_session=True,
+                    command, cwd=REPOSITORY, env={**environment(), "PYTHONUNBUFFERED": "1", **variables}, stdout=out,
+                    stderr=out, text=True, start_new_session=True,
                 )  # fmt: skip
 
     def kill(self, *hosts: str, with_java: bool = True) -> None:
@@ -174,6 +176,10 @@ class Hosts:
         """The host's own process, while there is one."""
         process = self._processes.get(host)
         return None if process is None else process.pid
+
+    def died(self, host: str) -> None:
+        """Wait until the host has died by itself."""
+        self._processes.pop(host).wait(60)
 
     def end(self) -> None:
         """Nothing of it is left running, in whatever state it is."""
@@ -270,7 +276,7 @@ def wait_us(condition: Callable[[], object], seconds: float, every_us: int = 500
     return now_us() - begun
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     sockets = [socket.socket() for _ in range(count)]
     try:
         for probe in sockets:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.load.crash_points import GUEST_COMING, GUEST_GOING, OWNER_COMING_BACK, OWNER_LEAVING
+from holdfast.host.crash_points import GUEST_COMING, GUEST_GOING, OWNER_COMING_BACK, OWNER_LEAVING
 from holdfast.load.remote_task import read_note
 from tests.load.federation import MOVES, Federation, Owner
 

@@ -20,7 +20,9 @@ def main(file: str, root: str, bucket: str) -> None:
     spark = session("undisturbed", spark_sql_shuffle_partitions="1")
     spark.sparkContext.setLogLevel("OFF")
     for node in diagram.nodes:
-        roots = [deployment.host(deployment.sources[s]).root if s in deployment.sources else root for s in node.inputs]
+        roots = [
+            deployment.host(deployment.sources[s][0]).root if s in deployment.sources else root for s in node.inputs
+        ]
         frame = read_stream(spark, *node.inputs, boundaries="exact", roots=json.dumps([str(r) for r in roots]),
                             streamColumn=str(len(node.inputs) > 1).lower())  # fmt: skip
         writer = node.function(frame).writeStream.format("holdfast").option("root", root).option("create", "true")

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.load.parcel import Unpacking, pack
+from holdfast.host.parcel import Unpacking, pack
 from holdfast.stream.definition import define
 from holdfast.stream.frame import crc32c
 from holdfast.stream.waiting import Waiting

@@ -41,18 +41,23 @@ class ScriptedQueries(NodeQueries):
 
     decision = Path()
     keeps_state = False
+    span_us: int | None = None
 
     def __init__(self, home: Path) -> None:
         self.home, self.log, self.refused, self.needed = home, [], 0, 0  # type: tuple[Path, list[str], int, int]
         self.decision, self.checkpoint = home / "decision", home / "checkpoint"
-        for kind in ("offsets", "commits"):
-            (self.checkpoint / kind).mkdir(parents=True)
         self.commit(0, 5 * SECOND)
 
     def commit(self, batch: int, until_us: int) -> None:
-        offset = json.dumps({"format": 1, "until_us": until_us})
-        (self.checkpoint / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{offset}\n")
-        (self.checkpoint / "commits" / str(batch)).write_text("v1\n{}\n")
+        self._commit(self.checkpoint, batch, until_us)
+
+    def _commit(self, checkpoint: Path, batch: int, until_us: int) -> None:
+        for name, line in (("offsets", json.dumps({"format": 1, "until_us": until_us})), ("commits", "")):
+            (checkpoint / name).mkdir(parents=True, exist_ok=True)
+            (checkpoint / name / str(batch)).write_text(f"v1\n{{}}\n{line}\n")
+
+    def fork_commits(self, fork: int, batch: int, until_us: int) -> None:
+        self._commit(self.home / "forks" / str(fork) / "checkpoint", batch, until_us)
 
     def create_output(self, bucket_us: int) -> Stream:
         raise AssertionError("not in the script")
@@ -97,7 +102,7 @@ class ScriptedQueries(NodeQueries):
         plan.parent.mkdir(parents=True)
         ready_mark(plan).touch()
         query = ScriptedQuery(self.log)
-        return Fork(query, plan.parent / "checkpoint", plan, "ab" * 8, 0, 5 * SECOND, Waiting({}, 0, b""))
+        return Fork(query, plan.parent / "checkpoint", plan, "ab" * 8, 0, 5 * SECOND)
 
     def ready(self, fork: Fork) -> bool:
         return True

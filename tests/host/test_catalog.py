@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from holdfast.app import App, Diagram
-from holdfast.host.catalog import Catalog
+from holdfast.host.catalog import Catalog, sink_homes
 from holdfast.host.deployment import Deployment, load_deployment
 from holdfast.model.errors import UsageError
 from holdfast.protocol.dpc.node import NodeCore
 from holdfast.protocol.dpc.plan import Full, InputPlan, OutputPlan, Policy, Resume, Stabilise
 from holdfast.protocol.dpc.signals import Tick
+from holdfast.sinks import foreach
 
 SECOND = 1_000_000
 
@@ -62,6 +63,13 @@ def test_replica_sets_are_those_of_the_file(tmp_path: Path) -> None:
     assert catalog.host_of("monitor2@src") == "src"
     assert catalog.sources_on("src") == ("monitor1", "monitor2")
     assert [node.name for node in catalog.nodes_on("a")] == ["active"]
+
+
+def test_only_a_source_that_lives_here_and_nowhere_else_is_read_in_place(tmp_path: Path) -> None:
+    rest = "sources: {monitor1: a, monitor2: {hosts: [a, b]}}\nnodes: {active: [a, b], alarms: [a]}"
+    catalog = Catalog(diagram(second=1), deploy(tmp_path, "a b", rest))
+    found = {(s, host) for s in catalog.diagram.streams for host in catalog.hosts if catalog.reads_in_place(s, host)}
+    assert found == {("monitor1", "a")}
 
 
 def test_nodes_without_a_line_spread_over_hosts_that_hold_no_source(tmp_path: Path) -> None:
@@ -161,3 +169,16 @@ def test_questions_about_strangers_are_answered_with_what_there_is(tmp_path: Pat
         catalog.host_of("active@src")
     with pytest.raises(UsageError, match="no replica on 'src'; it has active@a, active@b"):
         catalog.plan_of("active", "src", SECOND)
+
+
+def test_a_sink_runs_where_the_file_says_or_else_where_its_stream_is_first_produced(tmp_path: Path) -> None:
+    app = App("shop")
+    app.node(inputs=["orders"], name="totals", replicas=2)(lambda rows: rows)
+    for name in ("here", "there"):
+        app.sink("totals", foreach(print, resume=lambda: None), name=name)
+    rest = "sources: {orders: src}\nnodes: {totals: [b, a]}\nsinks: {there: src}"
+    catalog = Catalog(app.diagram(), deploy(tmp_path, "src a b", rest))
+    assert sink_homes(app, catalog) == {"here": ("totals", "b"), "there": ("totals", "src")}
+    strange = Catalog(app.diagram(), deploy(tmp_path, "src a b", rest.replace("there", "elsewhere")))
+    with pytest.raises(UsageError, match="must be sinks of application 'shop': here, there; got elsewhere"):
+        sink_homes(app, strange)

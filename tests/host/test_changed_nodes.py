@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import holdfast
+from holdfast.host.trial import TrialOrder
 from holdfast.model.errors import UsageError
 from holdfast.operators.functions import count
 from holdfast.operators.windows import time_window
 from holdfast.spark import flow_of
-from holdfast.spark.engine import node_session
+from holdfast.spark.engine import SparkEngine, node_session
 from holdfast.stream.changes import read_changes
 from tests.cli.conftest import InsideCli
 from tests.host.test_embedded import SECOND, T0, Source, reached, stable, until
+from tests.host.test_trial import running
 
 pytestmark = pytest.mark.slow
 
@@ -122,3 +125,60 @@ def test_who_knows_that_a_change_is_compatible_goes_on_with_the_state(spark: Spa
         running.wait_until_stable("300s")
     assert note.exists()
     source.leave()
+    # The same name and columns, and none of the tuples that the state has counted.
+    store.delete("s")
+    Source(store, "s").leave()
+    with pytest.raises(UsageError, match=r"node sums must compute .*input s: stream \w+, made anew since"):
+        app(-3).start(spark=spark)
+    cli.ok("upgrade", "sums", "--from", "end")
+
+
+TRIED = """
+import holdfast
+from pyspark.sql import functions as F
+
+app = holdfast.App("tried")
+
+@app.node(inputs=["flows"], name="counts", max_delay="20s")
+def counts(rows):
+    window = F.window("stime", "{seconds} seconds")
+    return rows.filter("bytes >= {least}").groupBy(window, "source").count(){more}
+"""
+
+
+def test_a_filter_and_a_column_are_tried_on_the_live_state_and_swapped_in_and_another_window_is_not(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """S1, D1, C12: four rows of each source in ten seconds; what the open window had counted is counted on."""
+
+    def text(seconds: int = 10, least: int = 0, more: str = "") -> str:
+        return TRIED.format(seconds=seconds, least=least, more=more)
+
+    async def check() -> None:
+        async with running(tmp_path, SparkEngine(lambda: spark), text()) as one:
+            file = tmp_path / "app.py"
+            file.write_text(text(seconds=20))
+            with pytest.raises(UsageError, match=r"cannot be carried over \(.*10s.*20s.*--replay"):
+                await one.trials.start("counts", TrialOrder("app.py"))
+            await one.stable()
+            file.write_text(text(least=-1, more='.withColumn("rate", F.col("count") / 10)'))
+            trial = await one.trials.start("counts", TrialOrder("app.py"))
+            assert trial.differences
+            await one.until(lambda: trial.status()["buckets"] >= 25 or trial.trouble is not None)
+            said = trial.status()
+            assert (said["why"], said["carried"], said["added"]) == (None, True, "rate double")
+            assert said["equal"] == said["live"] == said["trial"] > 0, "the filter lets everything through, as before"
+            swap = asyncio.ensure_future(one.trials.swap(trial))
+            await one.until(swap.done)
+            swap.result()
+            (boundary_us,) = (change.from_us for change in read_changes(one.output.folder))
+            await one.until(lambda: one.rows()[-1]["stime"].timestamp() * 1e6 > boundary_us + 20 * SECOND)
+            rows = one.rows()
+            ends = sorted({round(row["stime"].timestamp()) for row in rows})
+            assert ends == list(range(ends[0], ends[-1] + 1, 10)), "no gap"
+            assert len(rows) == 3 * len(ends), "no repetition"
+            for row in rows:
+                assert row["count"] in (30, 40)
+                assert row["rate"] == (None if row["stime"].timestamp() * 1e6 < boundary_us else row["count"] / 10)
+
+    asyncio.run(check())

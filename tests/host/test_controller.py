@@ -28,7 +28,7 @@ from holdfast.model.time import BEGINNING_US
 from holdfast.protocol.dpc.effects import ExtendFork, Part, Send, TentativeBucket
 from holdfast.protocol.dpc.messages import Ack, KeepaliveReply, KeepaliveRequest, StreamReport
 from holdfast.protocol.dpc.plan import InputPlan, NodePlan, OutputPlan
-from holdfast.protocol.dpc.signals import ForkFailed, ForkPrepared, ForkSignal, InputGap, Lane
+from holdfast.protocol.dpc.signals import ForkCompleted, ForkFailed, ForkPrepared, ForkSignal, InputGap, Lane
 from holdfast.protocol.dpc.states import NodeState, StreamState
 from holdfast.spark.beginning import Beginning, begin_anew, load_beginning
 from holdfast.spark.node import SparkQueries
@@ -40,6 +40,8 @@ from holdfast.stream.identity import Identity, changed, note_identity, read_iden
 from holdfast.stream.pack import pack
 from holdfast.stream.report import ReportWriter, read_report, report_path
 from holdfast.stream.store import Stream
+from holdfast.stream.tentative import PlanReader
+from holdfast.stream.worth import Worth, Worths
 from holdfast.stream.writer import LogWriter
 from tests.host.scripted_engine import ScriptedQueries, ScriptedQuery
 from tests.stream.test_rows import stored_batch
@@ -331,43 +333,42 @@ def next_signal(forking: ForkRunner) -> ForkSignal:
     return signal
 
 
-def test_a_successor_takes_the_place_of_an_idle_fork_which_is_stopped_then_and_not_before(tmp_path: Path) -> None:
+def test_a_fork_that_follows_main_has_no_branch_before_something_of_it_is_to_be_seen(tmp_path: Path) -> None:
     forking, queries = ready_fork(tmp_path)
-    real, released, stopped = queries.start_fork, threading.Event(), threading.Event()
-    queries.start_fork = lambda fork: released.wait(60) and real(fork)
-    queries.stop_fork = lambda fork: stopped.set()
-    forking.prepare(2)
-    assert forking.poll(monotonic_us()) is None
-    assert (forking.state, stopped.is_set()) == ("ready", False)
-    released.set()
-    assert next_signal(forking) == ForkPrepared(2, 5)
-    assert stopped.wait(60)
-    assert forking.state == "ready"
+
+    def bucket(number: int, emit: bool) -> TentativeBucket:
+        return TentativeBucket(number, (Part("s", Lane.MAIN, None, 0, True),), emit, 1.0)
+
+    forking.extend(ExtendFork(1, (bucket(5, False), bucket(6, False))), [(6 * SECOND, ()), (7 * SECOND, ())])
+    plan = PlanReader(tmp_path / "home" / "forks" / "1" / "plan")
+    plan.refresh()
+    assert plan.until_us == 7 * SECOND
+    assert (forking.state, forking._output.branch()) == ("ready", None)
+    queries.fork_commits(1, 1, 7 * SECOND)
+    assert next_signal(forking) == ForkCompleted(1, 7)
+    forking.extend(ExtendFork(1, (bucket(7, False), bucket(8, True))), [(8 * SECOND, ()), (9 * SECOND, ())])
+    root = forking._output.branch()
+    assert root is not None
+    assert (forking.state, root.root_us) == ("running", 8 * SECOND)
     forking.close()
+    assert forking._output.branch() is None
 
 
-def test_a_fork_that_died_is_told_before_the_next_one_is_started(tmp_path: Path) -> None:
-    """Otherwise whoever asked for a successor would go on giving buckets to the dead."""
+def test_what_a_fork_was_given_unseen_counts_in_what_its_first_results_are_worth(tmp_path: Path) -> None:
+    """003 §5.8.3: the results of bucket 8 cover the three before it, of which nobody has seen the first two."""
     forking, queries = ready_fork(tmp_path)
-    forking._fail(monotonic_us(), RuntimeError("the query ended by itself"))
-    started: list[int] = []
-    queries.start_fork = started.append
-    forking.prepare(2)
-    assert forking.poll(monotonic_us()) == ForkFailed(1)
-    assert started == []
-    forking.close()
+    queries.span_us = 3 * SECOND
 
+    def bucket(number: int, worth: float, *missing: str) -> TentativeBucket:
+        return TentativeBucket(number, (Part("s", Lane.MAIN, None, 0, True),), number >= 7, worth, worth, missing)
 
-def test_a_successor_that_fails_leaves_the_fork_as_it_is(tmp_path: Path) -> None:
-    forking, queries = ready_fork(tmp_path)
-
-    def fails(fork: int) -> Fork:
-        raise OSError("no space left")
-
-    queries.start_fork = fails
-    forking.prepare(2)
-    assert next_signal(forking) == ForkFailed(2)
-    assert forking.state == "ready"
+    forking.extend(ExtendFork(1, (bucket(5, 1.0), bucket(6, 0.4, "t"))), [(6 * SECOND, ()), (7 * SECOND, ())])
+    forking.extend(ExtendFork(1, (bucket(7, 0.7, "u"), bucket(8, 1.0))), [(8 * SECOND, ()), (9 * SECOND, ())])
+    root = forking._output.branch()
+    assert root is not None
+    assert Worths(forking._output.folder).read(root.id) == {
+        7: Worth(7, 0.8, ("s",), 0.4, ("t",)), 8: Worth(8, 0.7, ("s",), 0.4, ("t", "u"))
+    }  # fmt: skip
     forking.close()
 
 

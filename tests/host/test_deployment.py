@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.host.deployment import Deployment, load_deployment
+from holdfast.host.link import HttpLink
 from holdfast.inputs.credentials import Role
+from holdfast.inputs.network import Access
 from holdfast.inputs.token_file import make_token, read_token
 from holdfast.model.errors import UsageError
 
@@ -63,7 +65,7 @@ def test_every_word_is_understood(write: Write, tmp_path: Path) -> None:
     assert src.tls is not None
     assert (src.address, src.url) == ("[::1]:7403", "https://[::1]:7403")
     assert (src.tls.certificate, src.tls.authority) == (tmp_path / "src.pem", tmp_path / "ca.pem")
-    assert dict(deployment.sources) == {"monitor1": "src", "monitor2": "src"}
+    assert dict(deployment.sources) == {"monitor1": ("src",), "monitor2": ("src",)}
     assert dict(deployment.nodes) == {"active": ("a", "b")}
 
 
@@ -80,7 +82,7 @@ def test_scalars_are_text_whatever_they_look_like(write: Write) -> None:
         write('app: on\nhosts: {no: {address: "127.0.0.1:7401", root: 1}}\nsources: {1: no}\n')
     )
     assert (deployment.app, deployment.hosts[0].name, deployment.hosts[0].root.name) == ("on", "no", "1")
-    assert dict(deployment.sources) == {"1": "no"}
+    assert dict(deployment.sources) == {"1": ("no",)}
     assert deployment.token_file.name == "holdfast.token"
 
 
@@ -130,6 +132,18 @@ REFUSED = [
 @pytest.mark.parametrize(("text", "why"), REFUSED)
 def test_a_file_that_cannot_be_meant_is_refused_in_one_line(write: Write, text: str, why: str) -> None:
     refused(write(text), why)
+
+
+def test_tls_may_be_left_to_a_mesh_by_that_word(write: Write) -> None:
+    (host,) = load_deployment(write('app: x.py\nhosts: {a: {address: "10.0.0.1:7401", root: a, tls: mesh}}\n')).hosts
+    assert (host.mesh, host.tls, host.url) == (True, None, "http://10.0.0.1:7401")
+    refused(write('app: x.py\nhosts: {a: {address: "10.0.0.1:7401", root: a, tls: none}}\n'), "tls")
+    HttpLink(host.url, "token", mesh=host.mesh)
+    with pytest.raises(UsageError, match="in the clear"):
+        HttpLink(host.url, "token")
+    Access(host.ip, host.port, token="t" * 16, mesh=True).check()
+    with pytest.raises(UsageError, match="needs a token"):
+        Access(host.ip, host.port, mesh=True).check()
 
 
 def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path, write: Write) -> None:
@@ -258,6 +272,19 @@ def test_functions_of_an_application_reach_spark_s_workers_without_the_file(writ
     assert done.stdout == b"40\n", done
 
 
+def test_an_application_that_was_edited_twice_in_a_second_is_the_one_that_stands_there(
+    write: Write, tmp_path: Path
+) -> None:
+    """Python tells cached bytecode by the second and the length of its source."""
+    file, second = tmp_path / "netmon.py", 1_800_000_000
+    for name in ("one", "two"):
+        code = f"import holdfast\napp = holdfast.App('{name}')\n"
+        deployment = load_deployment(write(f"app: netmon.py\nhosts: {{a: {HOST}}}\n"))
+        file.write_text(code)
+        os.utime(file, (second, second))
+        assert deployment.load_app().name == name
+
+
 def test_a_mistake_in_the_application_is_named_with_its_line(write: Write, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot be run: ZeroDivisionError: division by zero \(netmon.py line 2\)"):
         load(write, tmp_path, "netmon.py", "x = 1\ny = x / 0\n")
@@ -316,10 +343,18 @@ def test_a_source_may_say_what_fills_it(write: Write, tmp_path: Path) -> None:
     fed = f"{{host: src, kafka: {words}, bucket: 1s, schema: 'n bigint, who string'}}"
     (tmp_path / "client.properties").write_text("sasl.password=hush\n")
     deployment = load_deployment(write(GOOD.replace("monitor2: src", f"monitor2: {fed}")))
-    assert deployment.sources == {"monitor1": "src", "monitor2": "src"}
+    assert deployment.sources == {"monitor1": ("src",), "monitor2": ("src",)}
     (spec,) = deployment.fed.values()
     assert (spec.stream, spec.bucket_us) == ("monitor2", 1_000_000)
     assert spec.source.text() == "topic monitor2 of Kafka at b:9092"
+    assert "hush" not in repr(deployment)
+
+
+def test_a_source_may_be_a_table(write: Write) -> None:
+    words = "{url: 'postgresql://ann:hush@db/shop', columns: [id, n], snapshot: false, dead_letters: bad.json}"
+    deployment = load_deployment(write(GOOD.replace("monitor2: src", f"monitor2: {{host: src, postgres: {words}}}")))
+    (spec,) = deployment.fed.values()
+    assert spec.source.text() == "changes of table monitor2 of PostgreSQL at db/shop"
     assert "hush" not in repr(deployment)
 
 
@@ -329,5 +364,7 @@ def test_a_source_that_cannot_be_filled_as_it_says_is_refused(write: Write) -> N
 
     refused(with_source("{host: src, kafka: {brokers: b, slack: soon}}"), "a duration must look like")
     refused(with_source("{host: src, kafka: {brokers: b, speed: high}}"), "unknown field `speed`")
-    refused(with_source("{host: src, bucket: 1s}"), "schema and bucket go with kafka")
+    refused(with_source("{host: src, bucket: 1s}"), "schema and bucket go with kafka or postgres")
+    refused(with_source("{host: src, postgres: {url: u, table: a.b.c}}"), "a name, or schema.name")
+    refused(with_source("{host: src, postgres: {url: u}, kafka: {brokers: b}}"), "kafka or postgres, not both")
     refused(with_source("{host: nowhere}"), "no host 'nowhere'")

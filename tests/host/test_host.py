@@ -11,6 +11,7 @@ import pytest
 
 import holdfast
 import holdfast.host.host as hosts
+from holdfast.engine import create_output
 from holdfast.host.catalog import Catalog
 from holdfast.host.deployment import load_deployment
 from holdfast.host.host import Host
@@ -63,6 +64,28 @@ def test_a_host_whose_only_node_cannot_be_set_up_ends_with_the_reason(tmp_path: 
             await asyncio.wait_for(host(tmp_path, APP, "fast: a, slow: a").run(), 30)
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize("persist", ["on_demand", "never"])
+def test_a_node_refuses_an_input_that_may_not_be_there_again(tmp_path: Path, persist: Any) -> None:
+    async def play() -> None:
+        app = 'import holdfast\napp = holdfast.App("one")\napp.node(inputs=["brief"], name="n")(lambda rows: rows)\n'
+        running = host(tmp_path, app, "brief: a")
+        holdfast.open(tmp_path / "a").create("brief", "n bigint", persist=persist)
+        with pytest.raises(UsageError, match=r"node n, which reads it, must find every tuple of stream brief again"):
+            await asyncio.wait_for(running.run(), 30)
+
+    asyncio.run(play())
+
+
+def test_a_node_refuses_an_output_that_may_not_be_there_again(tmp_path: Path) -> None:
+    store = holdfast.open(tmp_path)
+    schema = store.create("results", "n bigint", persist="on_demand").definition.schema
+    app = holdfast.App("one", root=tmp_path)
+    app.node(inputs=["fast"], output="results", name="n")(lambda rows: rows)
+    (node,) = app.diagram().nodes
+    with pytest.raises(UsageError, match=r"node n, which writes it, .* create it with persist='always'"):
+        create_output(store, node, schema, 1_000_000)
 
 
 def open_files() -> int:

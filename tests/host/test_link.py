@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.host.link import CutLink, Cuts, HttpLink, LocalLink
 from holdfast.host.mirror import Mirror
+from holdfast.host.parcel import Unpacking
 from holdfast.host.stream_server import StreamServer
 from holdfast.host.wire import Portion, encode_portion
 from holdfast.model.errors import PeerError
@@ -114,6 +115,20 @@ def test_a_host_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch, l
             await link.pull("s", Lane.MAIN, 0, 0.1)
         await link.close()
         server.close()
+
+    asyncio.run(play())
+
+
+def test_a_link_that_was_closed_is_a_peer_error(tmp_path: Path) -> None:
+    """A host that has read its deployment again closes links; who is just being rebuilt by one must not end it."""
+
+    async def play() -> None:
+        async with answering(lambda: http(GOOD)) as link:
+            await link.pull("s", Lane.MAIN, 0, 1)
+            await link.close()
+            for work in (link.pull("s", Lane.MAIN, 0, 1), link.take_parcel("n", Unpacking(tmp_path))):
+                with pytest.raises(PeerError, match="was closed"):
+                    await work
 
     asyncio.run(play())
 

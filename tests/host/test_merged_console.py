@@ -13,6 +13,8 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 import holdfast
 from holdfast.console.merge_patch import patched
@@ -20,9 +22,11 @@ from holdfast.host.catalog import Catalog
 from holdfast.host.console_doors import console_doors, live_console
 from holdfast.host.deployment import Deployment, load_deployment
 from holdfast.host.merged_console import serve
-from holdfast.host.service import Service
+from holdfast.host.service import Door, Service
 from holdfast.host.stream_server import StreamServer
 from holdfast.inputs.network import Access
+from holdfast.stream.acks import acknowledge, read_acks
+from holdfast.stream.disk import Disk
 from tests.cli.test_deployed import free_ports
 from tests.console.test_live import events
 from tests.host.conftest import never, until
@@ -39,11 +43,29 @@ class Site:
         self.store = holdfast.open(deployment.host(name).root)
         self.stream = self.store.create("counts", "n bigint", bucket="1s")
         self.state, self.told = "STABLE", list[dict[str, Any]]()
+        self.drained = False
+        self.load: dict[str, Any] | None = None
 
     def status(self) -> dict[str, Any]:
         inputs = [{"stream": "left", "boundary_us": 1_000_000, "failing": False, "reading": ["left@a/main"]}]
-        replica = {"replica": f"counts@{self.name}", "node": "counts", "state": self.state, "inputs": inputs}
-        return {"host": self.name, "replicas": [replica], "cuts": [cut for order in self.told for cut in order["cut"]]}
+        recovery = {"windows": 12, "extent_s": 4.0, "recovery_estimate_s": 0.25, "recover_within_s": 2.0}
+        operator = {"name": "aggregate of left", "kind": "aggregate", "keeps": "windows", "policy": "continuous()",
+                    "saves": "its open windows", "store": "the log of its results"}  # fmt: skip
+        replica = {"replica": f"counts@{self.name}", "node": "counts", "state": self.state, "inputs": inputs,
+                   "operators": [operator], "batch": 7, "checkpoints": recovery}  # fmt: skip
+        outcomes = {"durable": 40, "superseded": 2, "dropped": 3, "failed": 0}
+        return {
+            "host": self.name, "replicas": [replica], "cuts": [cut for order in self.told for cut in order["cut"]],
+            "stores": {"LogStore": {"waiting": 5, "retries": 1, "problem": None, "outcomes": outcomes}},
+            "deadlines": {"words": {"met": 9, "missed": 1}}, "load": self.load,
+        }  # fmt: skip
+
+    def doors(self) -> list[Door]:
+        return [Door("/v1/drain", "POST", self._drain)]
+
+    async def _drain(self, request: Request) -> Response:
+        self.drained, self.state = True, "DRAINED"
+        return JSONResponse({})
 
     def fault(self, order: dict[str, Any]) -> dict[str, Any]:
         self.told.append(order)
@@ -55,7 +77,7 @@ class Site:
         spec, serving = self._deployment.host(self.name), StreamServer(self.store)
         service = Service(serving, Access(spec.ip, spec.port, keys=self._deployment.keyring()), deliver=never,
                           status=self.status, fault=self.fault, stop=never, answers=lambda _: True,
-                          doors=console_doors(console))  # fmt: skip
+                          doors=[*console_doors(console), *self.doors()])  # fmt: skip
         await service.start()
         looking = asyncio.ensure_future(console.run())
         try:
@@ -68,6 +90,11 @@ class Site:
 
 @pytest.fixture
 def deployment(tmp_path: Path) -> Deployment:
+    return two_hosts(tmp_path)
+
+
+def two_hosts(tmp_path: Path) -> Deployment:
+    """A node on two hosts, written down."""
     a, b = free_ports(2)
     (tmp_path / "app.py").write_text(
         "import holdfast\napp = holdfast.App('netmon')\n"
@@ -142,9 +169,24 @@ async def _talk(client: httpx.AsyncClient, a: Site, b: Site) -> None:
     assert (await client.post("/v1/faults", headers=OPERATOR, json={"cut": ["a-nobody"]})).status_code == 400
     await until_shown(lambda: {"left>b", "a-b"} <= set(doc["cuts"]))
 
+    acknowledge(a.stream.folder, "dashboard", 1_000_000, 0, Disk())
     picture = events(client, "/v1/console/streams/counts/events", VIEWER)
     name, said = await anext(picture)
     assert (name, said["stream"], said["points"]) == ("picture", "counts", [])
+    await until_shown(lambda: doc["readers"].get("counts") == {"dashboard": 1000})
+    order = {"reader": "dashboard", "until_us": 2_000_000}
+    assert (await client.post("/v1/streams/counts/acks", headers=VIEWER, json=order)).status_code == 403
+    assert (await client.post("/v1/streams/counts/acks", headers=OPERATOR, json=order)).status_code == 200
+    assert [read_acks(site.stream.folder)["dashboard"].until_us for site in (a, b)] == [2_000_000] * 2
+    assert (await client.post("/v1/streams/nobody/acks", headers=OPERATOR, json=order)).status_code == 404
+
+    assert doc["stores"].keys() == {"LogStore@a", "LogStore@b"}
+    assert doc["replicas"]["counts@b"]["operators"][0]["policy"] == "continuous()"
+    assert (await client.post("/v1/drain", headers=VIEWER, json={"host": "b"})).status_code == 403
+    assert (await client.post("/v1/drain", headers=OPERATOR, json={"host": "c"})).status_code == 400
+    assert (await client.post("/v1/drain", headers=OPERATOR, json={"host": "b"})).status_code == 200
+    assert (a.drained, b.drained) == (False, True)
+    await until_shown(lambda: states() == ["STABLE", "DRAINED"])
     assert (await client.get("/v1/console/streams/nobody/events", headers=VIEWER)).status_code == 404
     assert json.loads((await client.get("/v1/console", headers=VIEWER)).content)["app"] == "netmon"
 

@@ -10,6 +10,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pyarrow as pa
 import pytest
 
 import holdfast
@@ -25,6 +27,7 @@ from holdfast.protocol.dpc.signals import Lane
 from holdfast.stream.definition import Definition, Retention
 from holdfast.stream.disk import Disk
 from holdfast.stream.merge import Merge, PieceReader
+from holdfast.stream.pack import pack
 from holdfast.stream.reader import read_extent
 from holdfast.stream.verify import verify
 from tests.host.conftest import SECOND, Origin, boundary_of, following, hosted, linked, never, tuples_of, until
@@ -96,6 +99,40 @@ def test_a_mirror_is_read_like_any_stream(tmp_path: Path) -> None:
     assert merge.complete_until_us == 5 * SECOND
     assert mirror.definition.id == origin.definition.id
     assert sound(mirror)
+
+
+def test_a_mirror_goes_on_when_columns_are_added_and_has_them_when_it_is_opened_again(tmp_path: Path) -> None:
+    """Who follows sees the columns that it knew; events from before have nulls in the new ones."""
+    origin = Origin(tmp_path / "origin")
+    origin.fill(1, 4)
+
+    def wide() -> list[dict[str, Any]]:
+        reader = holdfast.open(tmp_path / "mirror").open("s").reader()
+        found = [row for _, batch in reader.scan(0, 2**61) for row in batch.to_pylist()]
+        reader.close()
+        return found
+
+    async def follow() -> None:
+        mirror = Mirror(tmp_path / "mirror" / "s", origin.definition)
+        await level(mirror, origin, local(origin))
+        added = origin.store.add_columns("s", "n bigint, m bigint").definition
+        stimes = pa.array([4 * SECOND], added.stored.field(0).type)
+        row = pa.RecordBatch.from_arrays([stimes, pa.array([4000]), pa.array([7])], schema=added.stored)
+        origin.writer.commit(pack(row, added), now_us=1, boundary_us=5 * SECOND)
+        await level(mirror, origin, local(origin), 4 * SECOND)
+        assert held(mirror) == origin.tuples()
+        mirror.close()
+        assert "m" not in wide()[0]
+        again = Mirror(tmp_path / "mirror" / "s", added)
+        origin.fill(5, 6)
+        await level(again, origin, local(origin), 5 * SECOND)
+        again.close()
+        Mirror(tmp_path / "mirror" / "s", origin.definition).close()  # A replica that does not know yet.
+
+    asyncio.run(follow())
+    assert [(row["n"], row["m"]) for row in wide() if row["n"] in (3000, 4000, 5000)] == [
+        (3000, None), (4000, 7), (5000, None)
+    ]  # fmt: skip
 
 
 def test_what_is_here_already_is_told_first(tmp_path: Path) -> None:
@@ -257,6 +294,18 @@ def test_a_stream_of_another_shape_is_refused(tmp_path: Path) -> None:
         asyncio.run(mirror.follow(local(origin), Lane.BRANCH))
 
 
+def test_columns_that_replicas_have_added_in_another_order_are_refused(tmp_path: Path) -> None:
+    """Bodies have no names in them: one column's values would be read as the other's."""
+    first, second = Origin(tmp_path / "one"), Origin(tmp_path / "two")
+    ours = first.store.add_columns("s", "n bigint, a bigint, b bigint").definition
+    some = second.store.add_columns("s", "n bigint, b bigint").definition
+    all_ = second.store.add_columns("s", "n bigint, b bigint, a bigint").definition
+    Mirror(tmp_path / "mirror" / "s", ours).close()
+    for theirs in (some, all_):
+        with pytest.raises(UsageError, match=r"n bigint, a bigint, b bigint.*asked for s .n bigint, b bigint"):
+            Mirror(tmp_path / "mirror" / "s", theirs)
+
+
 def test_a_gap_is_told_and_remembered(tmp_path: Path) -> None:
     """§4.9.4: also by a host that died before it could act on it."""
     origin = Origin(tmp_path / "o", segment_bytes=4096)
@@ -354,6 +403,28 @@ def test_a_copy_follows_a_branch_through_its_lives(tmp_path: Path) -> None:
             assert copy.pieces(4) == []
             assert not Path(old[0].path).exists()
             assert numbers(copy.pieces(6), copy.definition) == [66]
+        copy.close()
+
+    asyncio.run(play())
+
+
+def test_a_copy_of_a_stream_with_an_archive_lets_go_as_well(tmp_path: Path) -> None:
+    """The archive is the origin's: nobody archives a copy, so nothing may wait for that."""
+    origin = Origin(tmp_path / "o", segment_bytes=4096)
+    archived = msgspec.structs.replace(origin.definition, archive="file:///not/there")
+
+    async def play() -> None:
+        copy = Copy(tmp_path / "c", archived)
+        async with following(copy, local(origin), Lane.HEAD, 1 * SECOND) as told:
+            for bucket in range(1, 60, 4):
+                origin.fill(bucket, bucket + 4)
+                await until(lambda upto=bucket + 4: told and told[-1].boundary_us == upto * SECOND)
+            assert copy.pieces(1)
+            copy.retain(50 * SECOND)
+            origin.fill(61, 62)
+            await until(lambda: told[-1].boundary_us == 62 * SECOND)
+            assert not copy.pieces(1)
+            assert copy.pieces(61)
         copy.close()
 
     asyncio.run(play())

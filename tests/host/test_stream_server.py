@@ -271,6 +271,17 @@ def test_damage_on_the_disk_is_not_handed_on(tmp_path: Path) -> None:
         serving.pull("s", Lane.MAIN, 0)
 
 
+def test_a_hole_that_goes_on_stays_one_hole(tmp_path: Path) -> None:
+    """An input that is away is given up again and again."""
+    for upto in (9, 12, 15):
+        note_hole(tmp_path, 4 * SECOND, upto * SECOND, Disk())
+    note_hole(tmp_path, 15 * SECOND, 16 * SECOND, Disk())
+    note_hole(tmp_path, 20 * SECOND, 21 * SECOND, Disk())
+    note_hole(tmp_path, 21 * SECOND, 23 * SECOND, Disk(), why="another reason")
+    found = [(h.first_us // SECOND, h.upto_us // SECOND) for h in read_holes(tmp_path)]
+    assert found == [(4, 16), (20, 21), (21, 23)]
+
+
 def test_a_damaged_note_of_a_hole_is_found_before_it_is_believed(tmp_path: Path) -> None:
     """L4: with a wrong number a reader would be told of a gap that is not there, or not told of one that is."""
     note_hole(tmp_path, 4 * SECOND, 9 * SECOND, Disk())

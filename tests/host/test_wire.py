@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from holdfast.host.wire import (
     MESSAGE_BYTES_MAX,
     Cursor,
     Portion,
+    Span,
     decode_definition,
     decode_message,
     decode_portion,
@@ -66,6 +68,9 @@ def test_every_message_arrives_as_it_was_said(sender: str, to: str, message: obj
 @given(PORTION)
 def test_every_portion_arrives_as_it_was_cut(portion: Portion) -> None:
     assert decode_portion(b"".join(encode_portion(portion))) == portion
+    told = replace(portion, spans=(Span(4, 0.25, ("monitor3",)),))
+    assert decode_portion(b"".join(encode_portion(told, spans=True))) == told
+    assert encode_portion(told) == encode_portion(portion), "who does not ask for more gets what it knows"
 
 
 @settings(max_examples=300)

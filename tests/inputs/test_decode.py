@@ -68,7 +68,7 @@ def test_what_does_not_fit_is_refused_by_line_and_column(text: bytes, why: str) 
         Decoder(ALL, "s").row(text, "line 7")
 
 
-@pytest.mark.parametrize("text", [b"1,2", b"1", b'"open,1,2', b"x,2,3", b"\xff,1,2"])
+@pytest.mark.parametrize("text", [b"1,2", b"1", b'"open,1,2', b"x,2,3", b"\xff,1,2", b"1,2,1e400"])
 def test_a_csv_record_that_does_not_fit_is_refused(text: bytes) -> None:
     decoder = Decoder(parse_schema("l bigint, s string, f double"), "s", "csv", header=["l", "s", "f"])
     with pytest.raises(SchemaError, match="line 7"):

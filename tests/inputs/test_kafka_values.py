@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pytest
 
+import holdfast
 from holdfast.inputs.kafka import KafkaSource, kafka
 from holdfast.inputs.kafka_records import Records
 from holdfast.inputs.typed_json import Misread, typed_json
@@ -210,6 +211,39 @@ def test_protocol_buffers() -> None:
     assert "must be a message shop.Order" in refused[0]
 
 
+@pytest.mark.parametrize("value", ["json", "columns"])
+def test_a_record_whose_time_is_beyond_all_years_is_put_aside(value: Any) -> None:
+    """X5: producers may write any number of 64 bits; one of these times a thousand was the year 1970."""
+    source = kafka("b:1", topic="t", value=value, columns={"timestamp": "timestamp"} if value == "json" else None)
+    given = [Record(b"{}", 0), Record(b"{}", 1, ms=2**62), Record(b"{}", 2, ms=2**63 - 1), Record(b"{}", 3, ms=10**15)]
+    rows, refused = read(source, "timestamp timestamp", *given)
+    assert rows == [{"timestamp": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)}]
+    assert len(refused) == 3
+    assert all("must lie in the years 1 to 9999" in why for why in refused)
+    rows, refused = read(kafka("b:1", topic="t"), "n bigint", Record(b'{"n": 1}', 1, ms=2**62))
+    assert rows == []
+    assert "must lie in the years 1 to 9999" in refused[0]
+
+
+def test_a_time_of_protocol_buffers_beyond_all_years_is_a_bad_record() -> None:
+    timestamp = pytest.importorskip("google.protobuf.timestamp_pb2")
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    file = descriptor_pb2.FileDescriptorProto(name="at.proto", package="shop", syntax="proto3")
+    file.dependency.append("google/protobuf/timestamp.proto")
+    file.message_type.add(name="At").field.add(name="at", number=1, type=11, type_name=".google.protobuf.Timestamp")
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(timestamp.DESCRIPTOR.serialized_pb)
+    pool.Add(file)
+    message = message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.At"))
+    bad, good = message(), message()
+    bad.at.seconds, good.at.seconds = 2**62, 1
+    given = Record(good.SerializeToString()), Record(bad.SerializeToString(), 1)
+    rows, refused = read(kafka("b:1", topic="t", value=message), "at timestamp", *given)
+    assert rows == [{"at": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)}]
+    assert "topic t partition 3 offset 1" in refused[0]
+
+
 def test_settings_that_could_lose_records_are_refused_and_a_file_may_have_the_others(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"sets enable.auto.commit itself"):
         kafka("b:1", topic="t", config={"enable.auto.commit": "true"}).settings()
@@ -244,3 +278,9 @@ def test_the_quick_way_of_json_leaves_what_it_does_not_take() -> None:
     assert strict is not None
     with pytest.raises(Misread):
         strict.arrays([b"{}"])
+
+
+def test_a_topic_fills_no_stream_that_loses_offsets_with_its_machine(tmp_path: Path) -> None:
+    stream = holdfast.open(tmp_path).create("s", "n bigint", persist="on_demand")
+    with pytest.raises(UsageError, match="a topic of Kafka that fills it must find every tuple of stream s again"):
+        kafka("broker:9092", topic="t").open(stream, tmp_path)

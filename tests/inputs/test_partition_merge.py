@@ -203,3 +203,169 @@ def test_a_slack_that_holds_too_much_is_said(monkeypatch: pytest.MonkeyPatch) ->
 def test_more_partitions_than_can_be_remembered_are_refused() -> None:
     with pytest.raises(UsageError, match="at most"):
         merge().add(partition_merge.PARTITIONS_MAX, 0)
+
+
+# -- several hosts that read the same source ---------------------------------------------------------------------------
+
+
+#: When a record was appended, and the time that its broker gave it.
+Appended = tuple[float, float]
+
+
+class Reader:
+    """One host's way through the records of two partitions as they come: in portions of its own, with ends that it asks
+    for when it does, and stops on the way. What it gives out and what it finds late is all that others see."""
+
+    def __init__(self, records: dict[int, list[Appended]], chance: random.Random, now: float) -> None:
+        self._records, self._chance, self._now = records, chance, now
+        self.buckets: dict[int, list[tuple[int, int]]] = {}
+        self.late: set[tuple[int, int]] = set()
+        self._numbers: dict[str, int] = {}
+        self._start()
+
+    def _start(self) -> None:
+        self.one = merge(self._numbers, shared=True, slack_us=2 * SECOND, by_clock=True)
+        for p in self._records:
+            self.one.add(p, 0)
+
+    def _there(self) -> dict[int, int]:
+        return {p: sum(at <= self._now for at, _ in records) for p, records in self._records.items()}
+
+    def go_on(self) -> None:
+        self._now += self._chance.choice([0, 0.5, 3])
+        p = self._chance.choice(list(self._records))
+        first = self.one.partitions[p].next
+        upto = min(self._there()[p], first + self._chance.randrange(6))
+        if upto > first:
+            portion = chunk(*((n, self._records[p][n][1]) for n in range(first, upto)))
+            self.late |= {(p, int(n)) for n in self.one.take(p, portion, 0)}
+            self.one.read_until(p, upto)
+        if self._chance.random() < 0.5:
+            self._ask(self._now - self._chance.random())  # The broker's clock, or less.
+        self.commit()
+        if self._chance.random() < 0.1:
+            self._start()
+
+    def _ask(self, clock: float) -> None:
+        self.one.ends(self._there(), int(clock * SECOND))
+        self.one.partitions_known(int(clock * SECOND))
+
+    def commit(self) -> None:
+        unit = self.one.unit(int(self._now * SECOND), positions=self._chance.random() < 0.3)
+        if unit is None:
+            return
+        self.one.committed(unit)
+        self._numbers.update(unit.numbers)
+        stimes = unit.rows.column("stime").cast(pa.int64()).to_pylist()
+        for stime, n in zip(stimes, unit.rows.column("n").to_pylist(), strict=True):
+            self.buckets.setdefault(stime // SECOND, []).append((stime, n))
+
+    def finish(self) -> None:
+        while any(p.next < len(self._records[n]) for n, p in self.one.partitions.items()):
+            self.go_on()
+        self._ask(self._now)
+        self.commit()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_hosts_that_read_a_source_in_other_portions_have_the_same_buckets_and_the_same_late_records_k3(
+    seed: int,
+) -> None:
+    """Some begin while records come, some when all are there. Brokers' clocks are set back, within the slack; beyond it
+    only where everybody comes afterwards."""
+    chance = random.Random(seed)
+    live = seed % 3 > 0
+    records: dict[int, list[Appended]] = {0: [], 1: []}
+    for appended in records.values():
+        now = 10.0
+        for _ in range(chance.randrange(5, 60)):
+            now += chance.choice([0.1, 0.3, 1.0, 4.0])
+            appended.append((now, now - chance.choice([0, 0, 0, 0, 1.5, 1.5 if live else 7])))
+    begins = [0.0, 30.0, 1000.0] if live else [1000.0] * 3
+    readers = [Reader(records, random.Random(f"{seed} {n}"), now) for n, now in enumerate(begins)]
+    for reader in readers:
+        reader.finish()
+    closed = min(reader.one.boundary_us for reader in readers) // SECOND
+    seen = [{b: rows for b, rows in reader.buckets.items() if b < closed} for reader in readers]
+    assert seen[0]
+    assert seen[0] == seen[1] == seen[2]
+    assert readers[0].late == readers[1].late == readers[2].late
+
+
+def test_a_record_against_the_promise_of_a_shared_source_is_an_error_and_no_late_record_k3() -> None:
+    one = merge(shared=True, by_clock=True)
+    for p in (0, 1):
+        one.add(p, 0)
+    one.take(0, chunk((0, 5), (1, 9)), 0)
+    one.read_until(0, 2)
+    one.ends({0: 2, 1: 0}, 9 * SECOND)
+    one.partitions_known(9 * SECOND)
+    assert given(one, 9 * SECOND) == [0]
+    with pytest.raises(UsageError, match="partition 1 has at offset 0 a record of 1970-01-01T00:00:08"):
+        one.take(1, chunk((0, 8.5)), 0)
+
+
+def test_a_shared_source_closes_nothing_before_it_knows_which_partitions_there_are() -> None:
+    one = merge(shared=True, by_clock=True)
+    one.add(0, 0)
+    one.take(0, chunk((0, 5), (1, 9)), 0)
+    one.read_until(0, 2)
+    one.ends({0: 2}, 9 * SECOND)
+    one.partitions_known(6 * SECOND)
+    assert one.boundary(9 * SECOND) == 6 * SECOND
+
+
+def test_what_a_partition_has_promised_is_known_after_a_start_that_reads_nothing_of_it_again_k3() -> None:
+    """A broker's clock was set back meanwhile: late is late at every host, whether it was started again or not."""
+    kept: dict[str, int] = {}
+
+    def taken_up() -> PartitionMerge:
+        one = merge(kept, shared=True, by_clock=True, slack_us=2 * SECOND)
+        for p in (0, 1):
+            one.add(p, 0)
+        return one
+
+    one = taken_up()
+    one.take(0, chunk((0, 10), (1, 20)), 0)
+    one.read_until(0, 2)
+    one.take(1, chunk((0, 40)), 0)
+    one.read_until(1, 1)
+    one.ends({0: 2, 1: 1}, 41 * SECOND)
+    one.partitions_known(41 * SECOND)
+    unit = one.unit(41 * SECOND)
+    assert unit is not None
+    assert unit.rows.num_rows == 2
+    one.committed(unit)
+    kept.update(unit.numbers)
+    for host in (one, taken_up()):
+        assert host.take(0, chunk((2, 15)), 0).tolist() == [2]
+
+
+def test_a_copy_of_a_silent_source_goes_on_after_a_start_with_the_time_that_its_log_knows_k2() -> None:
+    kept: dict[str, int] = {}
+
+    def taken_up() -> PartitionMerge:
+        one = merge(kept, shared=True, by_clock=True, slack_us=2 * SECOND)
+        one.add(0, 0)
+        return one
+
+    one = taken_up()
+    assert one.reached_us == BEGINNING_US
+    one.take(0, chunk((0, 10), (1, 20)), 0)
+    one.read_until(0, 2)
+    one.ends({0: 2}, 15 * SECOND)
+    one.partitions_known(15 * SECOND)
+    unit = one.unit(15 * SECOND, positions=True)
+    assert unit is not None
+    kept.update(unit.numbers)
+    again = taken_up()
+    assert again.reached_us == 20 * SECOND
+    again.take(0, chunk((1, 20)), 0)
+    again.read_until(0, 2)
+    again.partitions_known(40 * SECOND)
+    again.ends({0: 2}, 40 * SECOND)
+    unit = again.unit(40 * SECOND, positions=True)
+    assert unit is not None
+    assert unit.boundary_us == 18 * SECOND
+    kept["k-boundary"] = 25 * SECOND - BEGINNING_US  # By the clock, where it may follow it.
+    assert taken_up().reached_us == 27 * SECOND

@@ -71,6 +71,8 @@ def test_a_unit_with_a_sequence_number_is_stored_once(target: Target) -> None:
         with Client(server) as client:
             (answer,) = client.say({"holdfast": {"producer": "../p", "seq": 8}, "rows": []})
             assert not answer["ok"]
+            (answer,) = client.say({"holdfast": {"producer": "p", "seq": 1 << 64}, "rows": [{"n": 3}]})
+            assert "a number from 0 on" in answer["error"]
             (answer,) = client.say({"holdfast": {"producer": "p", "seq": -1}, "rows": []})
             assert not answer["ok"]
     assert target.numbers() == [1, 2]

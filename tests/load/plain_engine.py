@@ -17,15 +17,17 @@ import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 import pyarrow as pa
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from holdfast.cli.host import be_host
 from holdfast.clock import pause
 from holdfast.diagram import NodeSpec
-from holdfast.engine import Description, Engine, NodeQueries, Query, Reading, create_output
+from holdfast.engine import Description, Engine, NodeQueries, Query, Reading, Recovery, Work, create_output
 from holdfast.model.errors import HoldfastError, StorageError
 from holdfast.model.schema import STIME_TYPE
 from holdfast.model.time import BEGINNING_US, instant_text
@@ -35,15 +37,18 @@ from holdfast.operators.plan import Plan
 from holdfast.protocol.cec.policy import continuous
 from holdfast.spark import control
 from holdfast.spark.beginning import take_up
+from holdfast.spark.checkpoint_figures import TYPE as FIGURES
 from holdfast.spark.direct import DirectStage, Rows
 from holdfast.spark.fork import last_commit, renew_id
 from holdfast.spark.forked import ready_mark
-from holdfast.spark.lineages import Lineages
-from holdfast.spark.node_checkpoint import CheckpointedQueries, query_id
+from holdfast.spark.node_checkpoint import CheckpointedQueries, query_id, waiting_beside
+from holdfast.spark.node_identity import Admission
+from holdfast.spark.plan_identity import identity
 from holdfast.spark.restore import Spec
 from holdfast.spark.sink import Target
 from holdfast.spark.source import offset_of, until_of
 from holdfast.spark.stage import Batch, Output, Stage, StagePlan
+from holdfast.spark.state_versions import Lineages
 from holdfast.stream.decision import Decision
 from holdfast.stream.disk import Disk
 from holdfast.stream.merge import FOREVER_US, Merge, PieceReader
@@ -54,11 +59,33 @@ SECOND = 1_000_000
 _WINDOW = pa.struct([("start", STIME_TYPE), ("end", STIME_TYPE)])
 TALLIES = pa.schema([("stime", STIME_TYPE), ("source", pa.string()), ("count", pa.int64()), ("sum_bytes", pa.int64()),
                      (control.COLUMN, pa.binary())])  # fmt: skip
+#: As they leave the stage.
+STAGED = pa.schema([*TALLIES, *to_arrow_schema(T.StructType([T.StructField(control.FIGURES, FIGURES)]))])
 SCHEMA = pa.schema([("window", _WINDOW), ("source", pa.string()), ("n", pa.int64()), ("bytes", pa.int64())])
 
 
 #: How Spark's snapshots begin; a parcel with others is refused.
 MARK = "LZ4Block"
+
+
+class Settings(NamedTuple):
+    """What a function of a test computes here, as it says in its attribute `plain`."""
+
+    scale: int = 1
+    without: str = ""
+    rate: bool = False
+    window: int = 1
+
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema([*SCHEMA, ("rate", pa.float64())]) if self.rate else SCHEMA
+
+    @property
+    def lines(self) -> list[str]:
+        return [f"Project [{self.scale}, {self.without}, {self.rate}]", f"  Aggregate [window {self.window}s]"]
+
+
+DEFAULTS = Settings()
 
 
 class Decided:
@@ -102,8 +129,12 @@ class PlainQuery(Query):
 
     schema = SCHEMA
 
-    def __init__(self, source: Decided | Planned, checkpoint: Path, sink: dict[str, str], start_us: int) -> None:
+    def __init__(
+        self, source: Decided | Planned, checkpoint: Path, sink: dict[str, str], start_us: int,
+        settings: Settings = DEFAULTS,
+    ) -> None:  # fmt: skip
         self._source, self.checkpoint, self._start_us = source, checkpoint, start_us
+        self._settings, self.schema = settings, self.schema if settings is DEFAULTS else settings.schema
         self._target = Target({**sink, "checkpointlocation": str(checkpoint)}, self.schema)
         self._run_id = str(uuid.uuid4())
         for name in ("offsets", "commits", "state/0/0"):
@@ -172,25 +203,30 @@ class PlainQuery(Query):
         for part in self._source.read(since, until):
             stimes = part.column("stime").cast(pa.int64()).to_pylist()
             for at, source, size in zip(stimes, part["source"].to_pylist(), part["bytes"].to_pylist(), strict=True):
-                both = state.setdefault(f"{at // SECOND * SECOND} {source}", [0, 0])
+                window_us = self._settings.window * SECOND
+                both = state.setdefault(f"{at // window_us * window_us} {source}", [0, 0])
                 both[0] += 1
                 both[1] += size
                 rows += 1
-        ready = [key for key in state if int(key.split()[0]) + SECOND <= until]
+        ready = [key for key in state if int(key.split()[0]) + self._settings.window * SECOND <= until]
         self._file(batch, until, [(int(key.split()[0]), key.split()[1], *state.pop(key)) for key in ready])
         self._write(f"state/0/0/{batch + 1}.snapshot", MARK + json.dumps(state))
         self._committed(batch, since, until, rows)
         return state
 
-    def _committed(self, batch: int, since: int, until: int, rows: int) -> None:
+    def _committed(self, batch: int, since: int, until: int, rows: int, recovery: Recovery | None = None) -> None:
         self._write(f"commits/{batch}", 'v1\n{"nextBatchWatermarkMs":0}')
         span_us = until - since if since > BEGINNING_US and until < FOREVER_US else 0
-        self._reading = Reading(batch, 1.0, rows, 0, span_us, {"plain": 1.0})
+        before = Work() if self._reading is None else self._reading.work or Work()
+        work = before.with_batch(1.0, rows, {"plain": 1.0})
+        self._reading = Reading(batch, 1.0, rows, 0, span_us, {"plain": 1.0}, recovery, work)
 
     def _file(self, batch: int, until: int, found: list[tuple[Any, ...]]) -> None:
-        windows = pa.array([{"start": at, "end": at + SECOND} for at, *_ in found], _WINDOW)
-        columns = [windows, *(pa.array([row[i] for row in found], SCHEMA.field(i).type) for i in (1, 2, 3))]
-        results = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+        settings, schema = self._settings, self.schema
+        found = [(at, s, n * settings.scale, b, b / n) for at, s, n, b in found if s != settings.without]
+        windows = pa.array([{"start": at, "end": at + settings.window * SECOND} for at, *_ in found], _WINDOW)
+        columns = [windows, *(pa.array([row[i] for row in found], schema.field(i).type) for i in range(1, len(schema)))]
+        results = pa.RecordBatch.from_arrays(columns, schema=schema)
         message = self._target.take(iter([results]), self._id, self._run_id, str(batch))
         self._target.append([message], until, self._id, self._run_id, batch)
 
@@ -211,21 +247,34 @@ class PlainTallies(PlainQuery):
         plan = Plan((count(), sum_("bytes")), (None, 0), {0: pl.Int64()})
         kernel, keeps_panes = aggregate_kernel(count_window(20), plan, ("_k0",))
         output = Output(self._target.options.get("root") or "", self._spec.stream)
-        stage = StagePlan(self._spec.operator, kernel, keeps_panes, TALLIES, ("stime", "_k0", "count", "sum_bytes"),
+        stage = StagePlan(self._spec.operator, kernel, keeps_panes, STAGED, ("stime", "_k0", "count", "sum_bytes"),
                           SECOND, self._spec.versions, continuous(), output)  # fmt: skip
         direct = DirectStage(stage, self._spec.partitions, ("source",), ("bytes",))
         self._merge.refresh()
         pieces, messages, seen = self._merge.pieces(since, until), [], 0
+        said: list[dict[str, Any]] = []
         for partition in range(self._spec.partitions):
             rows = Rows(direct, self._merge.sources, partition)
             new = rows.read(pieces, since, until)
             given = Batch(since, until, new, lambda position_us, rows=rows: rows.again(position_us, since))  # type: ignore[misc]
             made = list(Stage(stage, partition, batch).run(given))
             rows.close()
+            said += [found for part in made for found in part[control.FIGURES].to_pylist() if found is not None]
+            made = [part.drop_columns([control.FIGURES]) for part in made]
             messages.append(self._target.take(iter(made), self._id, self._run_id, str(batch)))
             seen += len(new)
         self._target.append(messages, until, self._id, self._run_id, batch)
-        self._committed(batch, since, until, seen)
+        self._committed(batch, since, until, seen, _together(said))
+
+
+def _together(said: list[dict[str, Any]]) -> Recovery:
+    """As Spark observes it."""
+    windows, opened, checked, closed, size = (
+        sum(one[name] for one in said) for name in ("windows", "opened", "checked", "closed", "bytes")
+    )
+    extent_us, period_us, estimate_s = (max(one[n] for one in said) for n in ("extent_us", "period_us", "estimate_s"))
+    return Recovery(windows, min(one["since_us"] for one in said), extent_us / 1e6, opened, checked, closed, size,
+                    period_us / 1e6, estimate_s, None, None)  # fmt: skip
 
 
 class PlainFlow:
@@ -246,13 +295,24 @@ class PlainQueries(CheckpointedQueries):
         super().__init__(node, inputs, outputs, home)
         if node.output.startswith("tallies-"):
             self._flow = PlainFlow(node, outputs, home)  # type: ignore[assignment]
+        self._settings = Settings(**getattr(node.function, "plain", {}))
 
     def create_output(self, bucket_us: int) -> Stream:
-        columns = SCHEMA if self._flow is None else pa.schema(list(TALLIES)[1:-1])
-        return create_output(StreamStore(self._outputs), self._node, columns, bucket_us)
+        columns = self._settings.schema if self._flow is None else pa.schema(list(TALLIES)[1:-1])
+        store = StreamStore(self._outputs)
+        output = create_output(store, self._node, columns, bucket_us)
+        if self._flow is None:
+            found = identity(self._settings.lines)
+            admission = Admission(self._node, self._home, self._beginning, output, found)
+            self._beginning = admission.admitted(lambda _: None)
+        return store.add_columns(self._node.output, columns)
 
     def describe(self) -> Description:
         return Description("window.end" if self._flow is None else "stime")
+
+    @property
+    def span_us(self) -> int | None:
+        return self._settings.window * SECOND if self._flow is None else None
 
     def promised_us(self, until_us: int) -> int:
         return until_us
@@ -265,7 +325,8 @@ class PlainQueries(CheckpointedQueries):
     def _run_fork(self, fork: int, checkpoint: Path, plan: Path, branch: str) -> Query:
         if self._flow is not None:
             raise StorageError("the plain engine has no forks of operators with a state of their own")
-        return self._run(Planned(self._inputs, plan), checkpoint, {"branch": branch})
+        sink = {"branch": branch, "waiting": str(waiting_beside(plan))}
+        return self._run(Planned(self._inputs, plan), checkpoint, sink)
 
     def _run(
         self, source: Decided | Planned, checkpoint: Path, sink: dict[str, str], start_us: int | None = None
@@ -275,7 +336,7 @@ class PlainQueries(CheckpointedQueries):
         if isinstance(self._flow, PlainFlow):
             assert isinstance(source, Decided)
             return PlainTallies(self._flow.spec(self._beginning.generation), source, checkpoint, target, begin_us)
-        return PlainQuery(source, checkpoint, target, begin_us)
+        return PlainQuery(source, checkpoint, target, begin_us, self._settings)
 
 
 class PlainEngine(Engine):

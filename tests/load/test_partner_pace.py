@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import holdfast.host.link as links
 import holdfast.load.partner as partners
+from holdfast.host.parcel import Unpacking
 from holdfast.load.contract_file import Partner
-from holdfast.load.parcel import Unpacking
 from holdfast.load.partner import PartnerLink
 from holdfast.model.errors import PeerError
 
@@ -92,7 +93,7 @@ def test_a_partner_that_takes_its_time_with_every_chunk_is_not(tmp_path: Path, m
 
 
 def test_a_partner_that_only_drips_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partners, "_CHUNK_S", 0.3)
+    monkeypatch.setattr(links, "PARCEL_CHUNK_S", 0.3)
 
     async def drips(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(OK % LONG)
@@ -103,14 +104,14 @@ def test_a_partner_that_only_drips_is_given_up(tmp_path: Path, monkeypatch: pyte
 
     async def run() -> None:
         async with link_to(tmp_path, drips) as link:
-            with pytest.raises(PeerError, match="broke off while it handed over a task"):
+            with pytest.raises(PeerError, match="broke off while it handed over a parcel"):
                 await asyncio.wait_for(link.take_parcel("anna.1.0", Taken(tmp_path)), 15)
 
     asyncio.run(run())
 
 
 def test_a_large_parcel_may_take_longer_than_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partners, "_CHUNK_S", 2.0)
+    monkeypatch.setattr(links, "PARCEL_CHUNK_S", 2.0)
 
     async def steady(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(OK % (16 << 20))

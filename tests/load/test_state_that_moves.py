@@ -15,8 +15,8 @@ import pytest
 import holdfast.load.mover as mover
 from holdfast.model.errors import PeerError, UsageError
 from holdfast.protocol.load.leases import LeaseState
-from holdfast.spark.lineages import arrival_in
 from holdfast.spark.node_checkpoint import query_id
+from holdfast.spark.state_versions import arrival_in
 from holdfast.spark.versions import _memory
 from tests.load.pair import Pair, Side, pair
 from tests.load.plain_engine import PlainQueries

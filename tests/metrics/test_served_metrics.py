@@ -17,7 +17,10 @@ import holdfast.sinks as sinks
 from holdfast.checkpoint.safekeeper import SafeKeeper
 from holdfast.checkpoint.scheduler import scheduler
 from holdfast.checkpoint.stores.memory import MemoryStore
+from holdfast.engine import Recovery
+from holdfast.host.measures import _recovery
 from holdfast.metrics.families import FAMILIES
+from holdfast.metrics.sheet import Sheet
 from holdfast.model.errors import UsageError
 from tests.load.pair import pair
 from tests.load.plain_engine import PlainEngine
@@ -28,8 +31,11 @@ REPLICA = {"node": "counts", "replica": "counts@here"}
 #: Served where there are contracts, and operators of Holdfast's own; everything else is served by every application.
 _ELSEWHERE = {
     *(name for name in FAMILIES if re.match("holdfast_(load|contract|partner)_", name)),
-    "holdfast_replica_checkpoint_extent_seconds",
+    *(name for name in FAMILIES if name.startswith("holdfast_replica_checkpoint_")),
+    "holdfast_replica_recovery_estimate_seconds",
 }
+#: And after a recovery, or where a time for one was asked for.
+_SELDOM = {"holdfast_replica_recovery_goal_seconds", "holdfast_replica_recovery_last_seconds"}
 
 
 def test_the_page_has_every_metric_and_no_other() -> None:
@@ -37,6 +43,17 @@ def test_the_page_has_every_metric_and_no_other() -> None:
     assert [(name, kind, labels, text) for name, kind, labels, text in rows] == [
         (f.name, f.kind, ", ".join(f"`{label}`" for label in f.labels), f.help) for f in FAMILIES.values()
     ]
+
+
+def test_a_recovery_is_measured_where_there_was_one_or_a_time_was_asked_for() -> None:
+    sheets = [Sheet(), Sheet()]
+    found = Recovery(10, 5, 4.0, 1, 2, 3, 400, 10.0, 2.5, None, None)
+    for sheet, recovery in zip(sheets, (found, found._replace(last_recovery_s=1.5, recover_within_s=2.0)), strict=True):
+        _recovery(sheet, recovery, REPLICA)
+    plain, both = ({metric.name: metric.samples for metric in sheet.collect()} for sheet in sheets)
+    assert both.keys() - plain.keys() == _SELDOM
+    assert [sample.value for name in sorted(_SELDOM) for sample in both[name]] == [2.0, 1.5]
+    assert [sample.value for sample in both["holdfast_replica_checkpoint_records"]] == [1, 2, 3]
 
 
 def check(scraped: Scrape) -> set[str]:
@@ -71,13 +88,15 @@ class Tap:
         self.over.set()
 
     def status(self) -> dict[str, Any]:
-        return {"rows": 7, "late": 2, "dead": 1, "lag": 40, "errors": 3}
+        return {"rows": 7, "late": 2, "dead": 1, "lag": 40, "lag_bytes": 5, "errors": 3}
 
 
 @pytest.mark.slow
 def test_a_failure_is_seen_in_the_numbers_as_it_comes_and_goes(tmp_path: Path) -> None:
     store = holdfast.open(tmp_path / "streams")
-    left = store.create("left", COLUMNS, bucket="500ms", bound=holdfast.Bound(1 << 30))
+    (tmp_path / "archive").mkdir()
+    left = store.create("left", COLUMNS, bucket="500ms", bound=holdfast.Bound(1 << 30),
+                        archive=f"file://{tmp_path}/archive")  # fmt: skip
     right = store.create("right", COLUMNS, bucket="500ms")
     app = holdfast.App("seen", root=tmp_path / "streams")
     app.node(inputs=["left", "right"], name="counts", max_delay="2s")(lambda rows: rows)
@@ -97,8 +116,9 @@ def test_a_failure_is_seen_in_the_numbers_as_it_comes_and_goes(tmp_path: Path) -
         quiet = scrape(port)
         served = check(quiet)
         assert quiet("replica_max_delay_seconds") == 2
+        assert quiet("query_seen_batches_total") * 0.001 == pytest.approx(quiet("query_seconds_total"))
         assert quiet.states("source_state", stream="taps") == ["RUNNING"]
-        assert (quiet("source_lag_records"), quiet("source_errors_total")) == (40, 3)
+        assert (quiet("source_lag_records"), quiet("source_lag_bytes"), quiet("source_errors_total")) == (40, 5, 3)
         assert quiet("stream_bound_bytes", stream="left") == 1 << 30
         assert quiet("store_checkpoints_total", store="MemoryStore", outcome="durable") >= 1
         assert quiet("checkpoint_deadlines_total", operator="operator", kept="met") is not None
@@ -121,7 +141,7 @@ def test_a_failure_is_seen_in_the_numbers_as_it_comes_and_goes(tmp_path: Path) -
         until(lambda: state() == ["STABLE"] and not scrape(port)("replica_tentative_tuples"), "the correction")
         healed = scrape(port)
         served |= check(healed)
-        assert FAMILIES.keys() - served == _ELSEWHERE, "one that nobody ever serves is a promise on paper"
+        assert FAMILIES.keys() - served == _ELSEWHERE | _SELDOM, "one that nobody ever serves is a promise on paper"
         assert healed("replica_corrections_total") >= 1
         assert healed("replica_corrected_tuples_total") == healed("replica_tentative_tuples_total") > 0
         assert healed("replica_results_total", kind="tentative", in_time="yes") is not None
@@ -144,8 +164,16 @@ def test_contracts_and_operators_are_measured_where_they_are(tmp_path: Path, mon
             assert stand is not None
             await two.until(lambda: stand.relied_us is not None, "a look at what the operator relies on")
             home = await two.anna.scraped()
+            for _ in range(300):
+                if home("replica_checkpoint_windows"):
+                    break
+                await asyncio.sleep(0.1)  # Until a batch leaves windows open.
+                home = await two.anna.scraped()
             served = check(home)
-            assert home("replica_checkpoint_extent_seconds") is not None
+            assert home("replica_checkpoint_windows") >= 1
+            assert home("replica_recovery_estimate_seconds") > 0
+            assert home("replica_checkpoint_bytes") > 0
+            assert home("replica_checkpoint_records", kind="gopen") is not None
             assert home("contract_leases", state="running", role="buyer") == 0
             await two.to_ben()
             await two.until(lambda: two.anna.manager.core.ledger.balance("ben") < 0, "a period that is paid")

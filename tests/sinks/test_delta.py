@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from holdfast.model.errors import SchemaError, UsageError
 from holdfast.model.schema import parse_schema
-from holdfast.sinks import Sink, Source, delta
+from holdfast.sinks import Changes, Sink, Source, delta
 from holdfast.testing.sinks import Seen, SinkConformance
 
 deltalake = pytest.importorskip("deltalake", reason="needs the extra delta")
@@ -43,3 +44,31 @@ def test_a_table_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         delta(path).resume(Source("s", parse_schema("n bigint, v string")))
     with pytest.raises(SchemaError, match="must have the columns tentative boolean"):
         delta(path, tentative=True).resume(Source("s", parse_schema("n bigint")))
+
+
+@pytest.mark.parametrize(("there", "kind"), [(pa.int32(), "int"), (pa.string(), "string"), (pa.float64(), "double")])
+def test_a_column_that_would_change_values_is_refused_before_anything_is_written(
+    tmp_path: Path, there: pa.DataType, kind: str
+) -> None:
+    """Rule 4 of a sink: the library would cast in silence."""
+    path = tmp_path / "t"
+    own = {"holdfast_id": pa.int64(), "holdfast_commit": pa.int64(), "stime": pa.timestamp("us", "UTC"), "n": there}
+    deltalake.DeltaTable.create(path, schema=pa.schema(list(own.items())))
+    with pytest.raises(SchemaError, match=f"column n of Delta table .* must be bigint for stream s, .* it is {kind}"):
+        delta(path).resume(Source("s", parse_schema("n bigint")))
+    assert deltalake.DeltaTable(path).version() == 0
+
+
+def test_tentative_rows_go_though_the_sink_no_longer_takes_any(tmp_path: Path) -> None:
+    columns, path = parse_schema("n bigint"), tmp_path / "t"
+    rows = pa.table({"tuple_id": [1], "stime": pa.array([0], pa.timestamp("us", "UTC")), "n": [1]})
+    sink = delta(path, tentative=True)
+    sink.resume(Source("s", columns))
+    sink.apply(Changes(False, rows.slice(0, 0), rows), "one")
+    sink.close()
+    later = delta(path)
+    assert later.resume(Source("s", columns)) == "one"
+    later.apply(Changes(True, rows, rows.slice(0, 0)), "two")
+    later.close()
+    (left,) = deltalake.DeltaTable(path).to_pyarrow_table().to_pylist()
+    assert (left["holdfast_id"], left["tentative"]) == (1, False), "where not tentative finds it"

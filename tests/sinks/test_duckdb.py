@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.model.errors import SchemaError
+from holdfast.model.errors import SchemaError, UsageError
 from holdfast.model.schema import parse_schema
 from holdfast.sinks import Sink, Source, duckdb
 from holdfast.testing.sinks import Seen, SinkConformance
@@ -95,3 +95,12 @@ def test_rows_of_a_table_that_was_there_are_stable_and_come_back_and_it_is_found
         plain = duckdb(tmp_path / "d", "u", add_columns=True)
         plain.resume(Source("u", parse_schema("n bigint")))
         plain.close()
+
+
+def test_a_file_that_cannot_be_one_is_refused_at_once(tmp_path: Path) -> None:
+    source = Source("s", parse_schema("n bigint"))
+    with pytest.raises(UsageError, match=r"must lie in a folder that is there; .*none is not; make it"):
+        duckdb(tmp_path / "none" / "t.duckdb", "t").resume(source)
+    (tmp_path / "text").write_text("no database " * 1000)
+    with pytest.raises(UsageError, match="not a valid DuckDB database"):
+        duckdb(tmp_path / "text", "t").resume(source)

@@ -66,6 +66,10 @@ def test_every_type_is_kept_and_what_does_not_fit_is_refused(tmp_path: Path) -> 
         iceberg("shop.t", catalog=catalog).resume(Source("other", columns))
     with pytest.raises(SchemaError, match="must have the columns v string"):
         iceberg("shop.t", catalog=catalog).resume(Source("s", parse_schema("n bigint, v string")))
+    with pytest.raises(SchemaError, match=r"column n of Iceberg table shop.t must be int .* it is bigint"):
+        iceberg("shop.t", catalog=catalog).resume(Source("s", parse_schema("n int")))
+    with pytest.raises(UsageError, match=r"must be one that PyIceberg is configured for; it says: .*; write a .pyiceb"):
+        iceberg("shop.t", catalog="nosuch").resume(Source("s", columns))
     with pytest.raises(UsageError, match="named with its namespace"):
         iceberg("t", catalog=catalog)
 
@@ -81,4 +85,23 @@ def test_tentative_rows_go_though_the_sink_no_longer_takes_any(tmp_path: Path) -
     assert later.resume(Source("s", columns)) == "one"
     later.apply(Changes(True, rows, rows.slice(0, 0)), "two")
     later.close()
-    assert [row["holdfast_id"] for row in rows_of(catalog, "shop.t")] == [1]
+    assert [(row["holdfast_id"], row["tentative"]) for row in rows_of(catalog, "shop.t")] == [(1, False)]
+
+
+def test_manifests_are_merged_and_what_was_taken_back_stays_so(tmp_path: Path) -> None:
+    catalog = properties(tmp_path)
+    sink = iceberg("shop.t", catalog=catalog, tentative=True)
+    sink.resume(Source("s", parse_schema("n bigint")))
+    sink.close()
+    table = catalogs.load_catalog("default", **catalog).load_table("shop.t")
+    with table.transaction() as transaction:
+        transaction.set_properties({"commit.manifest.min-count-to-merge": "4"})
+    sink.resume(Source("s", parse_schema("n bigint")))
+    for n in range(12):
+        rows = pa.table({"tuple_id": [n + 1], "stime": pa.array([n], pa.timestamp("us", "UTC")), "n": [n]})
+        none, tentative = rows.slice(0, 0), n % 3 == 2
+        sink.apply(Changes(n % 3 == 0, none if tentative else rows, rows if tentative else none), str(n))
+    sink.close()
+    table = table.refresh()
+    assert len(table.current_snapshot().manifests(table.io)) < 8
+    assert sorted(row["n"] for row in rows_of(catalog, "shop.t")) == [0, 1, 3, 4, 6, 7, 9, 10, 11]

@@ -75,3 +75,22 @@ def test_a_table_is_right_after_the_database_was_killed(tmp_path: Path) -> None:
             assert found == [(n, n, False) for n in range(script.stable * EACH)]
         finally:
             runner.stop()
+
+
+def test_a_server_that_does_not_let_us_in_is_an_error_at_once(tmp_path: Path) -> None:
+    """No retry mends these; each of them was tried for ever."""
+    Script(tmp_path, random.Random(1)).step()
+    with postgres_server() as server:
+        with psycopg.connect(server.url, autocommit=True) as database:
+            database.execute("create role locked nologin")
+            database.execute("create role secret login password 'right'")
+        server.ask_password("secret")
+        address = server.url.partition("@")[2]
+        for user in ("secret", "secret:wrong", "locked", "nobody"):
+            runner = SinkRunner("t", STREAM, LocalOrigin(StreamStore(tmp_path), STREAM),
+                                postgres(f"postgresql://{user}@{address}", "results")).start()  # fmt: skip
+            try:
+                wait_for(lambda one=runner: one.failure is not None, f"{user} to be refused", 30)  # type: ignore[misc]
+                assert "wrong" not in str(runner.failure)
+            finally:
+                runner.stop()

@@ -5,9 +5,19 @@ from __future__ import annotations
 import argparse
 import os
 
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from holdfast.spark import read_stream, session
+
+
+def run(spark: SparkSession, root: str, checkpoint: str, output: str, rows: str) -> None:
+    frame = read_stream(spark, "a", "b", root=root, boundaries="exact", maxRowsPerBatch=rows, tasks="2")
+    counted = frame.groupBy(F.window("stime", "3 seconds"), "key").agg(
+        F.count("*").alias("count"), F.sum("value").alias("sum")
+    )
+    writer = counted.writeStream.format("holdfast").options(root=root, checkpointLocation=checkpoint)
+    writer.trigger(availableNow=True).start(output).awaitTermination()
 
 
 def main() -> None:
@@ -22,13 +32,8 @@ def main() -> None:
                     spark_executor_memory="700m", spark_cores_max="2",
                     spark_executor_extraJavaOptions=os.environ.get("SPARK_SUBMIT_OPTS", ""))  # fmt: skip
     spark.sparkContext.setLogLevel("OFF")
-    frame = read_stream(spark, "a", "b", root=given.root, boundaries="exact", maxRowsPerBatch=given.rows, tasks="2")
-    counted = frame.groupBy(F.window("stime", "3 seconds"), "key").agg(
-        F.count("*").alias("count"), F.sum("value").alias("sum")
-    )
-    writer = counted.writeStream.format("holdfast").options(root=given.root, checkpointLocation=given.checkpoint)
     print("started", flush=True)
-    writer.trigger(availableNow=True).start(given.output).awaitTermination()
+    run(spark, given.root, given.checkpoint, given.output, given.rows)
     print("finished", flush=True)
     spark.stop()
 

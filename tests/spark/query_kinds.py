@@ -115,11 +115,6 @@ def observed_union_of_parts(rows: DataFrame) -> DataFrame:
 
 
 @kind()
-def tumbling(rows: DataFrame) -> DataFrame:
-    return rows.groupBy(F.window("stime", "2 seconds"), "k").agg(F.count("*").alias("n"), F.sum("v").alias("v"))
-
-
-@kind()
 def sliding(rows: DataFrame) -> DataFrame:
     return rows.groupBy(F.window("stime", "3 seconds", "1 second")).agg(F.max("v").alias("v"))
 
@@ -138,12 +133,6 @@ def watermark_on_a_renamed_time(rows: DataFrame) -> DataFrame:
 @kind()
 def session_window(rows: DataFrame) -> DataFrame:
     return rows.filter("v % 7 < 3").groupBy(F.session_window("stime", "700 milliseconds"), "k").count()
-
-
-@kind()
-def window_time(rows: DataFrame) -> DataFrame:
-    counts = rows.groupBy(F.window("stime", "2 seconds"), "k").count()
-    return counts.select(F.window_time("window").alias("t"), "k", "count")
 
 
 @kind(options={"stime": "until"})
@@ -165,13 +154,18 @@ def window_of_a_window(rows: DataFrame) -> DataFrame:
 
 
 @kind()
-def having_a_decimal_sum(rows: DataFrame) -> DataFrame:
+def window_time_of_a_decimal_sum_with_having(rows: DataFrame) -> DataFrame:
     price = (F.col("v") / F.lit(100)).cast("decimal(12,2)")
     kinds = F.size(F.collect_set("k")).cast("bigint")
     counts = rows.groupBy(F.window("stime", "2 seconds"), "name").agg(
         kinds.alias("kinds"), F.sum(price).alias("total")
     )  # fmt: skip
-    return counts.where("kinds > 1")
+    return counts.where("kinds > 1").select(F.window_time("window").alias("t"), "name", "kinds", "total")
+
+
+@kind()
+def grouped_by_the_time_itself(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("stime", "k").count()
 
 
 @kind()
@@ -286,6 +280,36 @@ def window_then_join(a: DataFrame, b: DataFrame) -> DataFrame:
         side.groupBy(F.window("stime", "2 seconds")).agg(F.count("*").alias(n)) for side, n in ((a, "x"), (b, "y"))
     ]
     return counts[0].join(counts[1], "window").select("window", "x", "y")
+
+
+# -- functions of groups -----------------------------------------------------------------------------------------------
+
+
+def _bucket_sums(rows: list[Row]) -> list[tuple[Any, ...]]:
+    """A group is what a bucket has of it."""
+    found: dict[tuple[datetime, int], list[int]] = {}
+    for row in rows:
+        found.setdefault((_bucket(row["stime"]), row["k"]), []).append(row["v"])
+    return [(k, sum(values), len(values)) for (_, k), values in found.items()]
+
+
+@kind(columns=("k", "v", "n"), expected=_bucket_sums, heavy=True)
+def apply_in_pandas(rows: DataFrame) -> DataFrame:
+    def summed(frame: pd.DataFrame) -> pd.DataFrame:
+        sums = {"k": frame["k"].iloc[0], "v": frame["v"].sum(), "n": len(frame)}
+        return pd.DataFrame({"stime": [frame["stime"].max()], **{name: [value] for name, value in sums.items()}})
+
+    return rows.groupBy("k").applyInPandas(summed, "stime timestamp, k bigint, v bigint, n bigint")
+
+
+@kind(heavy=True)
+def largest_of_each_window(rows: DataFrame) -> DataFrame:
+    def largest(frame: pd.DataFrame) -> pd.DataFrame:
+        return frame.sort_values(["v", "k"]).tail(2)
+
+    sums = rows.groupBy(F.window("stime", "1 second"), "k").agg(F.sum("v").alias("v"))
+    columns = "window struct<start timestamp, end timestamp>, k bigint, v bigint"
+    return sums.groupBy("window").applyInPandas(largest, columns)
 
 
 # -- functions with a state of their own -------------------------------------------------------------------------------

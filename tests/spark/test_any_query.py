@@ -6,12 +6,14 @@ the next few.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +24,38 @@ from tests.spark.query_kinds import KINDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 #: So many run together that two cores are busy and nothing is late for want of them.
-_TOGETHER = 3
+_TOGETHER = 4
 #: What the machine may add beside X and a usual pause between results: the cores have other work, too.
 _MARGIN_S = 4.0
 
 
-def _run(root: Path, tasks: Sequence[str]) -> list[dict[str, Any]]:
-    """What a process says of its tasks. It is killed when it has said it, with its JVM and workers."""
-    command = [sys.executable, "-m", "tests.spark.any_query", str(root), *tasks]
-    with open(root / "log", "ab") as log, subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
-    ) as process:  # fmt: skip
-        found = []
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if line.startswith("{"):
-                    said = json.loads(line)
-                    if "done" in said:
-                        break
-                    found.append(said)
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-    return found
+class _Process:
+    """One that runs tasks when it is told to, and is killed with its JVM when it has said what came of them."""
+
+    def __init__(self, root: Path, tasks: Sequence[str]) -> None:
+        command = [sys.executable, "-m", "tests.spark.any_query", str(root), *tasks]
+        with open(root / "log", "ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+            )
+
+    def run(self) -> Iterator[dict[str, Any]]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # It says nothing, then.
+            self._process.stdin.write("go\n")
+            self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                said = json.loads(line)
+                if "done" in said:
+                    return
+                yield said
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
 
 
 def _groups(names: Sequence[str]) -> list[list[str]]:
@@ -70,12 +81,19 @@ def results(
     mine = [item for item in request.session.items if isinstance(item, pytest.Function) and item.path == request.path]
     asked = {item.callspec.params["name"] for item in mine}
     groups = _groups([name for name in KINDS if name in asked])
+    steps = [
+        [*(f"end:{name}" for name in before), *(f"cut:{name}" for name in group)]
+        for before, group in itertools.pairwise([[], *groups, []])
+    ]
     found: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in asked}
-    before: list[str] = []
-    for group in [*groups, []]:
-        for said in _run(root, [*(f"end:{name}" for name in before), *(f"cut:{name}" for name in group)]):
-            found[said["kind"]][said["phase"]] = said
-        before = group
+    for tasks in steps:
+        # One after the other: a JVM that starts beside a failure makes its results late.
+        process = _Process(root, tasks)
+        try:
+            for said in process.run():
+                found[said["kind"]][said["phase"]] = said
+        finally:
+            process.kill()
     return found
 
 

@@ -35,7 +35,7 @@ class Clocked:
         self._task, self._batch = Task(plan, to_arrow_schema(SCHEMA)), 0
         self._begin = self._end = 0
         patch.setattr("holdfast.spark.keyed_task.now_us", lambda: self._begin)
-        patch.setattr("holdfast.spark.keeping.now_us", lambda: self._end)
+        patch.setattr("holdfast.spark.save_policy.now_us", lambda: self._end)
 
     def run(self, begin: float, end: float, value: int = 1) -> int:
         """The sum so far."""

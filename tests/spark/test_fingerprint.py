@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 import textwrap
@@ -51,6 +52,27 @@ SAME = {
 }
 
 
+#: What a program is made of, with a place for what changes: {0} is 2, and then 3.
+WAYS = {
+    "a pattern": "import re\nP = re.compile('a{{{0}}}')\ndef f(x): return P.match(x)",
+    "a function behind a cache": "import functools\n@functools.cache\ndef g(x): return x * {0}\ndef f(x): return g(x)",
+    "a number of NumPy's": "import numpy as np\nK = np.int64({0})\ndef f(x): return x * K",
+    "an array of numbers": "import numpy as np\nK = np.array([1.5, {0}])\ndef f(x): return K.dot(x)",
+    "a fraction": "from fractions import Fraction\nK = Fraction({0}, 7)\ndef f(x): return x * K",
+    "a namespace": "import types\nC = types.SimpleNamespace(k={0})\ndef f(x): return x * C.k",
+    "which field is taken": "import operator\nG = operator.itemgetter({0})\ndef f(x): return G(x)",
+    "a queue": "from collections import deque\nQ = deque([{0}])\ndef f(x): return x in Q",
+    "an object with slots":
+        "class C:\n  __slots__ = ('k',)\n  def __call__(self, x): return self.k\nf = C()\nf.k = {0}",
+    "a cached property":
+        "import functools\nclass C:\n  @functools.cached_property\n  def k(self): return {0}\ndef f(x): return C().k",
+    "one of several functions by type":
+        "import functools\n@functools.singledispatch\ndef g(x): return 1\n@g.register\ndef _(x: int): return {0}\n"
+        "def f(x): return g(x)",
+    "the path of an address": "K = '/v{0}/users'\ndef f(x): return x.startswith(K)",
+}  # fmt: skip
+
+
 def made(source: str) -> str:
     scope: dict[str, object] = {"__name__": "__main__"}
     exec(compile(source, "/home/user/program.py", "exec"), scope)
@@ -60,6 +82,35 @@ def made(source: str) -> str:
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_change_that_matters_gives_another_fingerprint(what: str) -> None:
     assert made(BASE.replace(*CHANGES[what])) != made(BASE)
+
+
+@pytest.mark.parametrize("what", WAYS)
+def test_what_a_function_uses_counts_by_whatever_way_it_is_held(what: str) -> None:
+    assert made(WAYS[what].format(2)) == made(WAYS[what].format(2))
+    assert made(WAYS[what].format(2)) != made(WAYS[what].format(3))
+
+
+@pytest.mark.parametrize("user", [
+    "def f(x):\n  from mylib.scores import score\n  return score(x)",
+    "def f(x):\n  import mylib.scores\n  return mylib.scores.score(x)",
+    "def f(x):\n  def inner(y):\n    from mylib import scores\n    return scores.score(y)\n  return inner(x)",
+    "import mylib.scores\ndef f(x): return mylib.scores.score(x)",
+])  # fmt: skip
+def test_what_a_function_imports_counts(user: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Imports inside a function are usual for what runs in workers."""
+    package = tmp_path / "mylib"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    found = []
+    for text in ("return x * 2", "return x * 2  # and nothing else", "return x * 3"):
+        (package / "scores.py").write_text(f"def score(x):\n  {text}\ndef other():\n  {text}\n")
+        for name in ("mylib", "mylib.scores"):
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        found.append(made(user))
+    assert found[0] == found[1] != found[2]
 
 
 @pytest.mark.parametrize("what", SAME)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.checkpoint.policy import Guarantee, every, groups, none, upstream
-from holdfast.cli.explain import protections
+from holdfast.cli.program import protections
 from holdfast.model.errors import UsageError
 from holdfast.operators import continuous, count, count_window, keep_time
 from holdfast.spark.flow import Flow

@@ -16,9 +16,11 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import holdfast
-from holdfast.model.errors import UsageError
+from holdfast.model.errors import StorageError, UsageError
 from holdfast.spark import read_stream
 from holdfast.spark.fork import fork_checkpoint, last_commit
+from holdfast.spark.hadoop_path import HadoopPath, JvmFiles, checkpoint_folder
+from holdfast.spark.wal import read_wal
 from tests.spark.conftest import fill
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -105,13 +107,21 @@ def provider(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[st
     spark.conf.unset(CHANGELOG)
 
 
-def check(spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path, name: str) -> None:
+def by_hadoop(spark: SparkSession, folder: Path) -> HadoopPath:
+    """The folder as it is seen through the filesystems of Hadoop."""
+    return HadoopPath(f"file://{folder}", JvmFiles(spark.sparkContext))
+
+
+def check(spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path, name: str, *, hadoop: bool = False) -> None:
     fill(store, "a", FIRST, end=False, until=20)
     frame = QUERIES[name](read_stream(spark, "a", root=store.root, maxRowsPerBatch=50))
     run(frame, tmp_path / "parent")
     before = snapshot(tmp_path / "parent")
-    forked = fork_checkpoint(tmp_path / "parent", tmp_path / "fork")
-    assert forked.batch_id == last_commit(tmp_path / "parent")
+    parent, fork = (by_hadoop(spark, tmp_path / n) if hadoop else tmp_path / n for n in ("parent", "fork"))
+    forked = fork_checkpoint(parent, fork)
+    assert forked.linked is not hadoop
+    assert forked.batch_id == last_commit(tmp_path / "parent") == last_commit(parent)
+    assert read_wal(parent, forked.batch_id) == read_wal(tmp_path / "parent", forked.batch_id)
     assert forked.files < sum(1 for p in (tmp_path / "parent").rglob("*") if p.is_file())
     fill(store, "a", SECOND)
     by_fork = run(frame, tmp_path / "fork")
@@ -131,6 +141,47 @@ def test_a_fork_of_windows_gives_what_its_parent_gives(
 ) -> None:
     """S1, for each of Spark's state stores."""
     check(spark, store, tmp_path, "windows")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changelog", ["true", "false"])
+def test_a_fork_by_copies_gives_what_its_parent_gives(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path, changelog: str
+) -> None:
+    """S1 where there are no links: on HDFS, on object stores."""
+    spark.conf.set(PROVIDER, ROCKSDB)
+    spark.conf.set(CHANGELOG, changelog)
+    try:
+        check(spark, store, tmp_path, "windows", hadoop=True)
+    finally:
+        spark.conf.unset(PROVIDER)
+        spark.conf.unset(CHANGELOG)
+
+
+def test_a_path_of_hadoops_is_like_a_path(spark: SparkSession, tmp_path: Path) -> None:
+    here = by_hadoop(spark, tmp_path)
+    assert not (here / "a").exists()
+    assert last_commit(here) == -1
+    for missing in (lambda: (here / "a").read_bytes(), lambda: list((here / "a").iterdir())):
+        with pytest.raises(FileNotFoundError):
+            missing()
+    (here / "a" / "b" / "1").write_bytes(bytes(range(256)))
+    (here / "a" / "2").write_bytes(b"two")
+    assert (tmp_path / "a" / "b" / "1").read_bytes() == bytes(range(256)) == (here / "a/b/1").read_bytes()
+    assert (here / "a").is_dir()
+    assert not (here / "a" / "2").is_dir()
+    assert sorted(p.name for p in (here / "a").iterdir()) == ["2", "b"]
+    assert dict((here / "a").walk()) == {Path(): ["2"], Path("b"): ["1"]}
+    (here / "a" / "2").copy(here / "c" / "3")
+    assert (here / "c" / "3").read_text() == "two"
+    with pytest.raises(UsageError, match="lies on the filesystem of its parent"):
+        fork_checkpoint(here, tmp_path / "fork")
+    (here / "a").remove()
+    assert not (tmp_path / "a").exists()
+    assert checkpoint_folder(f"file://{tmp_path}/x%20y") == tmp_path / "x y"
+    assert checkpoint_folder("s3a://bucket/x/") == HadoopPath("s3a://bucket/x", here.files)
+    with pytest.raises(StorageError, match="could not look at nowhere://x/y"):
+        checkpoint_folder("nowhere://x/y").exists()
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
 
 import holdfast
 from holdfast.model.errors import UsageError
@@ -19,8 +20,8 @@ from holdfast.operators.udop import UserOperator, decode, encode
 from holdfast.operators.windows import count_window
 from holdfast.spark import flow, read_stream
 from holdfast.spark.keyed import udop
-from holdfast.spark.plan_identity import identity, plan_lines
-from holdfast.stream.identity import changed, differences, note_identity, read_identity
+from holdfast.spark.plan_identity import identity, plan_lines, settings_line, state_differences
+from holdfast.stream.identity import Identity, changed, differences, note_identity, read_identity
 from tests.spark.conftest import fill, tuples
 
 Build = Callable[[DataFrame], DataFrame]
@@ -90,6 +91,51 @@ def operated(kind: type[UserOperator], scratch: str) -> Build:
     return lambda rows: rows.transform(made)
 
 
+class Counting(StatefulProcessor):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:
+        yield pd.DataFrame({"k": [key[0]], "n": [sum(map(len, rows)) * self.step]})
+
+    def close(self) -> None:
+        pass
+
+
+def counted(step: int) -> Build:
+    return lambda rows: rows.groupBy("k").transformWithStateInPandas(Counting(step), "k long, n long", "append", "none")
+
+
+def with_table(*table: tuple[int, str]) -> Build:
+    return lambda rows: rows.join(rows.sparkSession.createDataFrame(list(table), "k bigint, name string"), "k")
+
+
+def typed(kind: str) -> Build:
+    return lambda rows: rows.select("stime", F.udf(lambda v: v, kind)("v").cast("string").alias("q"))
+
+
+def repeated(times: int) -> Build:
+    @F.udtf(returnType="n bigint")
+    class Repeated:
+        def eval(self, k: int) -> Iterator[tuple[int]]:
+            yield from ((k,) for _ in range(times))
+
+    return lambda rows: rows.lateralJoin(Repeated(F.col("k").outer())).select("stime", "n")
+
+
+def by_sql(body: str) -> Build:
+    def build(rows: DataFrame) -> DataFrame:
+        session = rows.sparkSession
+        session.sql(f"create or replace temporary function inner_one(x bigint) returns bigint return {body}")
+        session.sql("create or replace temporary function outer_one(x bigint) returns bigint return inner_one(x) + 1")
+        return rows.select("stime", F.expr("outer_one(k) as q"))
+
+    return build
+
+
 QUERIES: dict[str, tuple[Build, Build]] = {
     "a window": (windowed("10 seconds"), windowed("20 seconds")),
     "a filter": (lambda rows: rows.filter("k > 3"), lambda rows: rows.filter("k > 4")),
@@ -104,6 +150,17 @@ QUERIES: dict[str, tuple[Build, Build]] = {
         lambda rows: rows.mapInPandas(mapped(3), "stime timestamp, k long"),
     ),
     "an operator of the user's": (operated(Numbering, "/tmp/x"), operated(Doubling, "/tmp/x")),
+    "a processor with state": (counted(1), counted(2)),
+    "a function that gives tables": (repeated(1), repeated(2)),
+    "a function of SQL that another one calls": (by_sql("x * 2"), by_sql("x * 3")),
+    "what a function gives": (typed("double"), typed("string")),
+    "the rows of a table in the program": (with_table((1, "a"), (2, "b")), with_table((1, "a"), (2, "c"))),
+    "a text that looks like the number of a column": (
+        lambda rows: rows.withColumn("q", F.lit("ticket #12")), lambda rows: rows.withColumn("q", F.lit("ticket #13")),
+    ),
+    "a text that looks like an object": (
+        lambda rows: rows.filter(F.lit("a@abcde1") != "b"), lambda rows: rows.filter(F.lit("a@abcde2") != "b"),
+    ),
     "what is done to the members of a list": (
         lambda rows: rows.select("stime", F.transform("a", lambda x: x + 1).alias("b")),
         lambda rows: rows.select("stime", F.transform("a", lambda x: x + 2).alias("b")),
@@ -120,6 +177,29 @@ def test_a_query_is_known_again_and_a_change_of_it_is_told(rows: Callable[[], Da
     told = differences(before, now)
     assert {line[0] for line in told} == {"-", "+"}
     assert all(len(line) < 400 for line in told)
+
+
+def test_another_file_or_one_that_has_grown_is_another_table(rows: Callable[[], DataFrame], tmp_path: Path) -> None:
+    def query(folder: str, file: str, text: str) -> Identity:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / file).write_text(text)
+        table = rows().sparkSession.read.csv(str(tmp_path / folder / file), schema="k bigint, name string")
+        return identity(plan_lines(rows().join(table, "k")))
+
+    before = query("here", "owners-11.csv", "1,a\n")
+    assert differences(before, query("there", "owners-11.csv", "1,a\n")) == []
+    assert "owners-12.csv" in str(differences(before, query("here", "owners-12.csv", "1,a\n")))
+    assert "8 bytes" in str(differences(before, query("here", "owners-11.csv", "1,a\n2,b\n")))
+
+
+def test_settings_that_change_results_are_told(spark: SparkSession) -> None:
+    before = settings_line(spark)
+    spark.conf.set("spark.sql.ansi.enabled", "false")
+    try:
+        assert settings_line(spark) != before
+    finally:
+        spark.conf.unset("spark.sql.ansi.enabled")
+    assert settings_line(spark) == before
 
 
 def test_what_only_a_session_knows_is_no_part_of_a_query(spark: SparkSession, rows: Callable[[], DataFrame]) -> None:
@@ -184,3 +264,76 @@ def test_a_flow_with_another_window_function_or_key_is_refused_and_with_other_pa
     started(partitions=1)
     assert b"partitions" not in note.read_bytes(), "an older note said their number"
     assert sorted(row[-1] for row in tuples(store.open("out"))) == [10, 10]
+
+
+def _windowed(frame: DataFrame, length: str = "10 seconds", *keys: str) -> Any:
+    return frame.groupBy(F.window("stime", length), *(keys or ("k",)))
+
+
+FITTING: dict[str, Build] = {
+    "a filter before it": lambda f: _windowed(f.filter("v > 1")).count(),
+    "a column before it": lambda f: _windowed(f.withColumn("w", F.col("v") * 2)).count(),
+    "a column behind it": lambda f: _windowed(f).count().withColumn("rate", F.col("count") / 10),
+    "a filter behind it": lambda f: _windowed(f).count().filter("count > 1"),
+    "a function before it": lambda f: _windowed(f.withColumn("w", F.udf(lambda v: v, "double")("v"))).count(),
+}
+MISFITS: dict[str, Build] = {
+    "a longer window": lambda f: _windowed(f, "20 seconds").count(),
+    "a sliding window": lambda f: f.groupBy(F.window("stime", "10 seconds", "5 seconds"), "k").count(),
+    "another key": lambda f: _windowed(f, "10 seconds", "v").count(),
+    "a key more": lambda f: _windowed(f, "10 seconds", "k", "v").count(),
+    "another function": lambda f: _windowed(f).agg(F.sum("v").alias("count")),
+    "an aggregate more": lambda f: _windowed(f).agg(F.count("*").alias("count"), F.sum("v").alias("s")),
+    "duplicates dropped": lambda f: _windowed(f.dropDuplicates(["stime", "k"])).count(),
+    "a second window": lambda f: _windowed(f).count().groupBy(F.window("window", "1 minute")).count(),
+}
+
+
+@pytest.mark.parametrize("change", [*FITTING, *MISFITS])
+def test_a_state_fits_a_plan_whose_operators_with_state_are_what_they_were(
+    rows: Callable[[], DataFrame], change: str
+) -> None:
+    """C12: what `holdfast try` may carry over, and what not."""
+    before = identity(plan_lines(_windowed(rows()).count()))
+    now = identity(plan_lines((FITTING | MISFITS)[change](rows())))
+    assert differences(before, now)
+    assert bool(state_differences(before, now)) == (change in MISFITS)
+
+
+def _keyed(frame: DataFrame, key: Any) -> DataFrame:
+    return _windowed(frame.withColumn("key", key), "10 seconds", "key").count()
+
+
+KEYS: dict[str, tuple[Build, Build, bool]] = {
+    "a key that is computed in another way": (
+        lambda f: _keyed(f, F.substring(F.col("k").cast("string"), 1, 3)),
+        lambda f: _keyed(f, F.substring(F.col("k").cast("string"), 1, 7)), True,
+    ),
+    "a column that a key comes from": (
+        lambda f: _keyed(f.withColumn("half", F.col("k") / 2), F.col("half") + 1),
+        lambda f: _keyed(f.withColumn("half", F.col("k") / 3), F.col("half") + 1), True,
+    ),
+    "the code of a key": (lambda f: _keyed(f, plus(1)("k")), lambda f: _keyed(f, plus(2)("k")), True),
+    "a computed key of deduplication": (
+        lambda f: f.withColumn("key", F.col("k") % 3).dropDuplicates(["key"]),
+        lambda f: f.withColumn("key", F.col("k") % 4).dropDuplicates(["key"]), True,
+    ),
+    "the time of a window": (
+        lambda f: f.select("k", (F.col("stime") + F.expr("interval 1 second")).alias("at"))
+        .groupBy(F.window("at", "10 seconds"), "k").count(),
+        lambda f: f.select("k", (F.col("stime") + F.expr("interval 2 seconds")).alias("at"))
+        .groupBy(F.window("at", "10 seconds"), "k").count(), True,
+    ),
+    "a column beside a computed key": (
+        lambda f: _keyed(f, F.col("k") % 3), lambda f: _keyed(f.withColumn("w", F.col("v") * 2), F.col("k") % 3), False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", KEYS)
+def test_a_state_fits_only_keys_that_are_made_as_they_were(rows: Callable[[], DataFrame], what: str) -> None:
+    """A state by keys of the old kind would never be found by those of the new one."""
+    old, new, misfit = KEYS[what]
+    before, now = (identity(plan_lines(build(rows()))) for build in (old, new))
+    assert differences(before, now)
+    assert bool(state_differences(before, now)) == misfit, before.lines

@@ -65,6 +65,30 @@ def test_files_that_spark_reads_become_a_stream_once_over_restarts_k1(spark: Spa
         until(lambda: len(list(stream.subscribe().rows(timeout=0))) == 5)
 
 
+@pytest.mark.slow
+def test_a_row_that_lies_years_ahead_stops_the_source_with_a_sentence(spark: SparkSession, tmp_path: Path) -> None:
+    """D19: it would make all others late."""
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "a.json").write_text('{"n": 1, "ts": "2026-01-01T00:00:01Z"}\n{"n": 2, "ts": "9998-01-01T00:00:00Z"}\n')
+    app = holdfast.App("shop", root=tmp_path / "streams")
+    app.source("clicks", lambda s: s.readStream.schema("n bigint, ts timestamp").json(str(files)), stime="ts")
+
+    def run() -> None:
+        with app.start(spark=spark) as running:
+            until(lambda: running.status()["sources"][0]["state"] == "FAILED")
+            running.wait_until_stable()
+
+    with pytest.raises(UsageError, match="ahead of the clock"):  # By the start or by the wait: the first that can know.
+        run()
+    allowed = holdfast.App("shop", root=tmp_path / "allowed")
+    allowed.source(
+        "clicks", lambda s: s.readStream.schema("n bigint, ts timestamp").json(str(files)), stime="ts", max_ahead=None
+    )
+    with allowed.start(spark=spark) as running:
+        until(lambda: running.status()["sources"][0].get("rows") == 2)
+
+
 def test_what_is_no_source_is_refused_where_it_is_written_down(tmp_path: Path) -> None:
     app = holdfast.App("shop", root=tmp_path)
     with pytest.raises(UsageError, match="must say which column is its time"):

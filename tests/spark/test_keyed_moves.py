@@ -8,18 +8,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from holdfast.checkpoint.policy import every
 from holdfast.checkpoint.stores.memory import MemoryStore
-from holdfast.model.errors import CorruptLog, UsageError
-from holdfast.spark import far
+from holdfast.model.errors import CorruptLog
+from holdfast.spark import durable_state
+from holdfast.spark.arrivals import operators_in, pack_operators, stays_because
 from holdfast.spark.keyed import ForkOf, Keyed
-from holdfast.spark.keyed_moves import operators_in, pack_operators, stays_because
 from holdfast.spark.keyed_task import Task
-from tests.spark.test_keyed_state import make, sums
+from holdfast.stream.sealed import seal, unseal
+from tests.spark.test_keyed_state import KEYS, dealt, make, sums
 
 EXACT = every("1ms", exact=True)
 POLICIES = pytest.mark.parametrize("policy", [None, EXACT], ids=["none", "exact"])
@@ -28,8 +30,8 @@ POLICIES = pytest.mark.parametrize("policy", [None, EXACT], ids=["none", "exact"
 def task(operator: Keyed, checkpoint: Path | None = None, partitions: int = 1, fork: ForkOf | None = None) -> Task:
     """As the query of that checkpoint has it."""
     assert isinstance(operator.schema, StructType)
-    came = None if checkpoint is None else operators_in(checkpoint)
-    return Task(operator, to_arrow_schema(operator.schema), partitions, fork, "" if came is None else came.folder)
+    came = "" if checkpoint is None else operators_in(checkpoint)
+    return Task(operator, to_arrow_schema(operator.schema), partitions, fork, came, "string")
 
 
 def host(tmp_path: Path, name: str, policy: Any) -> Keyed:
@@ -72,7 +74,7 @@ def test_a_query_that_has_moved_away_leaves_nothing_behind(
 ) -> None:
     kept = MemoryStore()
     if kind == "server":  # One store for all queries and partitions, as with Redis or HBase.
-        monkeypatch.setattr(far, "open_store", lambda address: kept)
+        monkeypatch.setattr(durable_state, "open_store", lambda address: kept)
         monkeypatch.setattr(MemoryStore, "close", lambda store: None)
     anna = host(tmp_path, "anna", EXACT)
     anna = replace(anna, store="redis://somewhere" if kind == "server" else anna.store)
@@ -117,20 +119,35 @@ def test_a_fork_before_the_first_batch_begins_with_what_came(tmp_path: Path) -> 
     assert sums(task(ben, tmp_path / "there"), "q1", 1, ("a", 1)) == [("a", 2)], "S1"
 
 
-def test_the_number_of_partitions_moves_and_another_one_is_refused(tmp_path: Path) -> None:
+def test_a_host_with_another_number_of_partitions_deals_the_states_out_anew(tmp_path: Path) -> None:
     here = task(host(tmp_path, "anna", None), partitions=2)
-    for partition in (0, 1):
-        list(here.run([], "q0", 0, partition))
+    dealt(here, "q0", 0, *((key, 1) for key in KEYS))
     assert pack_operators([here], "q0", 1, tmp_path / "there")
-    came = operators_in(tmp_path / "there")
-    assert came is not None
-    assert came.partitions == {"running": 2}
-    with pytest.raises(UsageError, match="lies in 2 partitions, the query has 3"):
-        sums(task(host(tmp_path, "ben", None), tmp_path / "there", partitions=3), "q1", 1, ("a", 1))
-    noted = Path(came.folder, "partitions")
+    there = task(host(tmp_path, "ben", EXACT), tmp_path / "there", partitions=3)
+    assert dealt(there, "q1", 1, *((key, 1) for key in KEYS[:6])) == dict.fromkeys(KEYS[:6], 2)
+    shutil.rmtree(tmp_path / "ben" / "near")
+    assert dealt(there, "q1", 2, *((key, 1) for key in KEYS)) == {key: 3 if key < "g" else 2 for key in KEYS}
+    noted = Path(operators_in(tmp_path / "there"), "partitions")
     noted.write_bytes(noted.read_bytes().replace(b"2", b"3"))
     with pytest.raises(CorruptLog):
         operators_in(tmp_path / "there")
+
+
+def test_a_host_that_would_not_find_the_states_refuses_them(tmp_path: Path) -> None:
+    """One of before partitions said their number knows format 1 only."""
+
+    class Before(msgspec.Struct, frozen=True):
+        partitions: dict[str, int]
+        format: int = 1
+
+    here = task(host(tmp_path, "anna", None))
+    sums(here, "q0", 0, ("a", 1))
+    assert pack_operators([here], "q0", 1, tmp_path / "there")
+    noted = Path(operators_in(tmp_path / "there"), "partitions")
+    with pytest.raises(CorruptLog, match="another format than 1; upgrade Holdfast"):
+        unseal(noted.read_bytes(), Before, "there")
+    noted.write_bytes(seal(Before({"running": 1})))
+    assert operators_in(tmp_path / "there"), "what such a host has sent is read"
 
 
 def test_states_on_the_machines_of_a_cluster_stay(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from holdfast.checkpoint.slots import part_key
 from holdfast.checkpoint.store import Entry
 from holdfast.checkpoint.stores import open_store
 from holdfast.checkpoint.stores.memory import MemoryStore
-from holdfast.cli.explain import _text
+from holdfast.explain.text import operator_line
 from holdfast.model.errors import CorruptLog, PeerError, UsageError
 from holdfast.operators.keyed_join import GroupedJoin, keyed_join
 from holdfast.operators.udop import encode
@@ -124,7 +124,7 @@ def test_a_join_in_exact_groups_that_moves_between_machines_at_random_gives_the_
 
 def stored(folder: Path) -> dict[bytes, int]:
     """Bytes of what was written last for each name that there is."""
-    with open_store(f"log:{folder}/far/pairs/q/0") as store:
+    with open_store(f"log:{folder}/far/pairs/q/0-of-1") as store:
         return {key: len(saved.value) for key, _ in store.scan() if (saved := store.get(key))}
 
 
@@ -282,7 +282,7 @@ def test_saves_that_are_cut_short_and_scratch_that_is_lost_never_make_windows_th
 ) -> None:
     """C6, C7: after a loss, the join goes on from the tuples as of the last save that was whole, all keys together."""
     chance, server = random.Random(seed), Cut()
-    monkeypatch.setattr("holdfast.spark.far.open_store", lambda _: server)
+    monkeypatch.setattr("holdfast.spark.durable_state.open_store", lambda _: server)
     ran = task(replace(pairs(tmp_path, EFFORT), store="redis://nowhere"))
     taken: list[Row] = []
     whole: list[Row] = []
@@ -309,11 +309,11 @@ def test_a_join_that_was_saved_whole_goes_on_in_groups(tmp_path: Path) -> None:
 
 
 def test_what_protects_a_join_and_a_barrier_on_spark_is_shown(tmp_path: Path) -> None:
-    found = _text(pairs(tmp_path, groups(512, every="1s")).protection)
+    found = operator_line(pairs(tmp_path, groups(512, every="1s")).protection)
     assert found.startswith('pairs (join, sliding windows): groups(512, every="1s") saves the groups of 512 tuples')
     assert found.endswith("guarantee: best effort")
-    assert "with each batch" in _text(pairs(tmp_path, groups(512, every="1s", exact=True)).protection)
-    assert "whole" in _text(pairs(tmp_path, every("1s")).protection)
+    assert "with each batch" in operator_line(pairs(tmp_path, groups(512, every="1s", exact=True)).protection)
+    assert "whole" in operator_line(pairs(tmp_path, every("1s")).protection)
     with pytest.raises(UsageError, match="does not protect"):
         udop("u", Summing, key="k", schema=PAIRS, checkpoint=groups(512, every="1s"), store="memory:")
     with pytest.raises(UsageError, match="does not protect"):
@@ -366,7 +366,7 @@ def test_a_barrier_saves_what_came_and_removes_what_was_paired(tmp_path: Path) -
 
 def test_upstream_is_what_protects_a_barrier_and_nothing_else_does(tmp_path: Path) -> None:
     assert gate(tmp_path, checkpoint=upstream()) == gate(tmp_path)
-    assert "upstream() saves the tuples on their way" in _text(gate(tmp_path).protection)
-    assert _text(gate(tmp_path).protection).endswith("guarantee: exact")
+    assert "upstream() saves the tuples on their way" in operator_line(gate(tmp_path).protection)
+    assert operator_line(gate(tmp_path).protection).endswith("guarantee: exact")
     with pytest.raises(UsageError, match=r"a barrier keeps tuples in flight, which every.* does not protect; use upst"):
         gate(tmp_path, checkpoint=every("1s", exact=True))

@@ -76,6 +76,9 @@ def with_state(rows: DataFrame, timeout: str) -> DataFrame:
         (lambda rows: with_state(rows, GroupStateTimeout.ProcessingTimeTimeout), "processing-time timeouts"),
         (lambda rows: rows.sparkSession.readStream.format("rate").load().select(F.col("timestamp").alias("stime")),
          "must read only the frames that it is given"),
+        (lambda rows: rows.withColumn("t", F.date_trunc("minute", "stime")).groupBy(F.window("t", "1 minute")).count(),
+         "must be a query that Spark streams; .*without watermark.*; group by a window of stime itself"),
+        (lambda rows: joined(rows, "left_anti").select("stime"), "must be a query that Spark streams; .*LeftAnti"),
         (lambda rows: rows.withColumn("t", F.expr("stime + interval 1 second")).withWatermark("t", "1 second"),
          r"withWatermark must be on the time of the inputs.*got 't'.*producer\(stime='t'"),
         (lambda rows: rows.dropDuplicatesWithinWatermark(["key"]), "must be told within which time"),
@@ -102,11 +105,54 @@ def test_a_watermark_on_the_time_of_the_inputs_is_taken_and_does_not_wait(
     )
 
 
+@pytest.mark.parametrize(
+    ("function", "span_s"),
+    [
+        (lambda rows: rows.filter("value > 1"), 0),
+        (lambda rows: rows.dropDuplicates(["key"]), 0),
+        (lambda rows: rows.groupBy(F.window("stime", "1 minute"), "key").count(), 60),
+        (lambda rows: rows.groupBy(F.window("stime", "1 minute", "10 seconds")).count(), 60),
+        (lambda rows: rows.groupBy(F.window("stime", "10 seconds"), "key").count()
+            .groupBy(F.window("window", "1 minute")).count(), 70),
+        (lambda rows: joined(rows, "inner").select("l.stime", "l.key"), 5.001),
+        (lambda rows: rows.groupBy(F.session_window("stime", "10 seconds"), "key").count(), None),
+    ],
+)  # fmt: skip
+def test_the_span_of_a_result_is_read_off_the_plan(
+    function: Callable[..., DataFrame], span_s: float | None, rows: DataFrame
+) -> None:
+    """003 §5.8.3: what a tentative result is worth covers all of it."""
+    assert plan(function, rows).span_us == (None if span_s is None else round(span_s * 1_000_000))
+
+
 def test_functions_with_a_state_run_bucket_by_bucket_and_those_with_timers_keep_results(rows: DataFrame) -> None:
     without, timed = (plan(lambda r, t=t: with_state(r, t), rows) for t in ("NoTimeout", "EventTimeTimeout"))
-    assert (without.bucket_by_bucket, without.timers, without.keeps_rows) == (True, False, False)
-    assert (timed.bucket_by_bucket, timed.timers, timed.keeps_rows) == (True, True, True)
+    assert (without.bucket_by_bucket, without.settles, without.keeps_rows) == (True, False, False)
+    assert (timed.bucket_by_bucket, timed.settles, timed.keeps_rows) == (True, True, True)
     assert not plan(lambda r: r.dropDuplicates(["key"]), rows).bucket_by_bucket
+
+
+def test_an_aggregation_by_the_time_itself_drops_rows_at_the_watermark_and_one_by_windows_does_not(
+    rows: DataFrame,
+) -> None:
+    assert plan(lambda r: r.groupBy("stime", "key").count(), rows).drops_at_watermark
+    assert not plan(lambda r: r.groupBy(F.window("stime", "1 second"), "key").count(), rows).drops_at_watermark
+
+
+def test_a_function_of_groups_sees_a_bucket_at_a_time_and_windows_in_front_of_it_are_released(rows: DataFrame) -> None:
+    """Spark would hand it whatever part of a group a batch happens to have."""
+
+    def same(frame: pd.DataFrame) -> pd.DataFrame:
+        return frame
+
+    columns = "stime timestamp, key string, value bigint"
+    alone = plan(lambda r: r.select("stime", "key", "value").groupBy("key").applyInPandas(same, columns), rows)
+    assert (alone.bucket_by_bucket, alone.settles, alone.keeps_rows) == (True, False, False)
+    counts = "window struct<start timestamp, end timestamp>, count bigint"
+    windows = plan(
+        lambda r: r.groupBy(F.window("stime", "1 second")).count().groupBy("window").applyInPandas(same, counts), rows
+    )
+    assert (windows.bucket_by_bucket, windows.settles, windows.keeps_rows) == (True, True, True)
 
 
 def test_sums_of_floats_and_spark_s_order_are_warned_of(rows: DataFrame, caplog: pytest.LogCaptureFixture) -> None:

@@ -169,6 +169,23 @@ def test_large_results_go_by_file_and_leave_none_behind(
     assert list((out.folder / "staging").iterdir()) == []
 
 
+def test_a_frame_that_lies_years_ahead_is_refused_and_makes_nobody_late(
+    spark: SparkSession, store: holdfast.StreamStore
+) -> None:
+    """D19: the next frame begins where this one ends."""
+    out = store.create("out", "n bigint", bucket="1s")
+
+    def write(when: str, **options: str) -> None:
+        frame = spark.sql(f"select 1L n, timestamp '{when}' stime").write.format("holdfast").options(**options)
+        frame.option("root", str(store.root)).mode("append").save("out")
+
+    with pytest.raises(Exception, match="ahead of the clock, and every tuple after it would be late"):
+        write("9998-01-01 00:00:00Z")
+    write("2026-01-01 00:00:00Z")
+    write("9998-01-01 00:00:00Z", maxAhead="none")
+    assert out.reader().rows == 2
+
+
 def test_the_sink_creates_a_stream_when_told_to(
     spark: SparkSession, inputs: holdfast.StreamStore, tmp_path: Path
 ) -> None:

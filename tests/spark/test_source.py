@@ -233,6 +233,15 @@ def test_a_checkpoint_that_is_ahead_of_its_streams_is_refused(store: holdfast.St
         reader.partitions(reader.initialOffset(), ahead)
 
 
+def test_a_query_may_begin_ahead_of_an_input_that_is_away(store: holdfast.StreamStore) -> None:
+    """Behind a gap (D14): its first batch is empty, and the next one comes when the input does."""
+    fill(store, "a", ROWS_A[:20], end=False, until=5)
+    reader = BucketReader({"root": str(store.root), "path": "a", "start": at(9).isoformat()})
+    begins = reader.initialOffset()
+    assert reader.partitions(begins, begins)
+    assert reader.latestOffset(begins, reader.getDefaultReadLimit()) == begins
+
+
 def test_a_range_that_retention_took_since_it_was_planned_is_refused(store: holdfast.StreamStore) -> None:
     """L6."""
     stream = store.create("a", "key string, value bigint", bucket="1s", segment_bytes=4096)

@@ -14,6 +14,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import holdfast
 from holdfast.model.errors import StateLost
@@ -209,3 +210,26 @@ def test_a_stage_behind_a_shuffle_gets_the_marks_of_a_planned_batch(tmp_path: Pa
     marks = rows.filter(pa.compute.equal(rows["tuple_type"], int(TupleType.BOUNDARY)))
     assert rows.num_rows - marks.num_rows == 2 * 200
     assert marks["stime"].cast(pa.int64()).to_pylist() == [5 * SECOND, 7 * SECOND, 5 * SECOND] * 2
+
+
+def test_a_fork_without_a_plan_rehearses_once_and_one_that_was_waited_for_does_not(tmp_path: Path) -> None:
+    """Its first batch, the slowest of all, has no tuples then. Nothing of it shows in what follows."""
+    store, start = filled(tmp_path), offset_of(5 * SECOND)
+    options = {"root": str(tmp_path), "path": "a,b", "plan": str(tmp_path / "plan"), "boundaries": "exact"}
+    fork, exact = ForkReader(options), [ForkReader({**options, name: "2"}) for name in ("marks", "step")]
+
+    def asked(reader: ForkReader, at: dict[str, int], times: int) -> list[dict[str, int]]:
+        return [reader.latestOffset(at, ReadAllAvailable()) for _ in range(times)]
+
+    *before, rehearsal = asked(fork, start, 4)
+    assert before == [start] * 3
+    assert rehearsal != start
+    (part,) = fork.partitions(start, rehearsal)
+    assert list(fork.read(part)) == []
+    assert asked(fork, rehearsal, 2) == [rehearsal] * 2
+    assert [asked(reader, start, 5) for reader in exact] == [[start] * 5] * 2
+    planned(store, tmp_path / "plan", 5 * SECOND, 7 * SECOND)
+    assert asked(fork, rehearsal, 1) == [offset_of(7 * SECOND)]
+    assert asked(ForkReader(options), start, 1) == [offset_of(7 * SECOND)]
+    (part,) = fork.partitions(rehearsal, offset_of(7 * SECOND))
+    assert sum(batch.num_rows for batch in fork.read(part)) == 2 * 200 + 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.clock import ArrivalClock
+from holdfast.clock import ArrivalClock, now_us
 from holdfast.inputs.decode import Decoder
 from holdfast.inputs.feed import DeadLetters, Feed, Line
+from holdfast.inputs.kafka_input import KafkaInput
+from holdfast.inputs.source import EngineSource
 from holdfast.model.errors import EarlyTuple, LateTuple
+from holdfast.spark.ingest import SparkInput
 from tests.faults.units import QuietDisk
 
 SECOND = 1_000_000
@@ -123,6 +127,59 @@ def test_arrival_times_go_on_at_half_the_pace_at_least_and_twice_at_most(steps: 
         clocks.pass_(YEARS)
         now = clock()
     assert now == clocks.wall_us
+
+
+def test_a_clock_that_was_set_right_after_the_start_is_spoken_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A machine without a clock of its own begins in 1970, until the network tells it the time."""
+    stream, clocks = create(tmp_path), Clocks()
+    clocks.wall_us = 0
+    producer = opened(stream, clocks)
+    producer.tick()
+    assert not caplog.records
+    clocks.wall_us = NOON
+    for _ in range(3):
+        clocks.pass_(SECOND)
+        producer.tick()
+    (said,) = caplog.messages
+    assert "stream s: the wall clock has jumped and lies 20513d" in said
+    assert "open the stream anew" in said
+    producer.close(end=False)
+
+
+def test_a_machine_that_slept_finds_back_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D19: the monotonic clock stands still meanwhile. Rows with a time of their own would be refused for hours."""
+    stream, real, slept = create(tmp_path, "n bigint, ts timestamp"), time.clock_gettime_ns, [0]
+    monotonic, wall = time.monotonic_ns, time.time_ns
+    monkeypatch.setattr(time, "clock_gettime_ns", lambda id: real(id) + slept[0] * (id == time.CLOCK_BOOTTIME))
+    monkeypatch.setattr(time, "time_ns", lambda: wall() + slept[0])
+    monkeypatch.setattr(time, "monotonic_ns", monotonic)
+    with stream.producer(stime="ts", boundary_every="1h") as producer:
+        slept[0] = 8 * 3600 * 10**9
+        producer.send({"n": 1, "ts": dt.datetime.fromtimestamp(time.time_ns() / 1e9, dt.UTC)})
+        assert abs(producer.ahead_us) < 60 * SECOND
+    assert seen(stream) == [1]
+
+
+def jumping(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The wall clock of this process, and by how many microseconds it is wrong."""
+    real, wrong = time.time_ns, [0]
+    monkeypatch.setattr(time, "time_ns", lambda: real() + wrong[0] * 1000)
+    return wrong
+
+
+def test_a_wall_clock_that_jumps_takes_no_silent_source_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D19: where nothing comes, boundaries of topics and of Spark's sources follow a clock, too."""
+    wrong, stream = jumping(monkeypatch), create(tmp_path)
+    topic = KafkaInput(holdfast.kafka("nowhere:9092", topic="t", stime="n", idle="advance"), stream, None)
+    told = EngineSource(lambda spark: None, "ts", slack_us=0, idle_us=0, trigger_us=None)
+    ingest = SparkInput(told, "s", holdfast.open(tmp_path), tmp_path, None, None)  # type: ignore[arg-type]
+    before_us = now_us()
+    wrong[0] = YEARS
+    assert topic._clock() < before_us + 60 * SECOND
+    ingest._follow_clock()
+    assert stream.reader().boundary_us < before_us + 60 * SECOND
 
 
 @pytest.mark.parametrize("at", ["9999-12-31T00:00:00Z", "2026-03-01T13:00:01Z"])

@@ -120,9 +120,14 @@ def test_ctrl_c_while_waiting_leaves_the_queue_and_the_others_go_on() -> None:
         _queued(group, 1)
         os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
-        group.submit(2)
+    # A shell that starts the tests in the background makes them deaf to Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        threading.Thread(target=interrupt, daemon=True).start()
+        with pytest.raises(KeyboardInterrupt):
+            group.submit(2)
+    finally:
+        signal.signal(signal.SIGINT, before)
     third = Caller(group, 3)
     _queued(group, 1)
     gate.go.release(2)

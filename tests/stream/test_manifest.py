@@ -74,6 +74,24 @@ def test_an_older_epoch_stays_fenced_when_its_successor_died_between_its_two_ste
     assert len(list(tmp_path.glob("manifest-*"))) == 1
 
 
+def test_a_writer_whose_successor_died_between_its_two_steps_loses_nothing_and_hears_of_it(tmp_path: Path) -> None:
+    """L7, L1: tuples are still taken, and whoever comes next finds them; the next boundary says that there is another
+    epoch, which readers follow."""
+    first = open_log(tmp_path, disk=QuietDisk())
+    send(first, 1)
+    with pytest.raises(Stop):
+        open_log(tmp_path, disk=StoppingDisk("unlink", "manifest-"), takeover=True)
+    send(first, 2)
+    with pytest.raises(Fenced):
+        first.commit((), now_us=1, boundary_us=first.state.boundary_us + 1)
+    third = open_log(tmp_path, disk=QuietDisk(), takeover=True)
+    send(third, 3)
+    judge(tmp_path, 3, 3)
+    first.release(1)
+    third.release(1)
+    judge(tmp_path, 3, 3)
+
+
 def test_a_reader_follows_when_a_writer_died_between_its_two_steps(tmp_path: Path) -> None:
     """The same gap as a reader sees it: it must not take a version for the newest for ever."""
     from holdfast.stream.reader import LogReader

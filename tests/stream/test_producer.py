@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -400,3 +401,22 @@ def test_the_example_of_the_package_runs(tmp_path: Path) -> None:
     with store.open("monitor1").producer() as producer:
         producer.send({"source": "10.0.0.1", "bytes": 512})
     assert [r.values for r in store.open("monitor1").subscribe().rows()] == [{"source": "10.0.0.1", "bytes": 512}]
+
+
+@pytest.mark.parametrize("seq", [-1, 1 << 63, 1 << 64, 1.5, "7", True])
+def test_a_number_that_cannot_be_one_is_refused_before_it_spoils_the_commit_of_others(seq: Any, tmp_path: Path) -> None:
+    stream = holdfast.open(tmp_path).create("s", "n bigint", bucket="1s")
+    with stream.producer() as producer:
+        with pytest.raises(UsageError, match="a sequence number must be whole, from 0 to"):
+            producer.send({"n": 1}, seq=seq)
+        assert not producer.send({"n": 1}, seq=0).duplicate
+
+
+@pytest.mark.parametrize("boundary", [1 << 62, 1 << 63, 1.5, "now", None])
+def test_a_boundary_beyond_all_years_is_refused(boundary: Any, tmp_path: Path) -> None:
+    """D19: no arrival could be dated behind it, so nothing could be sent any more."""
+    stream = holdfast.open(tmp_path).create("s", "n bigint", bucket="1s")
+    with stream.producer() as producer:
+        with pytest.raises(UsageError, match="a boundary must be microseconds since 1970"):
+            producer.advance(boundary)
+        assert producer.send({"n": 1}).rows == 1

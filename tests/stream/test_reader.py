@@ -174,6 +174,32 @@ def test_an_end_that_nobody_attends_is_shown_as_the_next_writer_will_find_it(tmp
     assert read_all(tmp_path) == numbered(range(1, 3))
 
 
+def test_an_end_that_is_cut_while_a_reader_walks_over_it_is_read_as_its_new_writer_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L6: space that a dead writer had reserved is gone from one look to the next."""
+    old = open_log(tmp_path, disk=QuietDisk())
+    send(old, 1)
+    with open(tmp_path / old._name, "ab") as segment:
+        segment.write(bytes(1 << 20))
+    old._close_files()
+    real: Any = readers.recover
+    successors: list[Any] = []
+
+    def meanwhile(*given: Any, **more: Any) -> Any:
+        if not successors:
+            successors.append(open_log(tmp_path, disk=QuietDisk()))
+            send(successors[0], 2)
+        return real(*given, **more)
+
+    monkeypatch.setattr(readers, "recover", meanwhile)
+    reader = reader_of(tmp_path)
+    reader.refresh()
+    assert rows_of(reader) == numbered(range(1, 3))
+    reader.close()
+    successors[0].release(1)
+
+
 @pytest.mark.parametrize("tail", [True, False])
 def test_damage_in_an_end_that_nobody_attends_is_reported_each_time_one_asks(tail: bool, tmp_path: Path) -> None:
     """L4: not a shorter stream, and not a second answer that is quietly shorter."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -281,6 +282,27 @@ def test_a_writer_that_opens_and_lets_go_retains_as_well(policy: Retention, tmp_
     rest = left(stream)
     assert 60 < rest[0] < 119
     assert rest == list(range(rest[0], 120))
+
+
+def test_a_clock_that_jumps_years_ahead_for_a_moment_makes_nothing_old(tmp_path: Path) -> None:
+    """D19: sinks write with the wall clock. A stream that was silent for so long is cleared with the look after."""
+    stream = stream_of(tmp_path, Retention(age_us=100 * SECOND))
+    clock: Any = stream._clock
+    for n in range(20):
+        clock.now += 2 * SECOND
+        one_unit(stream, n)
+    clock.now += 3653 * 86_400 * SECOND
+    one_unit(stream, 20)
+    clock.now -= 3653 * 86_400 * SECOND
+    for n in range(21, 25):
+        clock.now += 2 * SECOND
+        one_unit(stream, n)
+    assert left(stream) == list(range(25))
+    clock.now += 2 * 3600 * SECOND
+    for n in range(25, 40):
+        clock.now += 8 * SECOND
+        one_unit(stream, n)
+    assert left(stream)[0] >= 20
 
 
 def test_by_itself_nothing_goes_that_a_subscriber_has_not_acknowledged_and_the_stream_says_so(tmp_path: Path) -> None:

@@ -75,6 +75,20 @@ def test_a_table_that_does_not_fit_is_refused_by_name(data: object) -> None:
         table_batch(data, SCHEMA, "s")
 
 
+def test_a_table_with_text_that_nobody_can_read_is_refused() -> None:
+    """X5: a writer of Parquet that puts Latin-1 into text columns; every reader would fail on it for ever."""
+    text = pa.array([b"caf\xe9"]).view(pa.string())
+    for data in (
+        pa.record_batch([pa.array([1]), text], schema=SCHEMA),
+        pa.table({"n": [1], "text": text.cast(pa.large_string())}),
+    ):
+        with pytest.raises(SchemaError, match="column 'text' must be string; Invalid UTF8"):
+            table_batch(data, SCHEMA, "s")
+    inner = pa.ListArray.from_arrays([0, 1], text)
+    with pytest.raises(SchemaError, match="Invalid UTF8"):
+        table_batch(pa.table({"l": inner}), pa.schema([("l", inner.type)]), "s")
+
+
 def test_a_table_is_cast_and_its_columns_put_in_order() -> None:
     table = pa.concat_tables([pa.table({"text": ["a"], "n": pa.array([1], pa.int8())})] * 2)
     assert table_batch(table, SCHEMA, "s").to_pylist() == [{"n": 1, "text": "a"}] * 2

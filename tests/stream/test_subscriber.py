@@ -23,6 +23,7 @@ from holdfast.stream.holes import note_hole
 from holdfast.stream.report import ReportWriter, report_path
 from holdfast.stream.store import Stream, StreamStore
 from holdfast.stream.subscriber import Row, Subscriber
+from holdfast.stream.worth import Worth, note_worth
 from tests.faults.units import QuietDisk
 
 SECOND = 1_000_000
@@ -336,16 +337,16 @@ def test_a_branch_dropped_while_it_is_read_is_no_error(tmp_path: Path) -> None:
     stream.create_branch(SECOND)
     tentative(stream, range(1, 6))
     with stream.subscribe(tentative=True) as subscriber:
-        view = subscriber._branch_view
+        view = subscriber._look._branch_view
 
-        def dropped() -> object:
-            seen = view()
+        def dropped(end_us: int | None) -> object:
+            seen = view(end_us)
             stream.drop_branch()
             return seen
 
-        subscriber._branch_view = dropped  # type: ignore[method-assign, assignment]
+        subscriber._look._branch_view = dropped  # type: ignore[method-assign, assignment]
         said = polled(subscriber)
-        subscriber._branch_view = view  # type: ignore[method-assign]
+        subscriber._look._branch_view = view  # type: ignore[method-assign]
         assert said[0] == 0
         send(stream, range(1, 7))
         after = polled(subscriber)
@@ -547,3 +548,21 @@ def test_a_position_whose_tuples_were_removed_is_refused_and_not_skipped(tmp_pat
     assert stream.retain(Retention(size_bytes=1)).rows > 10
     with pytest.raises(Removed, match="removed by retention"):
         stream.subscribe(after=position)
+
+
+def test_what_tentative_tuples_are_worth_is_a_column_on_request(tmp_path: Path) -> None:
+    """003 §5.8.3."""
+    stream = filled(tmp_path, 2)
+    publish(stream, StreamState.UP_FAILURE)
+    stream.create_branch(2 * SECOND)
+    note_worth(stream.folder, [Worth(2, 0.7, ("a",), 0.5, ("b",))])
+    tentative(stream, range(2, 4))
+    with stream.subscribe(tentative=True, worth=True) as subscriber:
+        assert subscriber.schema.names[-1] == "worth"
+        batches = list(subscriber.poll())
+        assert [w for batch in batches for w in batch.column("worth").to_pylist()] == [None, None, 0.7, None]
+        stime = batches[-2].column("stime")[0].as_py()
+        assert subscriber.worth(stime) == Worth(2, 0.7, ("a",), 0.5, ("b",))
+    own = StreamStore(tmp_path / "own").create("s", "worth double")
+    with pytest.raises(UsageError, match="has a column worth of its own"):
+        own.subscribe(worth=True)

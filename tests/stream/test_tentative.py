@@ -5,9 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 
 from holdfast.stream.index import Fields
-from holdfast.stream.tentative import PlannedPiece, PlanReader, PlanWriter
+from holdfast.stream.tentative import PLAN_BYTES, PlannedPiece, PlanReader, PlanWriter
 
 SECOND = 1_000_000
+
+
+def test_a_plan_that_grew_long_is_begun_anew_once_all_of_it_was_read(tmp_path: Path) -> None:
+    """A fork that is kept ready follows main for as long as nothing fails."""
+    writer, reader = PlanWriter(tmp_path / "plan"), PlanReader(tmp_path / "plan")
+    largest = 0
+    for bucket in range(10_000):
+        # Now and then the fork is a bucket behind: what it has not committed stays.
+        writer.append([((bucket + 1) * SECOND, (piece(bucket),))], (bucket - bucket % 3 % 2) * SECOND)
+        reader.refresh()
+        reader.forget((bucket - 1) * SECOND)
+        assert reader.pieces((bucket - 1) * SECOND, (bucket + 1) * SECOND) == [piece(b) for b in (bucket - 1, bucket)
+                                                                              if b >= 0]  # fmt: skip
+        largest = max(largest, (tmp_path / "plan").stat().st_size)
+    writer.close()
+    assert PLAN_BYTES < largest < PLAN_BYTES + 1000
+    assert [path.name for path in tmp_path.iterdir()] == ["plan"]
 
 
 def piece(bucket: int) -> PlannedPiece:

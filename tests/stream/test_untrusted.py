@@ -16,9 +16,9 @@ import pytest
 
 import holdfast
 from holdfast.clock import now_us
+from holdfast.host.parcel import Unpacking, pack
 from holdfast.host.replica_log import Held
 from holdfast.host.wire import Portion, shape_of
-from holdfast.load.parcel import Unpacking, pack
 from holdfast.load.remote_task import Tributary
 from holdfast.model.errors import CorruptLog, PeerError
 from holdfast.protocol.dpc.signals import Lane

@@ -142,7 +142,7 @@ def _append(filled: FilledStream, *frames: tuple[Header, bytes], commit: Commit)
         parts += encode_frame(header._replace(epoch=writer.epoch, commit_seq=seq, first_tuple_id=next_id), body)
     commit = Commit(commit.boundary_us, 0, next_id + sum(h.rows for h, _ in frames), sum(map(len, parts)))
     parts += encode_frame(Header(Kind.COMMIT, 0, epoch=writer.epoch, commit_seq=seq), encode(commit))
-    writer._write(writer._offset, parts)
+    writer._write(writer._offset, sum(map(len, parts)), parts)
     writer._note(0)
     writer.release(0)
 

@@ -13,8 +13,21 @@ from holdfast.model.errors import CorruptLog, Fenced, LateTuple, StorageError, U
 from holdfast.stream.disk import storage_error
 from holdfast.stream.index import build_entries, load_entries
 from holdfast.stream.manifest import load_manifest
+from holdfast.stream.reader import LogReader
 from tests.faults.interrupts import run_interrupted
-from tests.faults.units import QuietDisk, flat, judge, last_sent, open_log, read_all, send, unit_events, unit_rows
+from tests.faults.units import (
+    BUCKET_US,
+    SCHEMA,
+    QuietDisk,
+    flat,
+    judge,
+    last_sent,
+    open_log,
+    read_all,
+    send,
+    unit_events,
+    unit_rows,
+)
 
 
 def index_is_what_the_segments_say(folder: Path) -> None:
@@ -335,3 +348,39 @@ def test_a_segment_that_is_gone_is_reported_as_a_storage_error(tmp_path: Path) -
 def test_the_rows_of_a_unit_depend_on_its_number_alone() -> None:
     """What the oracle rests on."""
     assert unit_rows(7) == unit_rows(7) != unit_rows(8)
+
+
+def test_a_copy_made_of_links_keeps_nobody_from_being_fenced(tmp_path: Path) -> None:
+    """As `cp -al` makes it, or NFS when a file that is open is unlinked (L7)."""
+    folder, copy = tmp_path / "log", tmp_path / "copy"
+    folder.mkdir()
+    copy.mkdir()
+    old = open_log(folder, disk=QuietDisk())
+    send(old, 1)
+    for path in folder.glob("manifest-*"):
+        os.link(path, copy / path.name)
+    new = open_log(folder, disk=QuietDisk(), takeover=True)
+    send(new, 2)
+    with pytest.raises(Fenced):
+        send(old, 3)
+    new.release(1)
+
+
+def test_a_copy_made_of_links_keeps_no_reader_from_going_on(tmp_path: Path) -> None:
+    folder, copy = tmp_path / "log", tmp_path / "copy"
+    folder.mkdir()
+    copy.mkdir()
+    writer = open_log(folder, disk=QuietDisk())
+    send(writer, 1)
+    reader = LogReader(folder, SCHEMA, BUCKET_US)
+    reader.refresh()
+    before = reader.rows
+    for path in folder.glob("manifest-*"):
+        os.link(path, copy / path.name)
+    for k in range(2, 5):
+        send(writer, k)
+        writer.roll(1)
+    assert reader.refresh()
+    assert reader.rows > before
+    reader.close()
+    writer.release(1)

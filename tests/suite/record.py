@@ -43,10 +43,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Recorder(Path(path)), "holdfast-recorder")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if isinstance(item, pytest.Function):
-            item.user_properties.append(("labels", sorted(labels_of(item))))
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    """Before it may be skipped. Not of all that are collected, in every worker: it takes a look into their text."""
+    if isinstance(item, pytest.Function):
+        item.user_properties.append(("labels", sorted(labels_of(item))))
 
 
 class Recorder:

@@ -8,7 +8,7 @@ The core reads no clock. Rules:
 4. Who can begin only between batches may begin early, by as much as it may be late, rather than after the next batch.
 
 `judge` is rules 2 to 4 for one operator: that is all there is on Spark, where a task serves one operator and is asked
-at the end of its batch (`holdfast.spark.keeping`).
+at the end of its batch (`holdfast.spark.save_policy`).
 """
 
 from __future__ import annotations

@@ -66,15 +66,15 @@ def derive(operator: str, kind: str, state: StateKind, policy: object | None, st
         policy = Upstream() if state is StateKind.IN_FLIGHT else NoCheckpoint()
     guarantee = guarantee_of(policy)
     if state is StateKind.NONE:
-        return Protection(operator, kind, state, _text(policy), "nothing: it has no state", Guarantee.EXACT)
+        return Protection(operator, kind, state, str(policy), "nothing: it has no state", Guarantee.EXACT)
     fits, saves = _FITS[state]
     if type(policy).__name__ not in fits:
         raise UsageError(
-            f"{operator}: a {kind} keeps {state.value}, which {_text(policy)} does not protect; use {_INSTEAD[state]}"
+            f"{operator}: a {kind} keeps {state.value}, which {policy} does not protect; use {_INSTEAD[state]}"
         )
     if store is not None and check_address(store)[0] == "memory" and not isinstance(policy, NoCheckpoint):
         raise UsageError(
-            f"{operator}: {_text(policy)} needs a store that outlives its process, such as log:FOLDER; got {store!r}"
+            f"{operator}: {policy} needs a store that outlives its process, such as log:FOLDER; got {store!r}"
         )
     if isinstance(policy, NoCheckpoint):
         saves = "nothing"
@@ -83,8 +83,4 @@ def derive(operator: str, kind: str, state: StateKind, policy: object | None, st
         saves += ", all as of one position, from which the input is replayed" if policy.exact else ""
     elif isinstance(policy, Every) and state is StateKind.SLIDING:
         saves = "its windows, whole"
-    return Protection(operator, kind, state, _text(policy), saves, guarantee, store if saves != "nothing" else None)
-
-
-def _text(policy: object) -> str:
-    return "continuous()" if type(policy).__name__ == "Continuous" else str(policy)
+    return Protection(operator, kind, state, str(policy), saves, guarantee, store if saves != "nothing" else None)

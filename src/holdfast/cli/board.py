@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.cli.hosts import HostClient, HostStatus, ReplicaStatus, SinkStatus, SourceStatus
+from holdfast.cli.hosts import CheckpointStatus, HostClient, HostStatus, ReplicaStatus, SinkStatus, SourceStatus
 from holdfast.cli.session import Session
 from holdfast.cli.units import age_text
-from holdfast.clock import now_us
+from holdfast.clock import monotonic_us, now_us
 from holdfast.host.catalog import Catalog
 from holdfast.host.deployment import Deployment
 from holdfast.model.errors import PeerError
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, instant_text
+from holdfast.stream.report import ReportReader
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -35,6 +36,29 @@ def draw(session: Session, deployment: Deployment) -> None:
     print(drawn.to_text())
     for stream in drawn.streams:
         print(f"{stream}: {', '.join(catalog.producers(stream))}")
+
+
+def below(session: Session) -> None:
+    """What replicas in a process of this machine have left beside the streams that they write."""
+    rows = []
+    for name in session.store.names():
+        look = ReportReader(session.store.open(name).folder)
+        look.refresh()
+        if look.report is None:
+            continue
+        age_us, alive = monotonic_us() - look.renewed_us, look.lives
+        state, until = look.report.state.name if alive else "down", instant_text(look.report.main_us)
+        if session.json:
+            session.emit(stream=name, up=alive, state=look.report.state.name, stable_until=until, said_us_ago=age_us)
+        rows.append((name, state, until.partition(".")[0], f"{age_text(age_us)} ago"))
+    if session.json:
+        return
+    if rows:
+        session.table(("stream", "state", "stable until", "said so"), rows)
+    else:
+        print(
+            f"no node writes below {session.store.root}; name the file of a deployment: `holdfast status netmon.yaml`"
+        )
 
 
 def show(session: Session, asked: list[HostClient], answers: list[HostStatus | PeerError]) -> None:
@@ -68,6 +92,8 @@ def show(session: Session, asked: list[HostClient], answers: list[HostStatus | P
         for replica in answer.replicas:
             if replica.why is not None:
                 print(_plain(f"{replica.replica} ({replica.state}): {replica.why}"))
+            if replica.checkpoints is not None:
+                print(_plain(f"{replica.replica}: {checkpoints_text(replica.checkpoints)}"))
             if replica.output is not None and ";" in (replica.output.retention or ""):  # It did something, or waits.
                 print(_plain(f"{replica.output.stream} of {replica.replica} keeps: {replica.output.retention}"))
 
@@ -76,8 +102,10 @@ def _source_text(source: SourceStatus) -> str:
     text = f"{source.stream} from {source.origin}: {source.state}"
     if source.lag is not None:
         text += f", {source.lag} records behind, {source.rate or 0:.0f} a second"
+    if source.lag_bytes is not None:
+        text += f", {source.lag_bytes} bytes behind, {source.rate or 0:.0f} rows a second"
     if source.dead or source.late:
-        text += f", {source.dead} did not fit, {source.late} too late"
+        text += f", {source.dead} did not fit, {source.late} too late or early"
     return f"{text}: {source.why}" if source.why else text
 
 
@@ -86,6 +114,18 @@ def sink_text(sink: SinkStatus) -> str:
     lag = "lag unknown" if sink.lag_s is None else f"lag {sink.lag_s:g} s"
     why = "" if sink.why is None else f": {sink.why}"
     return f"{sink.state}, {sink.stream} into {sink.target}, {sink.rows} rows, {sink.rows_per_s:g} rows/s, {lag}{why}"
+
+
+def checkpoints_text(c: CheckpointStatus) -> str:
+    """What checkpoints cost and are worth, in a line."""
+    text = (
+        f"{c.windows} open windows, checkpoints reach back {c.extent_s:g} s (T = {c.period_s:g} s), "
+        f"{c.opened + c.checked + c.closed} records in {c.bytes} bytes with the last batch; a recovery would take some "
+        f"{c.recovery_estimate_s:.3g} s"
+    )
+    if c.last_recovery_s is not None:
+        text += f", the last one took {c.last_recovery_s:.3g} s"
+    return text if c.broken_goal is None else f"{text}; {c.broken_goal}"
 
 
 def _rows(client: HostClient, answer: HostStatus | PeerError, now: int) -> list[list[Text]]:

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.session import Json, Name, Root, Session
-from holdfast.cli.units import size_bytes
+from holdfast.model.size import size_bytes
 from holdfast.model.time import duration_us
-from holdfast.stream.definition import BUCKET_DEFAULT, Bound, Retention
+from holdfast.stream.definition import BUCKET_DEFAULT, MEMORY_BYTES, Bound, Retention
 
 
 def command(
@@ -25,6 +25,20 @@ def command(
     retain_acked: Annotated[bool, typer.Option(help="Remove what every subscriber acknowledged.")] = False,
     bound: Annotated[str | None, typer.Option(help="Never hold more than this; push back when full.")] = None,
     when_full: Annotated[str, typer.Option(help="block, or drop_oldest where newest matters most.")] = "block",
+    persist: Annotated[
+        str, typer.Option(help="always; on_demand: while a known reader is away or behind; or never.")
+    ] = "always",
+    memory: Annotated[
+        str | None, typer.Option(help="With --persist: what may wait in memory for its readers, such as 64MB.")
+    ] = None,
+    archive: Annotated[
+        str | None,
+        typer.Option(help="Sealed segments go there: s3://bucket/prefix, file:///folder; --retain-… is for the disk."),
+    ] = None,
+    archive_age: Annotated[
+        str | None, typer.Option(help="Remove what is older from the archive, such as 365d.")
+    ] = None,
+    archive_size: Annotated[str | None, typer.Option(help="Remove the oldest beyond this from the archive.")] = None,
     exist_ok: Annotated[bool, typer.Option(help="Do nothing if it is there with these columns.")] = False,
     root: Root = None,
     json: Json = False,
@@ -34,19 +48,27 @@ def command(
     \b
     holdfast create monitor1 --schema "source string, bytes bigint" --bucket 1s
     holdfast create clicks --schema "user string, page string" --partitions 4 --partition-by user --retain-age 7d
+    holdfast create ticks --schema "symbol string, price double" --persist on_demand
+    holdfast create orders --schema "id bigint, total double" --archive s3://bucket/streams --retain-age 2d
     """
     session = Session(root, json)
     if when_full not in ("block", "drop_oldest"):
         raise typer.BadParameter(f"--when-full must be block or drop_oldest; got {when_full!r}")
     stream = session.store.create(
         name, schema, exist_ok=exist_ok, bucket=bucket, partitions=partitions, partition_by=partition_by,
-        retention=Retention(
-            age_us=None if retain_age is None else duration_us(retain_age),
-            size_bytes=None if retain_size is None else size_bytes(retain_size), acknowledged=retain_acked,
-        ),
+        retention=_kept(retain_age, retain_size, retain_acked),
+        archive=archive, archive_retention=_kept(archive_age, archive_size),
         bound=None if bound is None else Bound(size_bytes(bound), when_full),  # type: ignore[arg-type]
+        persist=persist,  # type: ignore[arg-type]
+        memory_bytes=MEMORY_BYTES if memory is None else size_bytes(memory),
     )  # fmt: skip
     session.say(
         f"created {name} ({stream.definition.columns}) in {stream.folder}",
         name=name, columns=stream.definition.columns, folder=str(stream.folder), id=stream.definition.id,
     )  # fmt: skip
+
+
+def _kept(age: str | None, size: str | None, acknowledged: bool = False) -> Retention:
+    return Retention(
+        None if age is None else duration_us(age), None if size is None else size_bytes(size), acknowledged
+    )

@@ -29,4 +29,6 @@ def command(
             raise UsageError(f"deleting {name} cannot be undone; say --yes")
         typer.confirm(f"Remove {name} with {stream.reader().rows} tuples for ever?", abort=True)
     session.store.delete(name)
-    session.say(f"deleted {name}", name=name, deleted=True)
+    url = stream.definition.archive
+    rest = "" if url is None else f"; what is archived of it stays in {url}"
+    session.say(f"deleted {name}{rest}", name=name, deleted=True, archive=url)

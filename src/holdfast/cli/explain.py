@@ -1,150 +1,108 @@
-"""`holdfast explain`: what protects each operator and node of a program, and what that promises."""
+"""`holdfast explain`: what an application promises, what a failure would do to it, and what protects each operator."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.app import App
-from holdfast.checkpoint.derive import Protection
-from holdfast.checkpoint.policy import Guarantee
-from holdfast.checkpoint.protect import Protected
-from holdfast.cli.looking import Looking
-from holdfast.diagram import NodeSpec
-from holdfast.host.app_file import said
-from holdfast.model.errors import HoldfastError, UsageError
-from holdfast.model.time import duration_text
+from holdfast.cli.session import Session
+from holdfast.model.errors import UsageError
 
-#: Operators of Holdfast's own inside it say for themselves what protects them.
-_NODE_SAVES = "Spark saves its state with every batch, in the checkpoint below its host's root"
+if TYPE_CHECKING:
+    from holdfast.app import App
+    from holdfast.cli.program import Program
+    from holdfast.explain.failure import Effect
+    from holdfast.explain.promise import NodePromise
+    from holdfast.host.catalog import Catalog
 
 
 def command(
-    program: Annotated[str, typer.Argument(help="A Python file or module that defines operators or nodes.")],
+    program: Annotated[
+        str, typer.Argument(help="A Python file or module that defines operators or nodes, or a deployment (.yaml).")
+    ],
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write it as a page instead, with the diagram.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
 ) -> None:
-    """Show the checkpoint policy of each operator and node, what it saves, and its guarantee.
+    """Show what each node promises, what each failure would do to its readers, and what protects each operator.
 
     \b
-    holdfast explain pipeline.py
+    holdfast explain netmon.py                  all in one process
+    holdfast explain netmon.yaml                as deployed: replicas, hosts, links
+    holdfast explain netmon.yaml --html netmon.html
     holdfast explain my.package.pipeline --json
 
+    A block per node says how long a failure may last unseen (X), when tentative results begin, whom each replica reads,
+    what a chain adds, where state is saved and what it takes to have it back. The table behind it has a row for each
+    host, link and source that may fail: its readers see nothing, switch to another replica, get tentative results, or
+    hear nothing. It is computed by the rules that the nodes follow when they run, for one failure that lasts.
+
     Operators and applications are found among the names that the program defines, also in lists, tuples and
-    dictionaries. Nothing is started and nothing written: the program is read up to where it would.
+    dictionaries. Nothing is started and nothing written but the page that is asked for: the program is read up to where
+    it would, and functions of nodes are called over frames that only note what is asked of them.
     """
-    module, ended = _load(program)
-    operators, nodes = protections(module), nodes_of(module)
-    if not operators and not nodes:
-        where = f"; it was read up to where it would {ended}" if ended else ""
+    from holdfast.cli.program import read_program
+
+    read = read_program(program)
+    catalogs = [(app, catalog) for app, catalog in read.catalogs if catalog.diagram.nodes]
+    if not read.protections and not catalogs:
+        where = f"; it was read up to where it would {read.ended}" if read.ended else ""
         raise UsageError(
             f"{program} defines no operators and no nodes{where}; assign them to names of the module, such as model = "
             f"udop(…) or app = App(…)"
         )
-    for node in nodes:
-        print(json.dumps(_node_facts(node)) if as_json else _node_text(node))
-    for protection in operators:
-        print(json.dumps(_facts(protection)) if as_json else _text(protection))
+    if html is not None:
+        _page(read, catalogs, html)
+        return
+    for app, catalog in catalogs:
+        _explain(read, app, catalog, as_json)
+    _operators(read, as_json)
 
 
-def nodes_of(module: ModuleType) -> list[NodeSpec]:
-    """Those of all applications among a module's names, each once."""
-    apps = {id(value): value for value in vars(module).values() if isinstance(value, App)}
-    return [node for app in apps.values() for node in app.diagram().nodes]
+def _page(read: Program, catalogs: list[tuple[App, Catalog]], file: Path) -> None:
+    from holdfast.explain.page import explained_html
+
+    if len(catalogs) != 1:
+        raise UsageError(f"a page shows one application; {read.text} defines {len(catalogs)}; name a deployment of one")
+    ((app, catalog),) = catalogs
+    file.write_text(explained_html(catalog, *_looked_at(read, app, catalog)), encoding="utf-8")
+    print(f"{file}: {catalog.diagram.app} explained")
 
 
-def protections(module: ModuleType) -> list[Protection]:
-    """Those of all operators among a module's names, in the order of definition, each once."""
-    found: dict[int, Protection] = {}
+def _looked_at(read: Program, app: App, catalog: Catalog) -> tuple[tuple[NodePromise, ...], list[Effect]]:
+    """What each node promises, and what each failure does."""
+    from holdfast.cli.program import known_buckets, operators_of, sink_places
+    from holdfast.explain.failure import effect, failures
+    from holdfast.explain.promise import promises
 
-    def look(value: Any) -> None:
-        if isinstance(value, list | tuple):
-            for item in value:
-                look(item)
-        elif isinstance(value, dict):
-            look(list(value.values()))
-        elif not isinstance(value, type) and isinstance(getattr(value, "protection", None), Protection):
-            if isinstance(value, Protected):
-                found[id(value.operator)] = value.protection  # It knows better than the operator by itself.
-            else:
-                found.setdefault(id(value), value.protection)
-
-    for name, value in vars(module).items():
-        if not name.startswith("__"):
-            look(value)
-    return list(found.values())
+    promised = promises(catalog, known_buckets(app, catalog), operators_of(read.text, catalog.diagram.nodes))
+    sinks = sink_places(app, catalog)
+    return promised, [effect(catalog, failure, sinks) for failure in failures(catalog, sinks)]
 
 
-def _load(program: str) -> tuple[ModuleType, str | None]:
-    """What the program defines, and what it would have done then. An error of its own is told as a sentence that names
-    the line."""
-    path = Path(program)
-    looking = Looking(program)
-    spec: ModuleSpec | None
-    if path.suffix != ".py":
-        if path.exists() or "/" in program:
-            raise UsageError(f"a program must be a file that ends in .py or a module on the path; got {program}")
-        spec = _found(program)
-    else:
-        if not path.is_file():
-            raise UsageError(f"no file {path}; name a Python file or a module")
-        spec = importlib.util.spec_from_file_location("__holdfast_program__", path)
-        sys.path.insert(0, str(path.parent.absolute()))  # As Python itself does for a program.
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # Dataclasses look their module up while it runs.
-    try:
-        with looking:
-            spec.loader.exec_module(module)
-    except HoldfastError:
-        raise
-    except Exception as error:
-        raise UsageError(f"{program} cannot be run: {said(error)}; it must run by itself to be explained") from error
-    finally:
-        sys.modules.pop(spec.name, None)
-    return module, looking.ended
+def _explain(read: Program, app: App, catalog: Catalog, as_json: bool) -> None:
+    from holdfast.explain import facts, text
+
+    promised, effects = _looked_at(read, app, catalog)
+    if as_json:
+        for promise in promised:
+            print(json.dumps(facts.node_facts(promise)))
+        for one in effects:
+            print(json.dumps(facts.failure_facts(one)))
+        return
+    print(catalog.diagram.to_text(), end="\n\n")
+    for promise in promised:
+        print(text.node_block(promise), end="\n\n")
+    Session(None, False).table(("if this fails", "readers of", "see"), text.failure_rows(effects))
+    print(f"\n{text.failure_summary(effects)}")
 
 
-def _found(name: str) -> ModuleSpec:
-    try:
-        spec = importlib.util.find_spec(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise
-        spec, name = None, error.name
-    if spec is None or spec.loader is None:
-        raise UsageError(f"no module {name!r}; name a file that ends in .py or a module on the path")
-    return spec
+def _operators(read: Program, as_json: bool) -> None:
+    from holdfast.explain import facts, text
 
-
-def _node_facts(node: NodeSpec) -> dict[str, Any]:
-    return {"node": node.name, "inputs": list(node.inputs), "output": node.output, "replicas": node.replicas,
-            "max_delay": duration_text(node.max_delay_us), "saves": _NODE_SAVES,
-            "guarantee": Guarantee.EXACT.value}  # fmt: skip
-
-
-def _node_text(node: NodeSpec) -> str:
-    return (
-        f"{node.name} (node of {', '.join(node.inputs)}, writes {node.output}): {_NODE_SAVES}; guarantee: "
-        f"{Guarantee.EXACT.value}; in a failure tentative results within {duration_text(node.max_delay_us)}; replicas: "
-        f"{node.replicas}"
-    )
-
-
-def _facts(p: Protection) -> dict[str, Any]:
-    return {"operator": p.operator, "kind": p.kind, "state": p.state.value, "policy": p.policy, "saves": p.saves,
-            "guarantee": p.guarantee.value, "store": p.store}  # fmt: skip
-
-
-def _text(p: Protection) -> str:
-    where = f" into {p.store}" if p.store else ""
-    return (
-        f"{p.operator} ({p.kind}, {p.state.value}): {p.policy} saves {p.saves}{where}; guarantee: {p.guarantee.value}"
-    )
+    for protection in read.protections:
+        print(json.dumps(facts.operator_facts(protection)) if as_json else text.operator_line(protection))

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import typer
 
@@ -16,6 +16,9 @@ from holdfast.inputs.credentials import Keyring
 from holdfast.inputs.feed import DeadLetters, Feed, Sent
 from holdfast.inputs.network import Access
 from holdfast.stream.producer import Producer
+
+if TYPE_CHECKING:
+    from holdfast.inputs.file import FileInput
 
 #: How often the main thread looks up while inputs run; a signal is heard at once all the same.
 _LOOK_S = 0.2
@@ -79,7 +82,12 @@ class Inputs:
         self._generated = Sent()
         self._error: BaseException | None = None
         self._before = producer.writer.state.next_tuple_id
-        self.resumed = False
+        self._file: FileInput | None = None
+
+    @property
+    def resumed(self) -> bool:
+        """A part of the file, or all of it, had been sent before."""
+        return self._file is not None and self._file.resumed
 
     def __enter__(self) -> Inputs:
         try:
@@ -140,8 +148,7 @@ class Inputs:
         # A new id has no position yet, so it begins at the beginning.
         id = f"again-{os.urandom(4).hex()}" if o.again else o.id or "file"
         feed = self._feed(format)
-        self.resumed = not o.follow and not o.again
-        source = FileInput(file, feed, follow=o.follow, id=id)
+        source = self._file = FileInput(file, feed, follow=o.follow, id=id)
         show = self._cleanup.enter_context(self._session.progress(f"send {file}", bytes=True))
         self._running.append((source, lambda: source.run(show)))
 

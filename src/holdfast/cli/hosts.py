@@ -48,6 +48,24 @@ class InputStatus(msgspec.Struct, frozen=True):
     failing: bool = False
 
 
+class CheckpointStatus(msgspec.Struct, frozen=True):
+    """What the checkpoints of a node's operator cost with its last batch and are worth (`engine.Recovery`)."""
+
+    windows: int
+    since_us: int
+    extent_s: float
+    opened: int
+    checked: int
+    closed: int
+    bytes: int
+    period_s: float
+    recovery_estimate_s: float
+    last_recovery_s: float | None = None
+    recover_within_s: float | None = None
+    broken_goal: str | None = None
+    """Why a recovery would take longer than was asked for."""
+
+
 class ReplicaStatus(msgspec.Struct, frozen=True):
     replica: str
     node: str
@@ -61,6 +79,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True):
     """What keeps it from serving: `spark`, `inputs`, `replay`."""
     why: str | None = None
     """The same as a sentence; or why it failed."""
+    checkpoints: CheckpointStatus | None = None
 
 
 class SourceStatus(msgspec.Struct, frozen=True, rename={"origin": "from"}):
@@ -71,6 +90,7 @@ class SourceStatus(msgspec.Struct, frozen=True, rename={"origin": "from"}):
     state: str
     why: str = ""
     lag: int | None = None
+    lag_bytes: int | None = None
     rate: float | None = None
     rows: int = 0
     late: int = 0
@@ -137,21 +157,21 @@ class HostClient:
     def _who(self) -> str:
         return f"host {self.spec.name!r} at {self.spec.url}"
 
-    def call(self, method: str, path: str, json: Any = None) -> bytes:
+    def call(self, method: str, path: str, json: Any = None, *, timeout_s: float = TIMEOUT_S) -> bytes:
         import httpx
 
         headers = {"Authorization": f"Bearer {self._token}"}
         verify = _trust(self.spec)
         try:
             with (
-                httpx.Client(base_url=self.spec.url, timeout=TIMEOUT_S, trust_env=False, verify=verify) as client,
+                httpx.Client(base_url=self.spec.url, timeout=timeout_s, trust_env=False, verify=verify) as client,
                 client.stream(method, path, headers=headers, json=json) as answer,
             ):
                 body = _bounded(answer, self._who)
         except httpx.ConnectError as error:
             raise Unreachable(f"{self._who} does not answer: {error}; `holdfast up` starts it") from None
         except httpx.TimeoutException:
-            raise PeerError(f"{self._who} did not answer within {TIMEOUT_S:.0f} s") from None
+            raise PeerError(f"{self._who} did not answer within {timeout_s:.0f} s") from None
         except httpx.HTTPError as error:
             raise PeerError(f"{self._who} broke off: {error or type(error).__name__}") from None
         if answer.status_code == 401:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.cli.hosts import HostClient, HostStatus, ReplicaStatus
-from holdfast.cli.running import holder, log_file
+from holdfast.cli.running import log_file
 from holdfast.clock import monotonic_us, pause
 from holdfast.host.deployment import Deployment, HostSpec
 from holdfast.host.log_rotation import cut_log
@@ -49,13 +49,7 @@ class Launched:
 
 
 def check_startable(spec: HostSpec) -> None:
-    """Refuse a host that is up, whose address is taken, or whose files are missing."""
-    pid = holder(spec)
-    if pid is not None:
-        raise UsageError(
-            f"host {spec.name!r} is up already (pid {pid or 'not visible from here'}); stop it with `holdfast down`, "
-            "or start only others with --host"
-        )
+    """Refuse a host whose address is taken, or whose files are missing."""
     for path in () if spec.tls is None else (spec.tls.certificate, spec.tls.key, spec.tls.authority):
         if path is not None and not path.is_file():
             raise UsageError(f"host {spec.name!r} needs the TLS file {path}; it is not there; check tls: in the file")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import threading
 from types import FrameType, TracebackType
 from typing import Any
@@ -53,6 +54,7 @@ class Looking:
             if not _hook_added:  # It cannot be taken out again.
                 sys.addaudithook(_heard)
                 _hook_added = True
+        tempfile.gettempdir()  # Whoever asks first tries by writing a file; packages do when they are imported.
         self._kept = (sys.argv, sys.dont_write_bytecode, App.start, App.run)
         sys.argv, sys.dont_write_bytecode = [self._program], True
         App.start = App.run = _started  # type: ignore[method-assign,assignment]

@@ -19,6 +19,7 @@ import typer
 
 from holdfast import __version__
 from holdfast.cli import (
+    archive,
     check,
     console,
     contracts,
@@ -26,6 +27,7 @@ from holdfast.cli import (
     delete,
     demo,
     down,
+    drain,
     explain,
     fail,
     heal,
@@ -33,15 +35,18 @@ from holdfast.cli import (
     load,
     mend_boundary,
     move,
+    plan,
     plan_contracts,
     repair,
     replay,
+    restore,
     retain,
     send,
     sink,
     status,
     streams,
     tail,
+    try_,
     up,
     upgrade,
     verify,
@@ -61,6 +66,7 @@ And applications over several hosts: start them, watch them, break them, stop th
 
 \b
   holdfast demo
+  holdfast explain netmon.yaml
   holdfast up netmon.yaml
   holdfast status netmon.yaml --watch
 
@@ -112,10 +118,10 @@ def _plainly(command: Callable[P, None]) -> Callable[P, None]:
     return told
 
 
-for _verb in (streams, create, send, tail, sink, replay, verify, repair, mend_boundary, retain, delete, up, status,
-              console, fail, heal, down, host, check, explain, upgrade, load, contracts, move, plan_contracts,
-              demo):  # fmt: skip
-    app.command(_verb.__name__.rpartition(".")[2].replace("_", "-"))(_plainly(_verb.command))
+for _verb in (streams, create, send, tail, sink, replay, verify, repair, mend_boundary, retain, archive, restore,
+              delete, up, status, console, fail, heal, drain, down, host, check, explain, plan, upgrade, try_, load,
+              contracts, move, plan_contracts, demo):  # fmt: skip
+    app.command(_verb.__name__.rpartition(".")[2].rstrip("_").replace("_", "-"))(_plainly(_verb.command))
 
 
 def _version(wanted: bool) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 from holdfast.model.errors import HoldfastError
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, bucket_of, duration_text, instant_text
+from holdfast.stream.archive.archiver import archive_lag, archive_state
+from holdfast.stream.archive.catalog import read_note
 from holdfast.stream.head import read_head
 from holdfast.stream.manifest import load_manifest
 from holdfast.stream.retention import retention_text, waits_for
@@ -31,6 +33,7 @@ def _facts(stream: Stream, now_us: int) -> dict[str, Any]:
             "columns": d.columns,
             "tuples": reader.rows,
             "bytes": reader.size_bytes,
+            "archived_only_bytes": reader.archived.bytes,
             "bucket": duration_text(d.bucket_us),
             "partitions": d.partitions,
             "first_bucket": None if low is None else bucket_of(low, d.bucket_us),
@@ -46,6 +49,8 @@ def _facts(stream: Stream, now_us: int) -> dict[str, Any]:
     manifest = load_manifest(stream.folder / "main")
     alive = manifest is not None and writer_lives(stream.folder / "main", manifest.epoch)
     branch, head = stream.branch(), read_head(stream.folder / "main")
+    if d.archive is not None:
+        facts["archive"] = _archive(stream)
     facts |= {
         "writer": manifest.owner if manifest is not None and alive else None,
         "branch": None if branch is None else instant_text(branch.root_us),
@@ -57,3 +62,20 @@ def _facts(stream: Stream, now_us: int) -> dict[str, Any]:
         "bound": None if d.bound is None else d.bound.bytes,
     }
     return facts
+
+
+def _archive(stream: Stream) -> dict[str, Any]:
+    main, d = stream.folder / "main", stream.definition
+    note, lag, state = read_note(main), archive_lag(main), archive_state(main)
+    return {
+        "url": d.archive,
+        "retention": d.archive_retention.text,
+        "segments": 0 if note is None else note.count,
+        "tuples": 0 if note is None else note.rows,
+        "bytes": 0 if note is None else note.bytes,
+        "waiting_segments": lag.segments,
+        "waiting_bytes": lag.bytes,
+        "waiting_since": None if lag.since_us is None else instant_text(lag.since_us),
+        "error": state.error,
+        "errors_total": state.errors_total,
+    }

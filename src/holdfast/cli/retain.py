@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.session import Json, Name, Root, Session
-from holdfast.cli.units import counted, size_bytes, size_text
+from holdfast.cli.units import counted, size_text
 from holdfast.model.errors import UsageError
+from holdfast.model.size import size_bytes
 from holdfast.model.time import duration_us, instant_text
 from holdfast.stream.definition import Retention
 from holdfast.stream.head import read_head
@@ -27,7 +28,8 @@ def command(
 ) -> None:
     """Remove from the front what nobody needs: by the stream's own policy, or by the one given here, once.
 
-    What a subscriber has not acknowledged always stays.
+    What a subscriber has not acknowledged always stays. Of a stream with an archive this is about the disk: what is
+    archived goes, and is read from there.
 
     \b
     holdfast retain monitor1 --show

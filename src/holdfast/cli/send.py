@@ -8,14 +8,16 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli.feeding import Inputs, Options
-from holdfast.cli.kafka_feed import columns_of, feed_from_kafka
 from holdfast.cli.session import Json, Name, Root, Session
+from holdfast.cli.source_feed import columns_of, feed_from, names_of
 from holdfast.cli.units import counted
 from holdfast.clock import monotonic_us, pause
 from holdfast.inputs.kafka import kafka as kafka_source
+from holdfast.inputs.postgres_changes import postgres_changes
+from holdfast.inputs.source import Source
 from holdfast.inputs.token_file import read_token
-from holdfast.model.time import closed_until
-from holdfast.stream.producer import MAX_AHEAD, Producer
+from holdfast.model.time import MAX_AHEAD, closed_until
+from holdfast.stream.producer import Producer
 
 #: A bucket that ends this soon is waited for, so that what was sent can be seen at once.
 _BUCKET_US_MAX = 2_000_000
@@ -73,16 +75,29 @@ def command(
     ] = None,
     column: Annotated[
         list[str] | None,
-        typer.Option(metavar="PART=COLUMN", help="With --kafka: key, topic, partition, offset, timestamp or headers."),
+        typer.Option(
+            metavar="PART=COLUMN",
+            help="With --kafka: key, topic, partition, offset, timestamp or headers. With --postgres: a column "
+            "to take, and its name in the stream.",
+        ),
     ] = None,
     kafka_config: Annotated[
         Path | None, typer.Option(help="With --kafka: file of name=value settings of its client, for SASL and TLS.")
     ] = None,
-    begin: Annotated[str, typer.Option(help="With --kafka, at first: earliest or latest.")] = "earliest",
+    begin: Annotated[
+        str, typer.Option(help="At first: with --kafka earliest, latest or a time; with --postgres the first two.")
+    ] = "earliest",
     tombstones: Annotated[str, typer.Option(help="With --kafka: records without a value: row or skip.")] = "row",
     until_read: Annotated[
-        bool, typer.Option("--until-read", help="With --kafka: end when all that is there was read.")
+        bool, typer.Option("--until-read", help="With --kafka and --postgres: end when all that is there was read.")
     ] = False,
+    postgres: Annotated[
+        str | None, typer.Option(metavar="URL", help="Read the changes of a table, each exactly once.")
+    ] = None,
+    table: Annotated[str | None, typer.Option(help="With --postgres: the table, if not named like the stream.")] = None,
+    publication: Annotated[
+        str | None, typer.Option(help="With --postgres: one that is there; otherwise it is made.")
+    ] = None,
     generate: Annotated[float | None, typer.Option(metavar="RATE", help="Invent rows, so many a second.")] = None,
     count: Annotated[int | None, typer.Option(help="With --generate: how many in all.")] = None,
     seed: Annotated[int, typer.Option(help="With --generate: the same seed, the same rows.")] = 0,
@@ -93,7 +108,7 @@ def command(
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Send rows from a file, standard input, the network, Kafka or a generator. Each is durable when it is counted.
+    """Send rows from a file, standard input, the network, Kafka, PostgreSQL or a generator, each durable when counted.
 
     A file that is sent again goes on where it was, so nothing comes twice. Ctrl-C ends cleanly.
 
@@ -107,28 +122,48 @@ def command(
     holdfast send monitor1 --generate 1000 --count 10000
     holdfast send orders --kafka broker:9092 --topic orders --slack 2s --dead-letters bad.json
     holdfast send orders --kafka broker:9092 --stime at --column key=customer --kafka-config tls.conf
+    holdfast send orders --postgres postgresql://ann@db/shop --table sales.orders
 
-    With --kafka, stime is the record's timestamp, or the column that --stime names. Offsets are committed with the rows
-    they brought: whoever is killed, nothing is lost and nothing comes twice.
+    With --kafka, stime is the record's timestamp, or the column that --stime names. With --postgres it is the commit's
+    time, the table says the stream's columns, and unless it is --begin latest the stream begins with the rows that the
+    table has. Their places are committed with the rows they brought: whoever is killed, nothing is lost and nothing
+    comes twice.
     """
     session = Session(root, json)
-    if kafka is not None:
+    if kafka is not None or postgres is not None:
         if file is not None or tcp is not None or http is not None or generate is not None or takeover or end:
-            raise typer.BadParameter("--kafka goes without FILE, --tcp, --http, --generate, --takeover and --end")
+            raise typer.BadParameter(
+                "--kafka and --postgres go without FILE, --tcp, --http, --generate, --takeover and --end"
+            )
+        if kafka is not None and postgres is not None:
+            raise typer.BadParameter("--kafka or --postgres, not both: a stream has one writer")
         said = context.get_parameter_source("slack")
-        options_of_source: dict[str, Any] = {
-            "topic": topic or name, "value": value, "stime": stime or "timestamp", "stime_unit": stime_unit,
-            "late": late, "idle": idle, "max_ahead": None if max_ahead == "none" else max_ahead,
-            "columns": columns_of(column or ()), "tombstones": tombstones, "begin": begin, "id": id,
-            "dead_letters": dead_letters, "config_file": kafka_config, "avro_schema": avro_schema,
-            "registry": registry,
+        common: dict[str, Any] = {
+            "stime_unit": stime_unit, "late": late, "idle": idle, "id": id, "dead_letters": dead_letters,
+            "max_ahead": None if max_ahead == "none" else max_ahead,
             **({"slack": slack} if said is not None and said.name != "DEFAULT" else {}),
         }  # fmt: skip
-        home = session.store.root / ".holdfast" / "sources"
-        feed_from_kafka(session, name, kafka_source(kafka, **options_of_source), home, until_read=until_read)
+        if kafka is not None:
+            described: Source = kafka_source(
+                kafka, topic=topic or name, value=value,  # type: ignore[arg-type]
+                stime=stime or "timestamp", columns=columns_of(column or ()),
+                tombstones=tombstones, begin=begin,  # type: ignore[arg-type]
+                config_file=kafka_config, avro_schema=avro_schema, registry=registry, **common,
+            )  # fmt: skip
+        else:
+            assert postgres is not None
+            if begin not in ("earliest", "latest"):
+                raise typer.BadParameter(f"--begin must be earliest or latest; got {begin!r}")
+            described = postgres_changes(
+                postgres, table=table or name, columns=names_of(column or ()), snapshot=begin == "earliest",
+                publication=publication, stime=stime or "commit", **common,
+            )  # fmt: skip
+        feed_from(session, name, described, until_read=until_read)
         return
     if topic is not None or column or kafka_config is not None or until_read:
-        raise typer.BadParameter("--topic, --column, --kafka-config and --until-read go with --kafka BROKER:PORT")
+        raise typer.BadParameter(
+            "--topic, --column, --kafka-config and --until-read go with --kafka BROKER:PORT or --postgres URL"
+        )
     source = context.get_parameter_source("token")
     if token is not None and source is not None and source.name == "COMMANDLINE":
         session.note("--token can be seen by everybody on this machine; use --token-file, or HOLDFAST_TOKEN")
@@ -167,7 +202,7 @@ def command(
     if sent.duplicates:
         text += f", {sent.duplicates} were there before"
     if sent.late or sent.dead:
-        text += f", {sent.late} too late, {sent.dead} did not fit"
+        text += f", {sent.late} too late or early, {sent.dead} did not fit"
     if inputs.resumed and not any(sent):
         text += f"; {file} was sent before (--again sends it once more)"
     if end:

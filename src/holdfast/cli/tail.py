@@ -74,11 +74,14 @@ def _from_hosts(session: Session, deployment: Path, name: str, wanted: dict[str,
 
     with contextlib.ExitStack() as closing:
         hosts = closing.enter_context(holdfast.connect(deployment))
-        skip = 0
+        skip, complete = 0, None
         if "start" not in wanted and "bucket" not in wanted:
             wanted["bucket"], skip = hosts.last(name, last)
+            complete, _ = hosts.last(name, 0)
         subscriber = closing.enter_context(hosts.subscribe(name, **wanted))
-        _show(session, subscriber, subscriber.batches() if follow else subscriber.present(), skip)
+        until_us = BEGINNING_US if complete is None else complete * subscriber.definition.bucket_us
+        batches = subscriber.batches() if follow else subscriber.present(until_us=until_us)
+        _show(session, subscriber, batches, skip)
 
 
 def _show(

@@ -32,12 +32,12 @@ class Printer:
             stime = None if row.stime is None else instant_text(_us(row))
             said = {"type": row.type.name, "id": row.id, "stime": stime, "values": row.values}
             if worth is not None:
-                said |= {"worth": worth.worth, "inputs": worth.inputs}
+                said |= {"worth": worth.worth, "least": worth.least, "inputs": worth.inputs, "missing": worth.missing}
             self._out.write(msgspec.json.encode(said).decode() + "\n")
             return
         text = self.text(row)
         if worth is not None:
-            text += f"  (worth {worth.worth:.0%}{': ' if worth.inputs else ''}{', '.join(worth.inputs)})"
+            text += f"  ({_worth(worth)})"
         self._out.write(f"\x1b[{COLOURS[row.type]}m{text}\x1b[0m\n" if self._colour else text + "\n")
 
     def text(self, row: Row) -> str:
@@ -48,6 +48,16 @@ class Printer:
 
     def flush(self) -> None:
         self._out.flush()
+
+
+def _worth(worth: Worth) -> str:
+    """The mean over what the results cover, the least where it differs, and what is missing or what went in."""
+    text = f"worth {worth.worth:.0%}"
+    if worth.least is not None and worth.least < worth.worth:
+        text += f", at least {worth.least:.0%}"
+    if worth.missing:
+        return f"{text}, without {', '.join(worth.missing)}"
+    return f"{text}: {', '.join(worth.inputs)}" if worth.inputs else text
 
 
 def _us(row: Row) -> int:

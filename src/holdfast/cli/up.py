@@ -32,13 +32,18 @@ def command(
 
     A host is up when its replicas serve their readers, or can do nothing but wait for inputs that are not there.
 
+    Hosts that are up read the file again, if it was edited: replicas that are new there are rebuilt from their twins,
+    those that are gone are stopped, and so are hosts that are gone; all others run on.
+
     \b
     holdfast up netmon.yaml
     holdfast up netmon.yaml --host a --host b
     """
     from holdfast.cli.launch import answers, check_startable, chosen_hosts, launch_all
+    from holdfast.cli.reloading import reload_all, running_hosts, stop_gone, wait_for
     from holdfast.host.catalog import Catalog
     from holdfast.host.deployment import load_deployment
+    from holdfast.host.sources import source_specs
 
     choose_log_format(log_format)
     session = Session(None, json)
@@ -47,11 +52,23 @@ def command(
     specs, away = chosen_hosts(deployment, host)
     if away:
         session.note(f"not started here, because their addresses are of other machines: {', '.join(away)}")
-    Catalog(deployment.load_app().diagram(), deployment)  # What does not fit is said here and not in some log.
+    app = deployment.load_app()
+    catalog = Catalog(app.diagram(), deployment)  # What does not fit is said here and not in some log.
+    source_specs(app, deployment)
     if deployment.make_token():
         session.note(f"made the token {deployment.token_file}; hosts on other machines need a copy")
+    running = running_hosts(deployment)
+    specs = [spec for spec in specs if spec.name not in running]
     for spec in specs:
         check_startable(spec)
+    told = reload_all(deployment, catalog, running)
+    for said in told:
+        words = (("new", said.started), ("stopped", said.stopped), ("at its next start", said.later))
+        parts = [f"{what} {', '.join(names)}" for what, names in words if names]
+        text = f"{said.host}: is up, and has read the file again{': ' if parts else ''}{'; '.join(parts)}"
+        session.say(text, host=said.host, started=said.started, stopped=said.stopped, later=said.later)
+    for name, how in stop_gone(deployment, told, wait_us).items():
+        session.say(f"{name}: {how}", host=name, how=how)
 
     failed: list[str] = []
 
@@ -68,8 +85,12 @@ def command(
             if r.state == "FAILED" or not (answers(r) or r.waits_for == "inputs"):
                 failed.append(f"replica {r.replica} does not run: {r.why or r.state}; see {host.log}")
 
-    with _busy(session, f"starting {', '.join(spec.name for spec in specs)}") as progress:
-        launch_all(deployment, specs, wait_us, up, settle=not no_wait, progress=progress)
+    starting = [*(spec.name for spec in specs), *(replica for said in told for replica in said.started)]
+    if starting:
+        with _busy(session, f"starting {', '.join(starting)}") as progress:
+            launch_all(deployment, specs, wait_us, up, settle=not no_wait, progress=progress)
+            if not no_wait:
+                failed += wait_for(deployment, told, wait_us, progress)
     if failed:
         raise PeerError(f"{'; '.join(failed)}; its host is up and goes on trying; `holdfast down` stops it")
 

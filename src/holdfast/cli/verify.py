@@ -16,16 +16,21 @@ from holdfast.stream.identity import told
 
 def command(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Streams; all if none.")] = None,
+    archive: Annotated[
+        bool, typer.Option("--archive", help="Fetch and check every byte that only the archive has, too.")
+    ] = False,
     root: Root = None,
     json: Json = False,
 ) -> None:
     """Check every checksum, index and promise. Changes nothing; runs beside a living writer.
 
-    Exit code 1 if something is wrong. Each finding names the file and the byte.
+    Exit code 1 if something is wrong. Each finding names the file and the byte. Of a stream with an archive, the
+    catalog is compared with what the store lists.
 
     \b
     holdfast verify
     holdfast verify monitor1
+    holdfast verify orders --archive
     """
     from holdfast.stream.verify import verify
 
@@ -41,7 +46,7 @@ def command(
                 size[0] = total
                 show(done, total)  # type: ignore[operator]
 
-            for finding in verify(folder, progress=progress):
+            for finding in verify(folder, progress=progress, archive=archive):
                 found.append(finding)
                 _tell(session, name, finding)
         for change in read_changes(folder):

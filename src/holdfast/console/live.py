@@ -26,6 +26,7 @@ from holdfast.console.live_picture import LivePicture
 from holdfast.console.merge_patch import patch_of
 from holdfast.model.errors import HoldfastError, UnknownStream
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, SECOND_US
+from holdfast.stream.acks import read_acks
 from holdfast.stream.store import StreamStore
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ Status = Callable[[], Mapping[str, Any]]
 
 
 class LiveConsole:
-    """`facts` are what never changes: host, app, nodes, streams. `recorded` are the streams that lie here."""
+    """`facts` are what seldom changes: host, app, nodes, streams. `recorded` are the streams that lie here."""
 
     def __init__(self, facts: Mapping[str, Any], status: Status, store: StreamStore, recorded: Sequence[str]) -> None:
         self._facts, self._status, self._store = dict(facts), status, store
@@ -59,6 +60,10 @@ class LiveConsole:
         self._untold: list[Happened] = []
         self._document: dict[str, Any] = {}
         self.feed = Feed(self._whole)
+
+    def adopt(self, facts: Mapping[str, Any], recorded: Sequence[str]) -> None:
+        """The deployment was changed."""
+        self._facts, self._recorded = dict(facts), tuple(recorded)
 
     # Life -----------------------------------------------------------------------------------------------------------
 
@@ -168,8 +173,19 @@ class LiveConsole:
             "cuts": list(status.get("cuts", ())),
             "sources": {source["stream"]: source for source in status.get("sources", ())},
             "sinks": {sink["sink"]: sink for sink in status.get("sinks", ())},
+            "stores": self._here(status.get("stores", {})),
+            "deadlines": self._here(status.get("deadlines", {})),
+            "readers": {name: self._readers(name) for name, shown in self._pictures.items() if shown.feed.listeners},
             "load": status.get("load"),
         }
+
+    def _here(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        """Names that other hosts may have as well."""
+        return {f"{name}@{self._facts['host']}": one for name, one in said.items()}
+
+    def _readers(self, name: str) -> dict[str, int]:
+        """Who has acknowledged how much of a stream that somebody looks at; 0: nothing yet."""
+        return {reader: max(0, ack.until_us // 1000) for reader, ack in read_acks(self._store.root / name).items()}
 
     def _replica(self, said: Mapping[str, Any], at_us: int) -> dict[str, Any]:
         name, state = said["replica"], said["state"]
@@ -181,7 +197,9 @@ class LiveConsole:
             "node": said["node"], "state": state, "since_ms": known[1] // 1000, "why": said.get("why"),
             "waits_for": said.get("waits_for"), "stable_until_ms": _ms(said.get("stable_until_us")),
             "output": output and {**output, "boundary_us": None, "boundary_ms": _ms(output.get("boundary_us"))},
-            "fork": fork,
+            "fork": fork, "recovery": said.get("checkpoints"),
+            # Most nodes of a large application have no operator with state: nothing more is told of them.
+            **({"operators": said["operators"], "batch": said.get("batch")} if said.get("operators") else {}),
             "inputs": {
                 source["stream"]: {"boundary_ms": _ms(source.get("boundary_us")), "failing": source.get("failing"),
                                    "reading": source.get("reading")}

@@ -6,8 +6,11 @@ once more, undisturbed and on a plain Spark checkpoint of its own: that is what 
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
-from collections.abc import Iterator
+import webbrowser
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,6 +76,8 @@ def demonstrate(console: Console, root: Path, max_delay: str, cut_s: float, repo
             monitor.start()
         running: Running = build(root, max_delay).start(spark=spark, console=live)
         stack.callback(running.stop)
+        if running.console is not None and show_page(running.console.url):
+            console.print("the page is open in your browser; give it the token")
         with console.status("the node reads what has come already, and becomes STABLE …"):
             running.wait_until_stable("120s")
         stream = store.open(OUTPUT)
@@ -99,6 +104,25 @@ def demonstrate(console: Console, root: Path, max_delay: str, cut_s: float, repo
                  title="One of three inputs is cut off, and comes back", settings=settings)  # fmt: skip
     console.print(f"the same as a page: {report}")
     return verdict.passed
+
+
+def show_page(
+    url: str,
+    *,
+    at_terminal: bool | None = None,
+    environment: Mapping[str, str] = os.environ,
+    open_page: Callable[[str], bool] = webbrowser.open,
+) -> bool:
+    """Open the live page in the browser of whoever sits there; whether it was. The token is not part of the address: a
+    URL is kept in histories and logs."""
+    if not (sys.stdin.isatty() if at_terminal is None else at_terminal):
+        return False
+    if sys.platform.startswith("linux") and not (environment.get("DISPLAY") or environment.get("WAYLAND_DISPLAY")):
+        return False  # A browser without a display would be one in this terminal, over the picture.
+    try:
+        return open_page(url)
+    except (OSError, webbrowser.Error):
+        return False
 
 
 def _started(console: Console, stack: ExitStack) -> Any:

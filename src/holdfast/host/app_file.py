@@ -1,9 +1,9 @@
 """Finds the application that a deployment names: `netmon.py`, `netmon.py:app`, `package.module` or with `:app`.
 
 Rules:
-1. A file is run afresh and not left among the imported modules. Spark then ships the functions in it by value, so that
-   its workers need not find the file. What the file itself imports from its folder they do find: the folder is put on
-   the path of this process and of those it starts.
+1. A file is run afresh, never from cached bytecode, and not left among the imported modules. Spark then ships the
+   functions in it by value, so that its workers need not find the file. What the file itself imports from its folder
+   they do find: the folder is put on the path of this process and of those it starts.
 2. Without a name the module must hold exactly one App.
 """
 
@@ -13,8 +13,9 @@ import importlib
 import importlib.util
 import os
 import sys
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from holdfast.diagram import Application
@@ -39,7 +40,16 @@ def load_app(target: str, folder: Path) -> App:
             raise
         except Exception as error:
             raise UsageError(f"the application {target!r} cannot be imported: {said(error)}") from error
-    return _pick(module, target, name)
+    return pick_app(module, target, name)
+
+
+class _Afresh(SourceFileLoader):
+    """Compiles the source each time. Cached bytecode is told by second and length, so that `max_delay="20s"`, changed
+    to "10s" and back within a second, would still be "10s"."""
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        return code
 
 
 def _run_file(path: Path, target: str) -> ModuleType:
@@ -47,7 +57,7 @@ def _run_file(path: Path, target: str) -> ModuleType:
         raise UsageError(f"the application {target!r} must be a file; there is none at {path}; check app: in the file")
     _reachable(path.parent)
     name = f"holdfast_app_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=_Afresh(name, str(path)))
     if spec is None or spec.loader is None:
         raise UsageError(f"the application {target!r} must be a Python file; got {path}")
     module = importlib.util.module_from_spec(spec)
@@ -72,7 +82,8 @@ def _reachable(folder: Path) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join([text, *paths])
 
 
-def _pick(module: ModuleType, target: str, name: str) -> App:
+def pick_app(module: ModuleType, target: str, name: str) -> App:
+    """The App of that name in a module, or the only one."""
     if name:
         app = getattr(module, name, None)
         if not _is_app(app):

@@ -1,7 +1,8 @@
 """Who produces and who reads each stream, and where: the diagram and its deployment together (003 §3.3).
 
 Rules:
-1. A replica is named `node@host`; a source stream counts as produced by the one replica `stream@home`.
+1. A replica is named `node@host`; a source stream counts as produced by the replica `stream@home`, or by several if it
+   has several homes: they are alike, as those of a node are.
 2. The catalog is static: the same file gives the same catalog on every host, in the same order, so nobody has to ask.
 3. The deployment's list for a node is its replica set. Without one, the node's `replicas` are placed on the hosts with
    the fewest replicas, those without sources first: they are there to compute.
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from holdfast.diagram import Diagram, NodeSpec
+from holdfast.diagram import Application, Diagram, NodeSpec
 from holdfast.host.deployment import Deployment, HostSpec
 from holdfast.model.errors import UsageError
 from holdfast.protocol.dpc.plan import InputPlan, NodePlan, OutputPlan
@@ -28,8 +29,8 @@ class Placement:
     """What lives where. The order of hosts is that of the deployment."""
 
     hosts: tuple[str, ...]
-    homes: Mapping[str, str]
-    """Source stream → host."""
+    homes: Mapping[str, tuple[str, ...]]
+    """Source stream → hosts."""
     replica_sets: Mapping[str, tuple[str, ...]]
     """Node → hosts."""
 
@@ -41,8 +42,8 @@ class Catalog:
         self.diagram, self.deployment = diagram, deployment
         self.placement = _embedded(diagram) if deployment is None else place(diagram, deployment)
         self._host_of: dict[str, str] = {}
-        for stream, home in self.placement.homes.items():
-            self._host_of[replica_name(stream, home)] = home
+        for stream, homes in self.placement.homes.items():
+            self._host_of.update((replica_name(stream, home), home) for home in homes)
         for node, hosts in self.placement.replica_sets.items():
             self._host_of.update((replica_name(node, host), host) for host in hosts)
 
@@ -61,7 +62,7 @@ class Catalog:
 
     def sources_on(self, host: str) -> tuple[str, ...]:
         """The source streams that live on this host."""
-        return tuple(stream for stream in self.diagram.sources if self.placement.homes[stream] == host)
+        return tuple(stream for stream in self.diagram.sources if host in self.placement.homes[stream])
 
     def producers(self, stream: str) -> tuple[str, ...]:
         """The replicas that produce a stream."""
@@ -69,7 +70,14 @@ class Catalog:
         node = self.diagram.producer_of(stream)
         if node is not None:
             return self.replicas_of(node.name)
-        return (replica_name(stream, self.placement.homes[stream]),)
+        return tuple(replica_name(stream, home) for home in self.placement.homes[stream])
+
+    def reads_in_place(self, stream: str, host: str) -> bool:
+        """Do replicas on this host read the stream where it lies, without a mirror? Only a source that lives here and
+        nowhere else: one with copies is switched between them, as the results of a replicated node are."""
+        self._check_stream(stream)
+        source = self.diagram.producer_of(stream) is None
+        return source and self.placement.homes[stream] == (host,)
 
     def readers(self, stream: str) -> tuple[str, ...]:
         """The replicas that read a stream, and must acknowledge it."""
@@ -98,11 +106,11 @@ class Catalog:
         replicas = self.replicas_of(node)
         if replica not in replicas:
             raise UsageError(f"node {node!r} has no replica on {host!r}; it has {', '.join(replicas)}")
-        inputs = tuple(InputPlan(s, self._preferred(s, replica), s in spec.blocking) for s in spec.inputs)
+        inputs = tuple(InputPlan(s, self.preferred(s, replica), s in spec.blocking) for s in spec.inputs)
         output = OutputPlan(spec.output, spec.inputs, self.readers(spec.output), spec.capacity_us, spec.full)
         return node_plan(spec, replica, inputs, output, bucket_us, tuple(peer for peer in replicas if peer != replica))
 
-    def _preferred(self, stream: str, reader: str) -> tuple[str, ...]:
+    def preferred(self, stream: str, reader: str) -> tuple[str, ...]:
         """The producers of a stream in the order in which this reader should try them (rule 4)."""
         producers = self.producers(stream)
         at_home = {self._host_of[producer]: producer for producer in producers}
@@ -153,6 +161,7 @@ def place(diagram: Diagram, deployment: Deployment) -> Placement:
     file = deployment.file
     hosts = tuple(host.name for host in deployment.hosts)
     _check_sources(diagram, deployment)
+    _check_archives(diagram, deployment)
     for name in deployment.nodes:
         if name not in {node.name for node in diagram.nodes}:
             known = ", ".join(node.name for node in diagram.nodes) or "none"
@@ -164,7 +173,7 @@ def place(diagram: Diagram, deployment: Deployment) -> Placement:
     for named in deployment.nodes.values():
         for host in named:
             load[host] += 1
-    feeding = set(deployment.sources.values())
+    feeding = {home for homes in deployment.sources.values() for home in homes}
     sets: dict[str, tuple[str, ...]] = {}
     for node in diagram.nodes:
         if node.name in deployment.nodes:
@@ -181,6 +190,23 @@ def place(diagram: Diagram, deployment: Deployment) -> Placement:
         for host in sets[node.name]:
             load[host] += 1
     return Placement(hosts, dict(deployment.sources), sets)
+
+
+def sink_homes(app: Application, catalog: Catalog) -> dict[str, tuple[str, str]]:
+    """Every sink of the application: its stream, and the host that runs it: the one that the deployment names, or else
+    the first that produces its stream."""
+    deployment = catalog.deployment
+    placed = {} if deployment is None else deployment.sinks
+    unknown = set(placed) - {spec.name for spec in app.sinks}
+    if deployment is not None and unknown:
+        raise UsageError(
+            f"sinks in {deployment.file} must be sinks of application {app.name!r}: "
+            f"{', '.join(spec.name for spec in app.sinks) or 'none'}; got {', '.join(sorted(unknown))}"
+        )
+    return {
+        spec.name: (spec.stream, placed.get(spec.name) or catalog.host_of(catalog.producers(spec.stream)[0]))
+        for spec in app.sinks
+    }
 
 
 def _check_sources(diagram: Diagram, deployment: Deployment) -> None:
@@ -206,5 +232,14 @@ def _check_sources(diagram: Diagram, deployment: Deployment) -> None:
             )
 
 
+def _check_archives(diagram: Diagram, deployment: Deployment) -> None:
+    streams = {*diagram.sources, *(node.output for node in diagram.nodes)}
+    if unknown := set(deployment.archives) - streams:
+        raise UsageError(
+            f"archives in {deployment.file} must be of streams of application {diagram.app!r}: "
+            f"{', '.join(sorted(streams))}; got {', '.join(sorted(unknown))}"
+        )
+
+
 def _embedded(diagram: Diagram) -> Placement:
-    return Placement((HERE,), dict.fromkeys(diagram.sources, HERE), {node.name: (HERE,) for node in diagram.nodes})
+    return Placement((HERE,), dict.fromkeys(diagram.sources, (HERE,)), {node.name: (HERE,) for node in diagram.nodes})

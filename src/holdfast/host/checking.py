@@ -16,7 +16,7 @@ from pathlib import Path
 
 from holdfast.diagram import Diagram, NodeSpec
 from holdfast.engine import Description, Engine
-from holdfast.model.errors import UnknownStream
+from holdfast.model.errors import UnknownStream, UsageError
 from holdfast.model.time import duration_text
 from holdfast.stream.store import Stream, StreamStore
 
@@ -62,6 +62,8 @@ def _checked(node: NodeSpec, streams: StreamStore, copies: StreamStore, engine: 
         inputs = [_empty(name, streams, copies) for name in node.inputs]
     except UnknownStream as error:
         return Checked(node.name, wrong=f"{error}; create it first, so that its columns are known")
+    except UsageError as error:
+        return Checked(node.name, wrong=str(error))
     queries = engine.queries(node, inputs, copies.root, copies.root / ".holdfast" / node.name)
     try:
         queries.create_output(node.bucket_us or max(stream.definition.bucket_us for stream in inputs))
@@ -76,4 +78,5 @@ def _empty(name: str, streams: StreamStore, copies: StreamStore) -> Stream:
         return copies.open(name)
     except UnknownStream:
         like = streams.open(name).definition
+        like.require_replay("a node that reads it")
         return copies.create(name, like.schema, bucket=duration_text(like.bucket_us))

@@ -38,6 +38,7 @@ from holdfast.stream.definition import Definition
 from holdfast.stream.disk import VolatileDisk
 from holdfast.stream.store import Stream
 from holdfast.stream.tentative import PlannedPiece
+from holdfast.stream.worth import Worth
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class Tentative:
 
     bucket: int
     pieces: tuple[PlannedPiece, ...]
-    worth: float | None
+    worth: Worth | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,13 +282,13 @@ class Client:
                 self._told(Stable(delivery.bucket * self._size, delivery.end * self._size))
             elif delivery.kind is TupleType.TENTATIVE:
                 assert isinstance(signal, InputAdvanced)
-                worths = {arrival.bucket: arrival.worth for arrival in signal.arrivals}
+                worths = {a.bucket: Worth(a.bucket, a.worth, (), a.least, a.missing) for a in signal.arrivals}
                 for bucket in range(delivery.bucket, delivery.end):
                     self._told(self._tentative(bucket, worths.get(bucket), signal))
             else:
                 self._told(Undo() if delivery.kind is TupleType.UNDO else RecDone())
 
-    def _tentative(self, bucket: int, worth: float | None, signal: InputAdvanced) -> Tentative:
+    def _tentative(self, bucket: int, worth: Worth | None, signal: InputAdvanced) -> Tentative:
         start_us = bucket * self._size
         part = Part(signal.stream, signal.lane, signal.replica, 0, True)
         return Tentative(bucket, tuple(self._intake.pieces(0, start_us, start_us + self._size, part)), worth)

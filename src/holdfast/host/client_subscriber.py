@@ -19,13 +19,12 @@ import pyarrow as pa
 from holdfast.clock import monotonic_us
 from holdfast.host.client import Begin, Client, Ended, RecDone, Stable, Step, Tentative, Undo
 from holdfast.model.errors import HoldfastError, PeerError, Removed, UsageError
-from holdfast.model.schema import reader_schema
 from holdfast.model.time import BEGINNING_US, SECOND_US, closed_until, duration_us, instant_us
 from holdfast.model.tuples import TupleType
 from holdfast.stream.definition import Definition
 from holdfast.stream.position import Position
 from holdfast.stream.reader import LogReader, cut, read_extent
-from holdfast.stream.subscriber import Marks, Row, control_tuple, rows_of
+from holdfast.stream.subscriber import Marks, Row, asked_schema, control_tuple, rows_of
 from holdfast.stream.worth import Worth
 
 #: How long nothing more may come of a branch before `present` takes it for all there is.
@@ -39,10 +38,10 @@ class ClientSubscriber:
 
     def __init__(
         self, definition: Definition, *, end_us: int | None = None, boundaries: bool = False, name: str | None = None,
-        after: Position | None = None,
+        after: Position | None = None, worth: bool = False,
     ) -> None:  # fmt: skip
         self.definition, self.name = definition, name
-        self.schema = reader_schema(definition.schema)
+        self.schema = asked_schema(definition, worth)
         self._end_us, self._boundaries = end_us, boundaries
         self._steps: deque[Step] = deque()
         self._news = threading.Condition()
@@ -51,8 +50,8 @@ class ClientSubscriber:
         self._delivered_us = BEGINNING_US
         self._ended = False
         self._position = after or Position()
-        self._marks = Marks(self.schema, definition, self._position)
         self._worths: dict[int, Worth] = {}
+        self._marks = Marks(self.schema, definition, self._position, self._worths.get if worth else None)
         self._files: dict[Path, int] = {}
         self._reader: LogReader | None = None
         self._client: Client | None = None
@@ -170,7 +169,7 @@ class ClientSubscriber:
         if end_us <= start_us:
             return
         if step.worth is not None:
-            self._worths[step.bucket] = Worth(step.bucket, step.worth)
+            self._worths[step.bucket] = step.worth
         while len(self._worths) > _WORTHS_MAX:
             del self._worths[next(iter(self._worths))]
         for piece in step.pieces:
@@ -185,7 +184,7 @@ class ClientSubscriber:
         return end_us if self._end_us is None else min(end_us, self._end_us)
 
     def worth(self, stime: datetime | None) -> Worth | None:
-        """What the tentative bucket of this stime is worth; None if nobody said so."""
+        """What the tentative results of this stime are worth; None if nobody said so."""
         return None if stime is None else self._worths.get(instant_us(stime) // self.definition.bucket_us)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -203,23 +202,28 @@ class ClientSubscriber:
                 return
             self._wait(None if limit is None else limit - (monotonic_us() - quiet_since))
 
-    def present(self, *, timeout: str | int | float = "10s") -> Iterator[pa.RecordBatch]:
-        """What the producers have when they are first asked, then ends; `PeerError` if none of them answers in time."""
+    def present(self, *, until_us: int = BEGINNING_US, timeout: str | int | float = "10s") -> Iterator[pa.RecordBatch]:
+        """What the producers have when they are first asked, and at least up to `until_us`, then ends; `PeerError` if
+        none of them answers in time, or nothing more comes for as long.
+
+        A producer's report may lie a moment behind its log: who has seen more there says up to where.
+        """
         assert self._client is not None
-        deadline, quiet_since = monotonic_us() + duration_us(timeout), monotonic_us()
+        limit_us, quiet_since = duration_us(timeout), monotonic_us()
         while not self.finished:
             for batch in self.poll():
                 yield batch
                 quiet_since = monotonic_us()
             goal_us = self._client.present_us
-            if goal_us is None:
-                if monotonic_us() > deadline:
-                    why = "; ".join(self._client.silent.values()) or "no host answered"
-                    raise PeerError(f"nobody serves stream {self.definition.name} within {timeout}: {why}")
-            elif self._delivered_us >= self._until(closed_until(goal_us, self.definition.bucket_us)) and (
-                not self._client.fresh or monotonic_us() - quiet_since > _QUIET_US
-            ):
-                return
+            quiet_us = monotonic_us() - quiet_since
+            if goal_us is not None:
+                goal_us = closed_until(max(goal_us, until_us), self.definition.bucket_us)
+                there = self._delivered_us >= self._until(goal_us)
+                if there and (not self._client.fresh or quiet_us > _QUIET_US):
+                    return
+            if quiet_us > limit_us:
+                why = "; ".join(self._client.silent.values()) or ("no host answered" if goal_us is None else "all wait")
+                raise PeerError(f"nobody serves stream {self.definition.name} within {timeout}: {why}")
             self._wait(50_000)
 
     def _wait(self, us: int | None) -> None:

@@ -40,13 +40,15 @@ from holdfast.stream.subscriber import Start, goal_of, resumed
 _ASK_S = 0.25
 
 T = TypeVar("T")
+#: By name: address, authority, and whether TLS is left to a mesh.
+Addresses = Mapping[str, tuple[str, Path | None, bool]]
 Where = str | os.PathLike[str] | Mapping[str, str] | Sequence[str]
 
 
 class Connection:
     """Streams of several hosts. Get one from `holdfast.connect`."""
 
-    def __init__(self, addresses: Mapping[str, tuple[str, Path | None]], token: Token) -> None:
+    def __init__(self, addresses: Addresses, token: Token) -> None:
         if not addresses:
             raise UsageError("a connection needs at least one host; got none; name their addresses")
         requests = logging.getLogger("httpx")
@@ -74,6 +76,7 @@ class Connection:
         name: str | None = None,
         after: str | None = None,
         resume: bool = False,
+        worth: bool = False,
         gaps: Literal["refuse", "pass"] = "refuse",
         timeout: str | int | float = "10s",
     ) -> ClientSubscriber:
@@ -95,7 +98,8 @@ class Connection:
         goal = None if position is None else goal_of(position, definition.bucket_us)
         wish = Wish(start_us, tentative, name, gaps == "pass", goal=goal)
         end_us = None if end is None else instant_us(end)
-        subscriber = ClientSubscriber(definition, end_us=end_us, boundaries=boundaries, name=name, after=position)
+        subscriber = ClientSubscriber(definition, end_us=end_us, boundaries=boundaries, name=name, after=position,
+                                      worth=worth)  # fmt: skip
         self._do(self._follow(subscriber, definition, wish))
         self._subscribers.append(subscriber)
         return subscriber
@@ -222,8 +226,8 @@ class Connection:
         self.close()
 
 
-async def _link_all(addresses: Mapping[str, tuple[str, Path | None]], token: Token) -> dict[str, HttpLink]:
-    return {host: HttpLink(address, token, ca=ca) for host, (address, ca) in addresses.items()}
+async def _link_all(addresses: Addresses, token: Token) -> dict[str, HttpLink]:
+    return {host: HttpLink(address, token, ca=ca, mesh=mesh) for host, (address, ca, mesh) in addresses.items()}
 
 
 async def _ended(task: asyncio.Task[None]) -> None:
@@ -254,10 +258,10 @@ def connect(where: Where, *, token: str | None = None, ca: str | os.PathLike[str
         from holdfast.host.deployment import load_deployment
 
         deployment = load_deployment(where)
-        addresses = {h.name: (h.url, h.tls.authority if h.tls else None) for h in deployment.hosts}
+        addresses = {h.name: (h.url, h.tls.authority if h.tls else None, h.mesh) for h in deployment.hosts}
         return Connection(addresses, deployment.looking_file().current if token is None else token)
     if token is None:
         raise UsageError("hosts ask for a token; give token=, or name the deployment file")
     named = where if isinstance(where, Mapping) else {address: address for address in where}
     authority = None if ca is None else Path(ca)
-    return Connection({name: (address, authority) for name, address in named.items()}, token)
+    return Connection({name: (address, authority, False) for name, address in named.items()}, token)

@@ -29,15 +29,19 @@ _NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 def live_console(host: str, catalog: Catalog, status: Status, store: StreamStore) -> LiveConsole:
     """The console of one host."""
-    here = [node.output for node in catalog.nodes_on(host)]
-    return LiveConsole(facts_of(host, catalog), status, store, [*here, *catalog.sources_on(host)])
+    return LiveConsole(facts_of(host, catalog), status, store, recorded_on(host, catalog))
+
+
+def recorded_on(host: str, catalog: Catalog) -> list[str]:
+    """The streams that lie on a host."""
+    return [*(node.output for node in catalog.nodes_on(host)), *catalog.sources_on(host)]
 
 
 def facts_of(host: str, catalog: Catalog) -> dict[str, Any]:
     """Whatever is so as long as the host runs: who produces and reads which stream, and where."""
     diagram, sets = catalog.diagram, catalog.placement.replica_sets
     streams: dict[str, dict[str, Any]] = {
-        stream: {"home": catalog.placement.homes[stream], "readers": []} for stream in diagram.sources
+        stream: {"home": ", ".join(catalog.placement.homes[stream]), "readers": []} for stream in diagram.sources
     }
     for node in diagram.nodes:
         streams[node.output] = {"producer": node.name, "readers": []}

@@ -10,21 +10,23 @@ Rules:
    nobody, so readers go to its peers.
 5. A replica that cannot go on (its input is gone and its query is not convergent-capable, its disk is full or refuses,
    its query died of what no new start can mend) says why and stops; the other replicas of the host go on. It does not
-   matter in whose turn that was found out.
+   matter in whose turn that was found out. Its host may have it rebuilt from a twin (`holdfast.host.rebuild`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.clock import monotonic_us
-from holdfast.engine import NodeQueries, Query
+from holdfast.engine import NodeQueries, Query, Recovery
 from holdfast.host.fork_runner import HEALTH_US, ForkRunner
 from holdfast.host.intake import Intake
 from holdfast.host.log_lines import ReplicaLog
@@ -41,14 +43,14 @@ from holdfast.host.replica_status import (
     status_of,
     waiting,
 )
-from holdfast.model.errors import CorruptLog, HoldfastError, StorageError, UsageError
+from holdfast.model.errors import CorruptLog, HoldfastError, InputLost, StorageError, UsageError
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, SECOND_US, instant_text
 from holdfast.protocol.dpc.effects import Effects, ExtendFork, Send, SkipStable, Truncate
-from holdfast.protocol.dpc.messages import Ack, KeepaliveRequest, Message, StreamReport
+from holdfast.protocol.dpc.messages import Ack, KeepaliveReply, KeepaliveRequest, Message, StreamReport
 from holdfast.protocol.dpc.node import NodeCore
 from holdfast.protocol.dpc.plan import NodePlan, Resume
-from holdfast.protocol.dpc.signals import ForkPrepared, InputGap, Received, Signal, StableCompleted, Tick
-from holdfast.protocol.dpc.states import NodeState
+from holdfast.protocol.dpc.signals import ForkPrepared, InputGap, Received, Replanned, Signal, StableCompleted, Tick
+from holdfast.protocol.dpc.states import NodeState, StreamState
 from holdfast.stream.acks import REPLICAS
 from holdfast.stream.decision import Decision
 from holdfast.stream.disk import Disk
@@ -90,6 +92,7 @@ class Controller:
         self.plan, self.output, self._home, self._say = plan, output, home, say
         self._queries, self._intakes = queries, dict(intakes)
         self._size = plan.bucket_us
+        self._operators = [operator._asdict() for operator in queries.operators()]
         self._decision = Decision(queries.decision)
         self._main = LogReader(output.folder / "main", output.definition.schema, output.definition.bucket_us)
         self._report = ReportWriter(output.folder)
@@ -110,20 +113,23 @@ class Controller:
         self._health_us = self._restart_us = 0
         self._pause_us = _RESTART_US_MIN
         self._retained = 0
-        #: The first bucket that a copy of the query, on its way elsewhere, may have to read here after all.
-        self._kept_from: int | None = None
+        #: The first bucket that a copy of the query, on its way elsewhere, may have to read here after all; by whose.
+        self._kept_from: dict[str, int] = {}
         #: Input from here on may be needed to restore the state of Holdfast's own operators; who is finding out.
         self._relied_us = BEGINNING_US if queries.keeps_state else END_OF_TIME_US
-        self._relying: Future[int] | None = None
+        self._relying: Future[tuple[int, Recovery | None]] | None = None
+        self._recovery: Recovery | None = None
         self.core: NodeCore | None = None
         self._effects: Effects | None = None
-        self.stopped = False
+        self.stopped = self._leaving = False
         self._acks = ReaderAcks(output) if plan.output.readers else None
         self.counts = ReplicaCounts(plan.delay_us, monotonic_us())
         #: Why this replica cannot go on without somebody's help.
         self.trouble: str | None = None
-        #: Whether that may pass by itself, as far as the replica can tell: a disk is full, and then it is not.
+        #: Whether that may pass, as far as the replica can tell: a disk is full, and then it is not.
         self.may_return = False
+        #: Whether it is because its inputs no longer reach back: then a twin may help, and no new start (D18).
+        self.lacks_input = False
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -140,7 +146,9 @@ class Controller:
             self._log.error("cannot go on: %s", error)
             self.trouble = str(error)
             self.counts.enter("FAILED", monotonic_us())
-            self.may_return = isinstance(error, StorageError | OSError) and not isinstance(error, CorruptLog)
+            self.lacks_input = isinstance(error, InputLost)
+            passing = isinstance(error, StorageError | OSError) and not isinstance(error, CorruptLog)
+            self.may_return = passing or (self.lacks_input and bool(self.plan.peers))
             threading.Thread(target=self._stop_aside, name=f"stop-{self.plan.replica}", daemon=True).start()
 
     def _stop_aside(self) -> None:
@@ -208,10 +216,10 @@ class Controller:
         if lost is None:
             return first
         if self.plan.window_us is None:
-            raise UsageError(
+            raise InputLost(
                 f"{self.plan.replica} must begin where its input {lost[0]} began, as its twins did, since its query is "
-                f"not convergent-capable; but what lies before {instant_text(lost[1])} was removed there; take the "
-                f"replica's folder over from a twin, or, if none has ever run, say where the node begins: "
+                f"not convergent-capable; but what lies before {instant_text(lost[1])} was removed there; let a twin "
+                f"run, from which it is rebuilt, or, if none has ever run, say where the node begins: "
                 f"begin={instant_text(lost[1])!r} or later, the same for all replicas"
             )
         return min(first, -(-lost[1] // self._size) - 1)
@@ -320,24 +328,29 @@ class Controller:
         return self._relied_us if BEGINNING_US < self._relied_us < END_OF_TIME_US else None
 
     @property
+    def recovery(self) -> Recovery | None:
+        """What its operator's checkpoints cost and are worth, as of the same look."""
+        return self._recovery
+
+    @property
     def boundary_us(self) -> int:
         """What the output promises, as of the last batch."""
         return self._main.boundary_us
 
-    def keep(self) -> None:
-        """A copy of the query is about to be made: what it would read stays, until `release` or the end."""
+    def keep(self, holder: str, bucket: int | None = None) -> None:
+        """A copy of the query is about to be made, or needs input from `bucket` on: what it would read stays, until
+        this holder's `release` or the end."""
         assert self.core is not None
-        self._kept_from = self.core.needed_from
+        self._kept_from[holder] = self.core.needed_from if bucket is None else bucket
 
-    def release(self) -> None:
-        """Nobody needs the copy any more."""
-        self._kept_from = None
+    def release(self, holder: str) -> None:
+        """Nobody needs the holder's copy any more."""
+        self._kept_from.pop(holder, None)
 
     @property
     def _needed_from(self) -> int:
         assert self.core is not None
-        needed = self.core.needed_from
-        return needed if self._kept_from is None else min(needed, self._kept_from)
+        return min((self.core.needed_from, *self._kept_from.values()))
 
     def copy_to(self, checkpoint: Path) -> Waiting:
         """A copy of where the stable query stands; takes a moment, so not in the loop's thread."""
@@ -345,13 +358,29 @@ class Controller:
 
     def report(self) -> StreamReport | None:
         """How the output does; None while the replica answers nobody (D12)."""
-        return self.core.report() if self.serves and self.core is not None else None
+        return self._as_said(self.core.report()) if self.serves and self.core is not None else None
+
+    def leave(self) -> None:
+        """It is about to stop (`holdfast.host.drain`): from now on readers are told to go elsewhere, while they can
+        still read here."""
+        self._leaving = True
+
+    def _as_said(self, report: StreamReport) -> StreamReport:
+        return replace(report, state=StreamState.FAILURE, fresh=False) if self._leaving else report
 
     def deliver(self, sender: str, message: Message) -> None:
         """A message came for this replica."""
         asked = isinstance(message, KeepaliveRequest)
         if self.answers_messages and (self._stable is not None or not asked):
             self._alone(lambda: self.tell(Received(sender, message)))
+
+    def replan(self, plan: NodePlan) -> None:
+        """It has other neighbours now: producers, peers, readers. It runs on."""
+        self.plan = plan
+        if plan.output.readers and self._acks is None:
+            self._acks = ReaderAcks(self.output)
+        if self.core is not None and self.trouble is None:
+            self._alone(lambda: self.tell(Replanned(plan)))
 
     def tell(self, signal: Signal) -> None:
         """Rule 1."""
@@ -457,9 +486,17 @@ class Controller:
             return
         self._retained = needed
         if self._queries.keeps_state:
-            self._relying = self._starter.submit(self._queries.needed_us, self.core.stable * self._size)
+            self._relying = self._starter.submit(self._look_back, self.core.stable * self._size, self._stable)
         else:
             self._let_go(needed * self._size)
+
+    def _look_back(self, until_us: int, stable: Query | None) -> tuple[int, Recovery | None]:
+        """What the state at that position relies on, and what a recovery from there would take."""
+        needed_us, reading = self._queries.needed_us(until_us), None
+        if stable is not None:
+            with contextlib.suppress(Exception):  # A query that is just being stopped has no progress.
+                reading = stable.reading()
+        return needed_us, None if reading is None else reading.recovery
 
     def _take_relied(self) -> None:
         if self._relying is None or not self._relying.done():
@@ -468,7 +505,10 @@ class Controller:
         if (error := relying.exception()) is not None:
             self._log.warning("keeps its input for now: %s", error)
             return
-        self._relied_us = relying.result()
+        said = None if self._recovery is None else self._recovery.broken_goal
+        self._relied_us, self._recovery = relying.result()
+        if said is None and self._recovery is not None and self._recovery.broken_goal is not None:
+            self._log.warning("%s", self._recovery.broken_goal)
         self._let_go(min(self._retained * self._size, self._relied_us))
 
     def _let_go(self, upto_us: int) -> None:
@@ -504,6 +544,8 @@ class Controller:
     def _held_back(self, message: Message) -> Message:
         """A fork may be on an older checkpoint than the stable query, and an operator's state may have to be made again
         from earlier input; where there is no mirror, they read the origin."""
+        if isinstance(message, KeepaliveReply):
+            return KeepaliveReply(tuple(self._as_said(report) for report in message.reports))
         if not isinstance(message, Ack) or not self._intakes[message.stream].in_place:
             return message
         return Ack(message.stream, min(message.upto_us, self._needed_from * self._size, self._relied_us))
@@ -570,8 +612,9 @@ class Controller:
         wait = self._wait()
         if self.core is None:
             return waiting(self.plan.replica, node, wait or FIRST_BATCH)
-        said = status_of(self.core, self._forking.state, wait)
+        said = status_of(self.core, self._forking.state, wait, self._recovery)
         said["output"]["retention"] = retention_text(self.output.folder / "main", self.output.definition)
+        said["operators"], said["batch"] = self._operators, self._batch
         return said
 
     def _wait(self) -> Wait | None:

@@ -13,17 +13,24 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from holdfast.engine import Engine
+from holdfast.host.archives import keep_archives
 from holdfast.host.catalog import Catalog
-from holdfast.host.console_doors import console_doors, live_console
+from holdfast.host.console_doors import console_doors, facts_of, live_console, recorded_on
 from holdfast.host.deployment import Deployment, HostSpec
+from holdfast.host.drain import Drain
 from holdfast.host.embedded import spark_engine
 from holdfast.host.host import Host
 from holdfast.host.log_lines import set_up_logging
 from holdfast.host.log_rotation import keep_bounded
 from holdfast.host.measures import Measures
 from holdfast.host.metrics_doors import metrics_doors
+from holdfast.host.otlp_push import otlp_push
+from holdfast.host.parcel_door import parcel_doors
+from holdfast.host.reload import Reload
 from holdfast.host.service import Door, Service
 from holdfast.host.sinks import sinks_on
+from holdfast.host.sources import sources_on
+from holdfast.host.trial import Trials
 from holdfast.inputs.credentials import Keyring
 from holdfast.inputs.network import Access
 from holdfast.metrics.sheet import Sheet
@@ -66,12 +73,7 @@ async def _run(
     if engine is None:
         nodes, settings = [node.name for node in catalog.nodes_on(name)], deployment.spark_settings(spec)
         engine = spark_engine(f"{app.name}@{name}", nodes, master=spec.master, **settings)
-    # Brokers differ between deployments: the file's word counts before the application's.
-    specs = {**app.sources, **deployment.fed}
-    sources = {stream: spec for stream, spec in specs.items() if deployment.sources.get(stream) == name}
-    if unread := specs.keys() - deployment.sources.keys():
-        log.warning("no node reads %s: what fills it does not run here", ", ".join(sorted(unread)))
-    host = Host(name, catalog, spec.root, engine, deployment.peer_file().current, sources)
+    host = Host(name, catalog, spec.root, engine, deployment.peer_file().current, sources_on(name, app, deployment))
     sinks = sinks_on(name, app, deployment, catalog)
     extension = None if extend is None else extend(host)
     measures = Measures(host, sinks.status) if extension is None else Measures(host, sinks.status, extension.measure)
@@ -82,11 +84,17 @@ async def _run(
     console = live_console(
         name, catalog, lambda: {**status(), "load": None if extension is None else extension.overview()}, host.store
     )
+
+    def adopted(catalog: Catalog) -> None:
+        console.adopt(facts_of(name, catalog), recorded_on(name, catalog))
+
+    reload = Reload(host, deployment, app, adopted)
     extended = () if extension is None else extension.doors()
     service = Service(
         host.serving, _access(spec, keys), deliver=host.deliver, fault=host.fault, stop=host.stop,
         status=status, answers=host.answers, report=host.report, cuts=host.cuts,
-        doors=(*console_doors(console), *metrics_doors(host, measures), *extended),
+        doors=(*console_doors(console), *metrics_doors(host, measures), *parcel_doors(host),
+               *reload.doors(), *Drain(host).doors(), *Trials(host, reload).doors(), *extended),
     )  # fmt: skip
     loop = asyncio.get_running_loop()
     for end in (signal.SIGTERM, signal.SIGINT):
@@ -95,6 +103,9 @@ async def _run(
     log.info("host %s answers at %s; its streams are below %s", name, service.address, spec.root)
     bounded = asyncio.ensure_future(keep_bounded(spec.log_file))
     host.attend(console.run())
+    host.attend(keep_archives(host.store, deployment.archives))
+    if (push := otlp_push(name, measures.sheet)) is not None:
+        host.attend(push.run())
     if extension is not None:
         host.attend(extension.run())
     sinks.start()
@@ -112,4 +123,4 @@ async def _run(
 
 def _access(spec: HostSpec, keys: Keyring) -> Access:
     tls = spec.tls
-    return Access(spec.ip, spec.port, None, tls.certificate if tls else None, tls.key if tls else None, keys)
+    return Access(spec.ip, spec.port, None, tls.certificate if tls else None, tls.key if tls else None, keys, spec.mesh)

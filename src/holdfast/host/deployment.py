@@ -13,11 +13,15 @@
     sources: {monitor1: a, monitor2: b} # which host holds a source stream; `holdfast.host.source_file`: what fills it
     nodes: {active_sources: [a, b]}     # replica sets; optional
     sinks: {active_sources.postgres: b} # which host runs a sink; optional
+    archives:                           # streams whose past goes to an object store; optional
+      active_sources: s3://bucket/prefix
+      monitor1: {url: "s3://bucket/prefix", disk_age: 2d, disk_size: 50GB, age: 365d, size: 2TB}
     spark: {spark.sql.shuffle.partitions: "4"}  # settings of every session; a host may have a `spark:` of its own
 
 Rules:
 1. The schema is closed: a word that is not known is refused, never ignored. Paths are relative to the file.
-2. An address that others can reach needs TLS; the token is asked for everywhere (X1).
+2. An address that others can reach needs TLS, or the word `mesh` in its place: then it is plain HTTP, and whoever wrote
+   the word answers for what encrypts it. The token is asked for everywhere (X1).
 3. A root belongs to one host: two hosts of one machine in the same folder, or one inside the other, would write each
    other's streams.
 4. What needs the diagram (nodes, streams, replicas) is checked by `holdfast.host.catalog`.
@@ -31,19 +35,23 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
 from holdfast.diagram import check_node_name
 from holdfast.host.plain_yaml import read_yaml
-from holdfast.host.source_file import SourceWords, source_spec
+from holdfast.host.source_file import SourceWords, homes, source_spec
 from holdfast.inputs.credentials import Credential, Keyring, Role
 from holdfast.inputs.network import is_loopback
 from holdfast.inputs.source import SourceSpec
 from holdfast.inputs.token_file import TokenFile, make_token, read_token
 from holdfast.model.errors import UsageError
+from holdfast.model.size import size_bytes
+from holdfast.model.time import duration_us
 from holdfast.stream.acks import check_subscriber
+from holdfast.stream.archive.objects import check_url
+from holdfast.stream.definition import ArchivePolicy, Retention
 
 if TYPE_CHECKING:
     from holdfast.app import App
@@ -76,6 +84,8 @@ class HostSpec:
     """Settings of its SparkSession, beyond those that Holdfast makes."""
     load: Path | None = None
     """The contracts under which it shares load with others; None: it does not."""
+    mesh: bool = False
+    """TLS is left to a mesh: it listens without, on an address that others can reach."""
 
     @property
     def address(self) -> str:
@@ -111,8 +121,8 @@ class Deployment:
     app: str
     token_file: Path
     hosts: tuple[HostSpec, ...]
-    sources: Mapping[str, str]
-    """Source stream → the host that holds and serves it."""
+    sources: Mapping[str, tuple[str, ...]]
+    """Source stream → the hosts that hold and serve it: one, or several with a copy each."""
     nodes: Mapping[str, tuple[str, ...]]
     """Node → its replica set, for the nodes that the file names."""
     view_token_file: Path | None = None
@@ -126,6 +136,8 @@ class Deployment:
     """Sink → the host that runs it, for the sinks that the file names."""
     fed: Mapping[str, SourceSpec] = field(default_factory=dict)
     """Source stream → what fills it, where the file says so."""
+    archives: Mapping[str, ArchivePolicy] = field(default_factory=dict)
+    """Stream → where its sealed segments go, and what each tier keeps."""
 
     def host(self, name: str) -> HostSpec:
         for host in self.hosts:
@@ -206,7 +218,7 @@ class _Host(msgspec.Struct, forbid_unknown_fields=True):
     address: str
     root: str
     master: str | None = None
-    tls: _Tls | None = None
+    tls: _Tls | Literal["mesh"] | None = None
     spark: dict[str, str] = {}
     load: str | None = None
 
@@ -214,6 +226,14 @@ class _Host(msgspec.Struct, forbid_unknown_fields=True):
 class _Reader(msgspec.Struct, forbid_unknown_fields=True):
     token: str
     streams: list[str]
+
+
+class _Archive(msgspec.Struct, forbid_unknown_fields=True):
+    url: str
+    disk_age: str | None = None
+    disk_size: str | None = None
+    age: str | None = None
+    size: str | None = None
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -227,6 +247,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     sources: dict[str, str | SourceWords] = {}
     nodes: dict[str, list[str]] = {}
     sinks: dict[str, str] = {}
+    archives: dict[str, str | _Archive] = {}
     spark: dict[str, str] = {}
 
 
@@ -246,7 +267,7 @@ def load_deployment(path: str | os.PathLike[str]) -> Deployment:
         said.app,
         file.parent / said.token,
         hosts,
-        MappingProxyType({s: home if isinstance(home, str) else home.host for s, home in said.sources.items()}),
+        MappingProxyType({stream: homes(file, stream, told) for stream, told in said.sources.items()}),
         MappingProxyType({node: tuple(names) for node, names in said.nodes.items()}),
         None if said.view_token is None else file.parent / said.view_token,
         None if said.peer_token is None else file.parent / said.peer_token,
@@ -254,6 +275,7 @@ def load_deployment(path: str | os.PathLike[str]) -> Deployment:
         None if said.spark_token is None else file.parent / said.spark_token,
         MappingProxyType(dict(said.sinks)),
         MappingProxyType(_fed(file, said.sources)),
+        MappingProxyType({stream: _archive(file, stream, archive) for stream, archive in said.archives.items()}),
     )
     _check_tokens(deployment)
     _check_names(deployment)
@@ -263,6 +285,19 @@ def load_deployment(path: str | os.PathLike[str]) -> Deployment:
 def _fed(file: Path, sources: Mapping[str, str | SourceWords]) -> dict[str, SourceSpec]:
     found = {s: source_spec(file, s, said) for s, said in sources.items() if not isinstance(said, str)}
     return {stream: spec for stream, spec in found.items() if spec is not None}
+
+
+def _archive(file: Path, stream: str, said: str | _Archive) -> ArchivePolicy:
+    words = _Archive(said) if isinstance(said, str) else said
+    try:
+        on_disk = None if words.disk_age is words.disk_size is None else _kept(words.disk_age, words.disk_size)
+        return ArchivePolicy(check_url(words.url), on_disk, _kept(words.age, words.size))
+    except UsageError as error:
+        raise UsageError(f"the archive of stream {stream} in {file}: {error}") from None
+
+
+def _kept(age: str | None, size: str | None) -> Retention:
+    return Retention(None if age is None else duration_us(age), None if size is None else size_bytes(size))
 
 
 def _reader(file: Path, name: str, said: _Reader) -> Reader:
@@ -287,13 +322,14 @@ def _host(file: Path, name: str, said: _Host, spark: Mapping[str, str]) -> HostS
     check_node_name(name, f"the name of a host in {file}", "rename it under hosts")
     ip, port = _address(file, name, said.address)
     tls = None
-    if said.tls is not None:
+    if isinstance(said.tls, _Tls):
         ca = None if said.tls.ca is None else file.parent / said.tls.ca
         tls = Tls(file.parent / said.tls.cert, file.parent / said.tls.key, ca)
-    elif not is_loopback(ip):
+    elif said.tls is None and not is_loopback(ip):
         raise UsageError(
             f"host {name!r} in {file} listens on {ip}, where others can reach it: that needs TLS; give it "
-            "tls: {cert: …, key: …, ca: …}, or an address on 127.0.0.1"
+            "tls: {cert: …, key: …, ca: …}, an address on 127.0.0.1, or tls: mesh where a mesh of proxies encrypts "
+            "everything between the machines"
         )
     if not said.root:
         raise UsageError(f"host {name!r} in {file} must have a folder of its own; got an empty root; name one")
@@ -304,7 +340,8 @@ def _host(file: Path, name: str, said: _Host, spark: Mapping[str, str]) -> HostS
                 f"settings under spark in {file} must be Spark's own, such as spark.sql.shuffle.partitions; got {key!r}"
             )
     load = None if said.load is None else file.parent / said.load
-    return HostSpec(name, ip, port, file.parent / said.root, said.master, tls, tuple(settings.items()), load)
+    mesh = said.tls == "mesh"
+    return HostSpec(name, ip, port, file.parent / said.root, said.master, tls, tuple(settings.items()), load, mesh)
 
 
 def _address(file: Path, name: str, text: str) -> tuple[str, int]:
@@ -345,7 +382,7 @@ def _check_apart(file: Path, hosts: tuple[HostSpec, ...]) -> None:
 
 def _check_names(deployment: Deployment) -> None:
     """Hosts named by sources and nodes exist, and none stands in a replica set twice."""
-    for home in (*deployment.sources.values(), *deployment.sinks.values()):
+    for home in (*(h for hosts in deployment.sources.values() for h in hosts), *deployment.sinks.values()):
         deployment.host(home)
     for node, names in deployment.nodes.items():
         if not names:

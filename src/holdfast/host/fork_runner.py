@@ -3,9 +3,9 @@
 Rules:
 1. Starting and stopping take Spark a second or more; they happen on threads of their own. A fork does not wait for the
    end of its predecessor, which may hang in a batch: each has its own checkpoint, and its own branch to write to.
-2. The branch is created with the first bucket that is to be seen, at that bucket: before it, main speaks.
+2. The branch is created with the first bucket that is to be seen, at that bucket: before it, main speaks. Until then
+   the fork follows main, and nothing of what it computes is filed.
 3. Whoever asks is told what is true: prepared when the fork could run a batch, completed when Spark has committed it.
-4. A successor takes the place of an idle fork when it is ready. It is forgotten if that one is needed or stopped first.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from holdfast.clock import monotonic_us
 from holdfast.engine import Fork, NodeQueries
 from holdfast.host.log_lines import Bucket, ReplicaLog
+from holdfast.host.span_worth import SpanWorth
 from holdfast.model.errors import HoldfastError, StorageError
-from holdfast.model.time import SECOND_US, closed_until
+from holdfast.model.time import BEGINNING_US, SECOND_US, closed_until
 from holdfast.protocol.dpc.effects import ExtendFork, StopFork, TentativeBucket
 from holdfast.protocol.dpc.signals import ForkCompleted, ForkFailed, ForkPrepared, ForkSignal
 from holdfast.stream.branch import BranchReader
@@ -69,7 +70,7 @@ class _Start:
 
 
 class ForkRunner:
-    """At most one fork at work, and its branch; and, while it is idle, its successor."""
+    """At most one fork at work, and its branch."""
 
     def __init__(
         self, queries: NodeQueries, output: Stream, bucket_us: int, label: str, standing: Bucket = lambda: None
@@ -80,9 +81,12 @@ class ForkRunner:
         self._starter = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"fork-{label}")
         self._stopper = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"unfork-{label}")
         self._fork: _Start | None = None
-        self._successor: _Start | None = None
         self._ending: list[Future[None]] = []
         self._plan: PlanWriter | None = None
+        #: Whether the fork at work has its branch, and up to where it has committed its input.
+        self._branched = False
+        self._done_us = BEGINNING_US
+        self._spans = SpanWorth(None, bucket_us)
         self._batch = -1
         self._failed: tuple[int, int] | None = None
         self._health_us = 0
@@ -92,14 +96,13 @@ class ForkRunner:
     @property
     def state(self) -> str:
         """For people."""
-        if self._plan is not None:
+        if self._branched:
             return "running"
         return "none" if self._fork is None else "ready" if self._fork.ready else "preparing"
 
     def kept_us(self, now_us: int) -> int:
         """For how long forks were there, those that are there now included."""
-        here = [start for start in (self._fork, self._successor) if start is not None]
-        return self.counts.kept_us + sum(now_us - start.asked_us for start in here)
+        return self.counts.kept_us + (0 if self._fork is None else now_us - self._fork.asked_us)
 
     def clear(self) -> None:
         """Nothing of an earlier life is left: neither forks nor a branch that nobody would correct."""
@@ -107,15 +110,8 @@ class ForkRunner:
         self._output.drop_branch()  # Not counted: it was another life's.
 
     def prepare(self, fork: int) -> None:
-        if self._failed is not None:  # Of a fork that the core takes for ready: it hears of that first.
-            self._failed = 0, self._failed[1]
-            return
         self.counts.started += 1
-        start = _Start(fork, self._starter.submit(self._queries.start_fork, fork))
-        if self._fork is None:
-            self._fork = start
-        else:
-            self._successor = start
+        self._fork = _Start(fork, self._starter.submit(self._queries.start_fork, fork))
 
     def extend(self, order: ExtendFork, planned: Sequence[tuple[int, tuple[PlannedPiece, ...]]]) -> None:
         """Let the fork have the buckets. One that cannot be fed, since the disk is full, has failed like any other:
@@ -123,7 +119,6 @@ class ForkRunner:
         current = self._fork
         if current is None or current.started is None or order.fork != current.id:
             return
-        self._forget_successor()
         try:
             self._feed(current.started, order, planned)
         except (OSError, StorageError) as error:
@@ -131,19 +126,27 @@ class ForkRunner:
 
     def _feed(self, fork: Fork, order: ExtendFork, planned: Sequence[tuple[int, tuple[PlannedPiece, ...]]]) -> None:
         """Rule 2."""
-        if self._plan is None:
-            first = next(b.bucket for b in order.buckets if b.emit) * self._size
+        seen = [bucket for bucket in order.buckets if bucket.emit]
+        if seen and not self._branched:
             # Where main's results end that come of the input before: a join's lie behind its input.
-            root_us = closed_until(self._queries.promised_us(first), self._output.definition.bucket_us)
+            promised_us = self._queries.promised_us(seen[0].bucket * self._size)
             self._drop_branch()
-            self._output.create_branch(root_us, id=fork.branch, pending=fork.waiting.since(root_us))
+            self._output.create_branch(closed_until(promised_us, self._output.definition.bucket_us), id=fork.branch)
+            self._branched = True
+        if self._plan is None:
             self._plan = PlanWriter(fork.plan)
-        note_worth(self._output.folder, [self._worth(bucket) for bucket in order.buckets if bucket.emit])
-        self._plan.append(planned)
+            self._spans = SpanWorth(self._queries.span_us, self._size)
+        worths = [self._worth(bucket) for bucket in order.buckets]
+        if seen:
+            told = [worth for worth, bucket in zip(worths, order.buckets, strict=True) if bucket.emit]
+            note_worth(self._output.folder, told)
+        self._plan.append(planned, self._done_us)
 
     def _worth(self, given: TentativeBucket) -> Worth:
         inputs = tuple(part.stream for part in given.parts if part.lane is not None)
-        return Worth(given.bucket * self._size // self._output.definition.bucket_us, round(given.worth, 4), inputs)
+        mean, least, missing = self._spans.of(given)
+        bucket = given.bucket * self._size // self._output.definition.bucket_us
+        return Worth(bucket, round(mean, 4), inputs, round(least, 4), missing)
 
     def stop(self, order: StopFork) -> None:
         if self._fork is not None and order.fork == self._fork.id:
@@ -165,7 +168,7 @@ class ForkRunner:
         try:
             found = self._branch.refresh()
             if found is not None and self._branch.log is not None:
-                self.counts.standing_tuples = self._branch.log.rows
+                self.counts.standing_tuples = self._branch.log.rows + self._branch.cut_rows
         except (HoldfastError, OSError) as error:
             self._log.debug("the tentative branch cannot be counted: %s", error)
 
@@ -173,14 +176,9 @@ class ForkRunner:
         if self._plan is not None:
             self._plan.close()
         ended, self._fork, self._plan = self._fork, None, None
-        self._forget_successor()
+        self._branched, self._done_us = False, BEGINNING_US
         if ended is not None:
             self._let_go(ended)
-
-    def _forget_successor(self) -> None:
-        forgotten, self._successor = self._successor, None
-        if forgotten is not None:
-            self._let_go(forgotten)
 
     def _let_go(self, ended: _Start) -> None:
         """Rule 1."""
@@ -209,8 +207,6 @@ class ForkRunner:
             return ForkFailed(fork)
         if self._fork is None:
             return None
-        if self._successor is not None:
-            return self._poll_successor(self._successor, now_us)
         current = self._fork
         if current.started is not None and now_us >= self._health_us:
             self._health_us = now_us + HEALTH_US
@@ -223,10 +219,9 @@ class ForkRunner:
         progress = self._queries.progress(self._batch, current.started)
         if progress is None or progress.until_us is None:
             return None
-        self._batch = progress.batch_id
-        if self._plan is None:
-            return None
-        self._count_branch()
+        self._batch, self._done_us = progress.batch_id, progress.until_us
+        if self._branched:
+            self._count_branch()
         return ForkCompleted(current.id, progress.until_us // self._size)
 
     def _poll_start(self, start: _Start, now_us: int) -> ForkSignal | None:
@@ -236,21 +231,6 @@ class ForkRunner:
         except Exception as error:
             self._fail(now_us, error)
             return None
-
-    def _poll_successor(self, start: _Start, now_us: int) -> ForkSignal | None:
-        """Rule 4."""
-        try:
-            prepared = self._prepared(start, now_us)
-        except Exception as error:
-            self._log.warning("fork %d failed, and the one before it stays: %s", start.id, error)
-            self.counts.failed += 1
-            self._forget_successor()
-            return ForkFailed(start.id)
-        if prepared is not None:
-            before, self._fork, self._successor = self._fork, start, None
-            if before is not None:
-                self._let_go(before)
-        return prepared
 
     def _prepared(self, start: _Start, now_us: int) -> ForkPrepared | None:
         """Word that it could run a batch, once it could. Raises what it failed of."""

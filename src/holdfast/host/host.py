@@ -8,8 +8,11 @@ Rules:
 3. A host without nodes only serves the sources that lie on it, and starts no engine; one that takes guests does.
 4. Streams lie below the root, everything else below `.holdfast` there.
 5. A replica that a full disk or the like has stopped is set up again after a while, for as long as it takes: somebody
-   will make room, and nobody should have to restart the others for that.
+   will make room, and nobody should have to restart the others for that. One that has nothing to go on from, or whose
+   inputs no longer reach back, is rebuilt from a twin where there is one (`holdfast.host.rebuild`).
 6. A host whose engine has ended ends as well: whoever watches processes can start it again, and nobody else could.
+7. When the deployment changes, what it no longer places here stops, what is new is set up, and all others go on as they
+   are, with the neighbours that they have now (`holdfast.host.reload`).
 """
 
 from __future__ import annotations
@@ -22,26 +25,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
-
+from holdfast.checkpoint.store_measures import by_store, deadlines
 from holdfast.clock import monotonic_us
 from holdfast.diagram import NodeSpec
 from holdfast.engine import Engine, NodeQueries, create_output
 from holdfast.host.catalog import Catalog, replica_name
 from holdfast.host.controller import Controller
+from holdfast.host.fault_orders import carry_out, links_cut
 from holdfast.host.fork_runner import HEALTH_US
 from holdfast.host.intake import Intake
 from holdfast.host.link import CutLink, Cuts, HttpLink, Link, LocalLink, Token
 from holdfast.host.log_lines import ReplicaLog
 from holdfast.host.mirrored_intake import copies_of
 from holdfast.host.network import Network, SourceVoice
-from holdfast.host.replica_status import SPARK_PLANS, SPARK_STARTS, Wait, waiting
+from holdfast.host.rebuild import Rebuilding, sweep_parcels
+from holdfast.host.replica_status import SPARK_PLANS, SPARK_STARTS, TWIN_HANDS_OVER, Wait, drained, waiting
 from holdfast.host.site import OwnSite, Site
 from holdfast.host.sources import Sources
 from holdfast.host.stream_server import StreamServer
+from holdfast.host.swap import finish_swap, swap_ordered
 from holdfast.inputs.source import SourceSpec
-from holdfast.model.errors import HoldfastError, PeerError, StorageError, UnknownStream, UsageError
-from holdfast.model.time import SECOND_US
+from holdfast.model.errors import HoldfastError, InputLost, PeerError, StorageError, UnknownStream, UsageError
+from holdfast.model.time import BEGINNING_US, SECOND_US
 from holdfast.protocol.dpc.effects import Send
 from holdfast.protocol.dpc.messages import Message, StreamReport
 from holdfast.stream.definition import Definition
@@ -88,11 +93,6 @@ class Replica(Protocol):
         """Let go of files and connections."""
 
 
-class _Fault(msgspec.Struct, forbid_unknown_fields=True):
-    cut: list[str] = []
-    heal: list[str] = []
-
-
 class Host:
     """Runs what the catalog places on the host `name`. `engine` is started when it is first needed."""
 
@@ -113,6 +113,8 @@ class Host:
         self.controllers: dict[str, Replica] = {}
         #: Nodes that run elsewhere (`holdfast.load`): somebody else stands for them here.
         self.absent: set[str] = set()
+        #: Nodes that were stopped here because the host is to be taken down (`holdfast.host.drain`).
+        self.drained: set[str] = set()
         self._voices: dict[str, SourceVoice] = {}
         self._network = Network(name, self.cuts, self._say_abroad)
         self._links: dict[str, Link] = {}
@@ -129,14 +131,14 @@ class Host:
         self._pulsed_us: int | None = None
         #: Nodes that could not be set up, and why.
         self._refused: dict[str, str] = {}
+        #: Whether the deployment was changed since the start: then nobody waits for one any more.
+        self._adopted = False
 
     # -- life --------------------------------------------------------------------------------------------------------
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Run until `stop`."""
-        for stream in self.catalog.sources_on(self.name):
-            self._voices[stream] = SourceVoice(self.store, stream, self.catalog.readers(stream))
-            self._network.add_source(replica_name(stream, self.name), self._voices[stream])
+        self._speak_for_sources()
         nodes = [node for node in self.catalog.nodes_on(self.name) if node.name not in self.absent]
         self.sources.start(partial(self._started_engine, asyncio.get_running_loop()))
         try:
@@ -155,6 +157,60 @@ class Host:
                 await asyncio.sleep(PULSE_S)
         finally:
             await self._close()
+
+    def _speak_for_sources(self) -> None:
+        """Of the sources that lie here, to those who read them."""
+        here = self.catalog.sources_on(self.name)
+        for stream in [stream for stream in self._voices if stream not in here]:
+            self._network.remove_source(replica_name(stream, self.name))
+            self._voices.pop(stream).close()
+        for stream in here:
+            if stream in self._voices:
+                self._voices[stream].replan(self.catalog.readers(stream))
+            else:
+                self._voices[stream] = SourceVoice(self.store, stream, self.catalog.readers(stream))
+                self._network.add_source(replica_name(stream, self.name), self._voices[stream])
+
+    async def adopt(self, catalog: Catalog) -> None:
+        """The deployment was changed (rule 7). Whether what stays may stay as it is, is the caller's affair."""
+        before, self.catalog = self.catalog, catalog
+        self._adopted = True
+        for host in list(self._links):
+            if host not in catalog.hosts or (host != self.name and before.spec_of(host) != catalog.spec_of(host)):
+                await self._links.pop(host).close()
+        self._speak_for_sources()
+        ran = {node.name for node in before.nodes_on(self.name)}
+        runs = {node.name: node for node in catalog.nodes_on(self.name)}
+        for name in ran - runs.keys():
+            await self._remove(name)
+        for name, node in runs.items():
+            stand = self.controllers.get(replica_name(name, self.name))
+            if name not in ran or name in self.drained:
+                self.drained.discard(name)
+                self._setups[name] = asyncio.ensure_future(self.set_up_own(node))
+            elif isinstance(stand, Controller):
+                stand.replan(catalog.plan_of(name, self.name, stand.plan.bucket_us))
+
+    async def _remove(self, node: str) -> None:
+        """It runs here no more. Its files stay: somebody may still want the stream."""
+        setting_up = self._setups.pop(node, None)
+        if setting_up is not None:
+            setting_up.cancel()
+            await asyncio.gather(setting_up, return_exceptions=True)
+        self._refused.pop(node, None)
+        self._waits.pop(node, None)
+        self.drained.discard(node)
+        await self.take_down(replica_name(node, self.name))
+
+    async def drain(self, node: str) -> None:
+        """It runs here no more, until the deployment is read again or the host starts anew."""
+        await self._remove(node)
+        self.drained.add(node)
+
+    def resume(self, node: str) -> None:
+        """It runs here again, as it is in the catalog, after `drain`."""
+        self.drained.discard(node)
+        self._setups[node] = asyncio.ensure_future(self.set_up_own(self.catalog.diagram.node(node)))
 
     def stop(self) -> None:
         """End `run` soon. Call it in the loop's thread."""
@@ -193,7 +249,7 @@ class Host:
         for name, task in self._setups.items():
             if name in self._refused or not task.done() or task.cancelled() or (error := task.exception()) is None:
                 continue
-            alone = len(self._refused) + 1 == len(self._setups)
+            alone = len(self._refused) + 1 == len(self._setups) and not self._adopted
             if alone or self.catalog.deployment is None or not isinstance(error, HoldfastError):
                 raise error
             ReplicaLog(log, replica_name(name, self.name)).error("cannot be set up: %s", error)
@@ -209,16 +265,19 @@ class Host:
 
     async def _set_up_again(self, node: NodeSpec, failed: Controller) -> None:
         closed = False
+        rebuild = failed.lacks_input
+        pause_s = 0.0 if rebuild else self.return_s
         while True:
-            await asyncio.sleep(self.return_s)
+            await asyncio.sleep(pause_s)
+            pause_s = self.return_s
             try:
                 if not closed:
                     await asyncio.get_running_loop().run_in_executor(None, failed.stop_queries)
                     failed.close()
                     closed = True
-                await self.set_up_own(node)
+                await self.set_up(OwnSite(self, node), rebuild=rebuild)
                 return
-            except (StorageError, OSError) as error:
+            except (StorageError, InputLost, OSError) as error:
                 ReplicaLog(log, failed.plan.replica).error("still cannot go on: %s", error)
 
     async def _close(self) -> None:
@@ -255,12 +314,13 @@ class Host:
         """A node of this host's application."""
         await self.set_up(OwnSite(self, node))
 
-    async def set_up(self, site: Site) -> None:
-        """Rule 2."""
+    async def set_up(self, site: Site, *, rebuild: bool = False) -> None:
+        """Rule 2. `rebuild`: what it has to go on from is of no use any more (rule 5)."""
         node = site.node
         definitions = [await site.definition(stream, partial(self._wait, node)) for stream in node.inputs]
         bucket_us = max(d.bucket_us for d in definitions)
         for d in definitions:
+            d.require_replay(f"node {node.name}, which reads it,")
             if bucket_us % d.bucket_us:
                 raise UsageError(
                     f"the inputs of node {node.name} must have buckets that fit into each other; {d.name} has "
@@ -268,18 +328,24 @@ class Host:
                 )
         Disk().make_dir(site.home)
         shutil.rmtree(copies_of(site.mirrors), ignore_errors=True)
+        sweep_parcels(site.home)
+        if swap_ordered(site.home):
+            finish = partial(finish_swap, self.engine, site.home, site.store.open(node.output))
+            await asyncio.get_running_loop().run_in_executor(None, finish)
         if node.output_schema is not None:
             create_output(site.store, node, node.output_schema, node.bucket_us or bucket_us)
         self._wait(node, SPARK_STARTS)
         await self.start_engine()
         self._wait(node, SPARK_PLANS)
-        self.add(site.replica, await self._controller(site, definitions, bucket_us))
+        self.add(site.replica, await self._controller(site, definitions, bucket_us, rebuild))
         ReplicaLog(log, site.replica).info("set up, reading %s", ", ".join(node.inputs))
 
     def _wait(self, node: NodeSpec, wait: Wait) -> None:
         self._waits[node.name] = wait
 
-    async def _controller(self, site: Site, definitions: Sequence[Definition], bucket_us: int) -> Controller:
+    async def _controller(
+        self, site: Site, definitions: Sequence[Definition], bucket_us: int, rebuild: bool
+    ) -> Controller:
         intakes: dict[str, Intake] = {}
         preparing: asyncio.Future[tuple[NodeQueries, Stream]] | None = None
         try:
@@ -288,6 +354,10 @@ class Host:
             prepare = partial(self._queries, site, [i.stream for i in intakes.values()], bucket_us)
             preparing = asyncio.get_running_loop().run_in_executor(None, prepare)
             queries, output = await asyncio.shield(preparing)
+            if await self._rebuilt(site, queries, output, rebuild):
+                preparing = asyncio.get_running_loop().run_in_executor(None, prepare)
+                queries, output = await asyncio.shield(preparing)
+            site.before_start(queries)
             return Controller(site.plan(bucket_us), queries, intakes, output, site.home, site.say)
         except BaseException:
             if preparing is not None:
@@ -296,6 +366,22 @@ class Host:
             for intake in intakes.values():
                 intake.close()  # Whoever tries again opens the same files.
             raise
+
+    async def _rebuilt(self, site: Site, queries: NodeQueries, output: Stream, required: bool) -> bool:
+        """Rule 5."""
+        progress, twins = queries.position(), site.twins
+        fresh = (progress.until_us or BEGINNING_US) <= BEGINNING_US and not queries.planned(progress.batch_id + 1)
+        if not twins or not (fresh or required):
+            return False
+        self._wait(site.node, TWIN_HANDS_OVER)
+        twin = await Rebuilding(site, self.engine, output, twins).run()
+        if twin is None and required:
+            raise InputLost(
+                f"{site.replica} must be rebuilt from a twin, since its inputs do not reach back to where it stands; "
+                f"none of {', '.join(twins)} hands anything over now; start one of them"
+            )
+        self._wait(site.node, SPARK_PLANS)
+        return twin is not None
 
     def home_of(self, node: str) -> Path:
         """Where a node of this host keeps what is not a stream."""
@@ -306,6 +392,16 @@ class Host:
         self.controllers[replica] = stand
         self._refused.pop(replica.partition("@")[0], None)
         self._network.add(replica, stand.deliver)
+
+    def overhear(self, replica: str, listener: Replica) -> None:
+        """What is said to a replica of this host is said to the listener as well, until somebody else stands for it."""
+        stand = self.controllers[replica]
+
+        def deliver(sender: str, message: Message) -> None:
+            stand.deliver(sender, message)
+            listener.deliver(sender, message)
+
+        self._network.add(replica, deliver)
 
     async def take_down(self, replica: str) -> None:
         """Nobody stands for the replica any more; what ran for it has stopped."""
@@ -360,7 +456,8 @@ class Host:
             else:
                 spec = self.catalog.spec_of(host)
                 assert self._token is not None
-                link = HttpLink(spec.url, self._token, ca=spec.tls.authority if spec.tls else None, name=self.name)
+                ca = spec.tls.authority if spec.tls else None
+                link = HttpLink(spec.url, self._token, ca=ca, name=self.name, mesh=spec.mesh)
             self._links[host] = CutLink(link, self.cuts, host)
         return self._links[host]
 
@@ -428,8 +525,12 @@ class Host:
     def states(self) -> dict[str, str]:
         """The state of every replica that is here or should be, in a word of `holdfast status`."""
         missing = {replica_name(node.name, self.name): node.name for node in self.catalog.nodes_on(self.name)}
-        states = {replica: "FAILED" if node in self._refused else "WAITING" for replica, node in missing.items()}
+        states = {replica: self._state_of(node) for replica, node in missing.items()}
         return {**states, **{replica: stand.state for replica, stand in self.controllers.items()}}
+
+    def _state_of(self, node: str) -> str:
+        """Of one for which nobody stands."""
+        return "FAILED" if node in self._refused else "DRAINED" if node in self.drained else "WAITING"
 
     def not_ready(self) -> dict[str, str]:
         """Nodes of this host that serve nobody, and their state. Guests are their owners' affair."""
@@ -445,41 +546,18 @@ class Host:
             if node.name in self._refused:
                 why = self._refused[node.name]
                 replicas.append({"replica": replica, "node": node.name, "state": "FAILED", "why": why, "inputs": []})
+            elif node.name in self.drained:
+                replicas.append(drained(replica, node.name))
             elif replica not in self.controllers:
                 replicas.append(waiting(replica, node.name, self._waits.get(node.name, SPARK_STARTS)))
         sources = self.sources.status()
-        return {"host": self.name, "replicas": replicas, "cuts": self._links_cut(), "sources": sources}
+        stores = {store: counts._asdict() for store, counts in by_store().items()}
+        return {"host": self.name, "replicas": replicas, "cuts": links_cut(self), "sources": sources,
+                "stores": stores, "deadlines": deadlines()}  # fmt: skip
 
     def fault(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Cut and heal links: `a-b` between hosts, `stream>host`, as `holdfast fail` sends them."""
-        try:
-            wish = msgspec.convert(order, _Fault)
-        except msgspec.ValidationError as error:
-            raise UsageError(f"a fault must be {{cut: [LINK, …], heal: [LINK, …]}}; {error}") from None
-        heal, cut = ([self._other_end(text) for text in links] for links in (wish.heal, wish.cut))
-        for name in heal:
-            self.cuts.heal(name)
-        for name in cut:
-            self.cuts.cut(name)
-        return {"cuts": self._links_cut()}
-
-    def _links_cut(self) -> list[str]:
-        """As they were ordered, so that whoever reads them can order them healed."""
-        hosts, links = self.catalog.hosts, []
-        for name in self.cuts.names:
-            between = sorted((self.name, name), key=hosts.index) if name in hosts else None
-            links.append("-".join(between) if between else f"{name}>{self.name}")
-        return links
-
-    def _other_end(self, text: str) -> str:
-        """What a link leads to, seen from here."""
-        stream, arrow, host = text.partition(">")
-        if arrow and host == self.name:
-            return stream
-        for other in self.catalog.hosts:
-            if text in (f"{self.name}-{other}", f"{other}-{self.name}"):
-                return other
-        raise UsageError(f"host {self.name} has no link {text!r}; use HOST-HOST or STREAM>{self.name}")
+        """Cut and heal links, as `holdfast fail` sends them."""
+        return carry_out(self, order)
 
 
 def _untold(task: asyncio.Task[None]) -> bool:

@@ -12,18 +12,30 @@ Rules:
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
+from holdfast.clock import monotonic_us
 from holdfast.host.link import Cuts
 from holdfast.host.network import severed
-from holdfast.model.time import BEGINNING_US, END_OF_TIME_US
+from holdfast.model.errors import StorageError
+from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, SECOND_US
 from holdfast.protocol.dpc.effects import Part
 from holdfast.protocol.dpc.signals import Arrival, Disconnected, InputAdvanced, InputGap, Lane
+from holdfast.stream.archive.objects import OnlyArchived
 from holdfast.stream.head import read_head
 from holdfast.stream.reader import LogReader
 from holdfast.stream.store import Stream
 from holdfast.stream.tentative import ALL_ROWS, PlannedPiece
+
+log = logging.getLogger(__name__)
+
+#: An archive that is away is asked again after so long.
+_AGAIN_US = 5 * SECOND_US
+#: Threads are made when they are first needed.
+_threads = ThreadPoolExecutor(2, "holdfast-past")
 
 InputSignal = InputAdvanced | InputGap | Disconnected
 
@@ -130,6 +142,9 @@ class Feed:
         self._reader = LogReader(stream.folder / "main", stream.definition.schema, stream.definition.bucket_us)
         self._told_us = BEGINNING_US
         self._fresh = True
+        self._counting: Future[tuple[int, tuple[Arrival, ...]]] | None = None
+        """A thread that counts what only the archive knows: the loop does not wait for an object store."""
+        self._again_us = 0
 
     def first_us(self) -> int | None:
         """Where the stream begins; None while it says nothing.
@@ -147,17 +162,44 @@ class Feed:
         """Tell from here on; what was told before is told again."""
         self._told_us = from_us
         self._fresh = True
+        self._counting = None  # It counts from where the last one began.
 
     def poll(self) -> tuple[int, tuple[Arrival, ...]] | None:
         """The boundary and what has arrived since the last look; None if there is nothing new."""
         if not self._reader.refresh() and not self._fresh:
             return None
-        self._fresh = False
         since, boundary = self._told_us, self._reader.boundary_us
-        arrivals = count_arrivals(self._reader, since, self._size)
+        self._reader.waits = False
+        try:
+            arrivals = count_arrivals(self._reader, since, self._size)
+        except OnlyArchived:
+            counted = self._counted(since)
+            if counted is None:
+                self._fresh = True
+                return None
+            boundary, arrivals = counted
+        finally:
+            self._reader.waits = True
+        self._fresh = False
         if boundary < END_OF_TIME_US:
             self._told_us = max(since, boundary // self._size * self._size)
         return boundary, arrivals
+
+    def _counted(self, since_us: int) -> tuple[int, tuple[Arrival, ...]] | None:
+        """The boundary and arrivals as a thread has found them; None while it is at it, or the archive is away."""
+        if self._counting is None:
+            if monotonic_us() < self._again_us:
+                return None
+            self._counting = _threads.submit(_count_apart, self.stream, since_us, self._size)
+        if not self._counting.done():
+            return None
+        done, self._counting = self._counting, None
+        try:
+            return done.result()
+        except StorageError as error:
+            log.warning("stream %s: its past cannot be read for now: %s", self.stream.name, error)
+            self._again_us = monotonic_us() + _AGAIN_US
+            return None
 
     def pieces(self, source: int, start_us: int, end_us: int, tuples: int, closed: bool) -> list[PlannedPiece]:
         """Rule 3."""
@@ -165,6 +207,14 @@ class Feed:
 
     def close(self) -> None:
         self._reader.close()
+
+
+def _count_apart(stream: Stream, since_us: int, size_us: int) -> tuple[int, tuple[Arrival, ...]]:
+    reader = stream.reader()
+    try:
+        return reader.boundary_us, count_arrivals(reader, since_us, size_us)
+    finally:
+        reader.close()
 
 
 def count_arrivals(reader: LogReader, since_us: int, size_us: int) -> tuple[Arrival, ...]:

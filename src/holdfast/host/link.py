@@ -22,6 +22,7 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
+from holdfast.host.parcel import Unpacking
 from holdfast.host.stream_server import StreamServer
 from holdfast.host.wire import (
     DEFINITION_BYTES_MAX,
@@ -55,6 +56,8 @@ TRANSFER_S = 30.0
 #: Pulls, each for as long as it waits, and messages share the connections to one host.
 _CONNECTIONS_MAX = 128
 _ERROR_BYTES_MAX = 4096
+#: A parcel may hold gigabytes; whoever sends less than this many bytes in this time has gone.
+PARCEL_CHUNK, PARCEL_CHUNK_S = 1 << 20, 30.0
 
 T = TypeVar("T")
 Deliver = Callable[[str, str, Message], None]
@@ -88,6 +91,14 @@ class Link(ABC):
     @abstractmethod
     async def definition(self, stream: str) -> Definition:
         """What the stream is declared to be."""
+
+    async def report(self, stream: str) -> StreamReport:
+        """How the host's replica of the stream does: a keepalive for readers who are no hosts (figure 4-10)."""
+        raise PeerError(f"nobody says how {stream} does by this way")
+
+    async def take_parcel(self, node: str, into: Unpacking) -> None:
+        """Fetch where the replica of a node on that host stands; it runs on."""
+        raise PeerError(f"nobody hands over where {node} stands by this way")
 
     async def close(self) -> None:  # noqa: B027 - most have nothing to close.
         """Let go of connections."""
@@ -132,11 +143,13 @@ Token = str | Callable[[], str]
 class HttpLink(Link):
     """The way to a host with an address, such as `https://b.example:7411`."""
 
-    def __init__(self, address: str, token: Token, *, ca: Path | None = None, name: str = "") -> None:
+    def __init__(
+        self, address: str, token: Token, *, ca: Path | None = None, name: str = "", mesh: bool = False
+    ) -> None:
         parts = address_parts(address, "http", "https")
         if parts is None:
             raise UsageError(f"a host's address must look like https://name:port; got {address!r}")
-        if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
+        if parts.scheme == "http" and not mesh and not is_loopback(parts.hostname or ""):
             raise UsageError(f"the token must not travel in the clear: {address} needs https, or must be loopback")
         self.address = address.rstrip("/")
         self._token = token
@@ -150,6 +163,8 @@ class HttpLink(Link):
     @property
     def _client(self) -> aiohttp.ClientSession:
         """Made by the first who asks: it belongs to the loop that it is made in."""
+        if self._session is not None and self._session.closed:
+            raise PeerError(f"the link to {self.address} was closed; the host has another address now, or is gone")
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=_CONNECTIONS_MAX, ssl=self._trusted, keepalive_timeout=20)
             self._session = aiohttp.ClientSession(
@@ -167,7 +182,7 @@ class HttpLink(Link):
         self, stream: str, lane: Lane, position: Position, wait_s: float, bytes_max: int = PORTION_BYTES
     ) -> Portion:
         where = {"cursor": position} if isinstance(position, str) else {"from_us": str(position)}
-        asked = {**where, "wait_ms": str(round(wait_s * 1000)), "bytes_max": str(bytes_max)}
+        asked = {**where, "wait_ms": str(round(wait_s * 1000)), "bytes_max": str(bytes_max), "spans": "1"}
         path = f"{_path(stream)}/{lane.name.lower()}"
         data = await self._ask("GET", path, wait_s, PORTION_BYTES_MAX + HEAD_BYTES_MAX, params=asked, kind=PORTION_TYPE)
         portion = decode_portion(data)
@@ -185,8 +200,32 @@ class HttpLink(Link):
             raise PeerError(f"{self.address} defined {definition.name} instead of {stream}; check its address")
         return definition
 
+    async def take_parcel(self, node: str, into: Unpacking) -> None:
+        await self._take_parcel(f"/v1/replicas/{quote(node, safe='')}/parcel", into)
+
+    async def _take_parcel(self, path: str, into: Unpacking) -> None:
+        loop, came = asyncio.get_running_loop(), 0
+        steadily = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=PARCEL_CHUNK_S)
+        try:
+            async with (
+                asyncio.timeout(PARCEL_CHUNK_S) as pace,
+                self._client.get(path, headers=self._shown, timeout=steadily, allow_redirects=False) as answer,
+            ):
+                if answer.status != 200:
+                    why = _said(await answer.content.read(_ERROR_BYTES_MAX))
+                    raise Refused(answer.status, f"{self.address} hands nothing over ({answer.status}): {why}")
+                async for chunk in answer.content.iter_any():
+                    left_s = (pace.when() or 0.0) - loop.time()
+                    pace.reschedule(None)  # Our own disk may take its time.
+                    await loop.run_in_executor(None, into.feed, chunk)
+                    came += len(chunk)
+                    whole, came = came >= PARCEL_CHUNK, came % PARCEL_CHUNK
+                    pace.reschedule(loop.time() + (PARCEL_CHUNK_S if whole else left_s))
+        except (aiohttp.ClientError, TimeoutError) as error:
+            why = str(error) or type(error).__name__
+            raise PeerError(f"{self.address} broke off while it handed over a parcel: {why}") from error
+
     async def report(self, stream: str) -> StreamReport:
-        """How the host's replica of the stream does: a keepalive for readers who are no hosts (figure 4-10)."""
         report = decode_report(await self._ask("GET", f"{_path(stream)}/report", 0, _ERROR_BYTES_MAX))
         if report.stream != stream:
             raise PeerError(f"{self.address} reported on {report.stream} instead of {stream}; check its address")
@@ -349,6 +388,12 @@ class CutLink(Link):
 
     async def definition(self, stream: str) -> Definition:
         return await self._cuts.guard(self._link.definition(stream), self.host, stream)
+
+    async def report(self, stream: str) -> StreamReport:
+        return await self._cuts.guard(self._link.report(stream), self.host, stream)
+
+    async def take_parcel(self, node: str, into: Unpacking) -> None:
+        await self._cuts.guard(self._link.take_parcel(node, into), self.host)
 
     async def close(self) -> None:
         await self._link.close()

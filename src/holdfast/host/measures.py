@@ -21,13 +21,15 @@ from typing import Any, NamedTuple
 
 from holdfast.checkpoint.store_measures import measure as measure_stores
 from holdfast.clock import monotonic_us, now_us
-from holdfast.engine import Query, Reading
+from holdfast.engine import Query, Reading, Recovery
 from holdfast.host.controller import Controller
 from holdfast.host.host import Host, Replica
 from holdfast.metrics.families import FORK_STATES, REPLICA_STATES, SINK_STATES, SOURCE_STATES
 from holdfast.metrics.sheet import Sheet
 from holdfast.model.errors import HoldfastError
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, SECOND_US
+from holdfast.stream.archive.archiver import ArchiveState, Lag, archive_lag, archive_state
+from holdfast.stream.archive.catalog import Catalog, read_note
 from holdfast.stream.head import Head, read_head
 from holdfast.stream.merge import FOREVER_US
 from holdfast.stream.reader import LogReader
@@ -50,6 +52,8 @@ class LogSize(NamedTuple):
     head: Head
     waits: bool
     bound_bytes: int | None
+    archive: tuple[Catalog | None, Lag, ArchiveState] | None
+    """What it has, what waits, and how the last attempt ended; None without an archive."""
 
 
 class _Look(NamedTuple):
@@ -76,6 +80,8 @@ class Measures:
         self._at_disk: asyncio.Future[tuple[dict[str, LogSize | None], tuple[int, int] | None]] | None = None
         self._at_engine: asyncio.Future[dict[str, Reading]] | None = None
         self._seen = _Look({}, None, {})
+        #: What a second of input takes each replica, by the last batch that told how much it read.
+        self._pace: dict[str, float] = {}
 
     async def sheet(self) -> Sheet:
         """Everything, as of now. Call it in the host's loop."""
@@ -83,7 +89,11 @@ class Measures:
         sheet = Sheet()
         _host(sheet, self._host, self._seen)
         for replica, state in self._host.states().items():
-            _replica(sheet, replica, state, self._host.controllers.get(replica), self._seen.readings.get(replica))
+            reading = self._seen.readings.get(replica)
+            if reading is not None and reading.span_us:
+                self._pace[replica] = reading.busy_ms * 1000 / reading.span_us
+            controller = self._host.controllers.get(replica)
+            _replica(sheet, replica, state, controller, reading, self._pace.get(replica))
         for stream, size in self._seen.logs.items():
             _stream(sheet, stream, size)
         for sink in self._sinks():
@@ -164,10 +174,11 @@ class _Logs:
             if reader is None:
                 reader = self._readers[name] = stream.reader()
             reader.refresh()
-            main, bound = stream.folder / "main", stream.definition.bound
+            main, bound, url = stream.folder / "main", stream.definition.bound, stream.definition.archive
             return LogSize(
                 reader.size_bytes, reader.rows, reader.boundary_us, reader.closed, read_head(main),
                 waits_for(main) is not None, None if bound is None else bound.bytes,
+                None if url is None else (read_note(main), archive_lag(main), archive_state(main)),
             )  # fmt: skip
         except (HoldfastError, OSError) as error:
             log.debug("stream %s cannot be measured: %s", name, error)
@@ -207,7 +218,9 @@ def _host(sheet: Sheet, host: Host, seen: _Look) -> None:
         sheet.put("holdfast_host_disk_free_bytes", seen.disk[1])
 
 
-def _replica(sheet: Sheet, replica: str, state: str, controller: Replica | None, reading: Reading | None) -> None:
+def _replica(
+    sheet: Sheet, replica: str, state: str, controller: Replica | None, reading: Reading | None, pace: float | None
+) -> None:
     labels = {"node": replica.partition("@")[0], "replica": replica}
     sheet.put_state("holdfast_replica_state", REPLICA_STATES, state, **labels)
     if not isinstance(controller, Controller):
@@ -216,13 +229,19 @@ def _replica(sheet: Sheet, replica: str, state: str, controller: Replica | None,
     _promise(sheet, controller, now, labels)
     _fork(sheet, controller, now, labels)
     if controller.core is not None and controller.trouble is None:
-        _position(sheet, controller, now, labels)
+        _position(sheet, controller, now, pace, reading, labels)
     if reading is not None:
         sheet.put("holdfast_query_batch_seconds", reading.busy_ms / 1000, **labels)
         sheet.put("holdfast_query_batch_tuples", reading.rows, **labels)
         sheet.put("holdfast_query_state_bytes", reading.state_bytes, **labels)
         for part, took_ms in reading.parts_ms.items():
             sheet.put("holdfast_query_batch_part_seconds", took_ms / 1000, part=part, **labels)
+        if (work := reading.work) is not None:
+            sheet.put("holdfast_query_seen_batches_total", work.batches, **labels)
+            sheet.put("holdfast_query_seconds_total", work.busy_ms / 1000, **labels)
+            sheet.put("holdfast_query_tuples_total", work.rows, **labels)
+            for part, took_ms in work.parts_ms.items():
+                sheet.put("holdfast_query_part_seconds_total", took_ms / 1000, part=part, **labels)
 
 
 def _promise(sheet: Sheet, controller: Controller, now: int, labels: dict[str, str]) -> None:
@@ -262,7 +281,9 @@ def _fork(sheet: Sheet, controller: Controller, now: int, labels: dict[str, str]
     sheet.put("holdfast_replica_corrected_tuples_total", counts.undone_tuples, **labels)
 
 
-def _position(sheet: Sheet, controller: Controller, now: int, labels: dict[str, str]) -> None:
+def _position(
+    sheet: Sheet, controller: Controller, now: int, pace: float | None, reading: Reading | None, labels: dict[str, str]
+) -> None:
     core = controller.core
     assert core is not None
     size, sunion = core.plan.bucket_us, core.inputs.sunion
@@ -274,6 +295,11 @@ def _position(sheet: Sheet, controller: Controller, now: int, labels: dict[str, 
     if controller.relied_us is not None:
         extent = _span(controller.relied_us, stable_us)
         sheet.put_known("holdfast_replica_checkpoint_extent_seconds", extent, **labels)
+        recovery = None if reading is None else reading.recovery
+        if recovery is not None:
+            _recovery(sheet, recovery, labels)
+        elif extent is not None and pace is not None:
+            sheet.put("holdfast_replica_recovery_estimate_seconds", extent * pace, **labels)
     for stream, upstream in core.inputs.upstreams.items():
         boundary_us, of = sunion.inputs[stream].main_us, {**labels, "stream": stream}
         sheet.put("holdfast_input_failing", upstream.failing, **of)
@@ -283,6 +309,18 @@ def _position(sheet: Sheet, controller: Controller, now: int, labels: dict[str, 
         moved_us = controller.counts.moved_us.get(stream)
         if moved_us is not None and boundary_us < END_OF_TIME_US:
             sheet.put("holdfast_input_boundary_age_seconds", _s(now - moved_us), **of)
+
+
+def _recovery(sheet: Sheet, recovery: Recovery, labels: dict[str, str]) -> None:
+    """By the operator's own measure."""
+    sheet.put("holdfast_replica_recovery_estimate_seconds", recovery.recovery_estimate_s, **labels)
+    sheet.put_known("holdfast_replica_recovery_goal_seconds", recovery.recover_within_s, **labels)
+    sheet.put_known("holdfast_replica_recovery_last_seconds", recovery.last_recovery_s, **labels)
+    sheet.put("holdfast_replica_checkpoint_windows", recovery.windows, **labels)
+    sheet.put("holdfast_replica_checkpoint_period_seconds", recovery.period_s, **labels)
+    sheet.put("holdfast_replica_checkpoint_bytes", recovery.bytes, **labels)
+    for kind, records in (("gopen", recovery.opened), ("gcheck", recovery.checked), ("r", recovery.closed)):
+        sheet.put("holdfast_replica_checkpoint_records", records, kind=kind, **labels)
 
 
 def _stream(sheet: Sheet, stream: str, size: LogSize | None) -> None:
@@ -297,6 +335,15 @@ def _stream(sheet: Sheet, stream: str, size: LogSize | None) -> None:
     sheet.put("holdfast_stream_removed_tuples_total", size.head.removed_rows, stream=stream)
     sheet.put("holdfast_stream_removed_bytes_total", size.head.removed_bytes, stream=stream)
     sheet.put("holdfast_stream_retention_waiting", size.waits, stream=stream)
+    if size.archive is not None:
+        note, lag, state = size.archive
+        lag_us = 0 if lag.since_us is None else max(0, now_us() - lag.since_us)
+        sheet.put("holdfast_stream_archived_bytes", 0 if note is None else note.bytes, stream=stream)
+        sheet.put("holdfast_stream_archived_tuples", 0 if note is None else note.rows, stream=stream)
+        sheet.put("holdfast_stream_archive_waiting_bytes", lag.bytes, stream=stream)
+        sheet.put("holdfast_stream_archive_lag_seconds", _s(lag_us), stream=stream)
+        sheet.put("holdfast_stream_archive_failing", state.error is not None, stream=stream)
+        sheet.put("holdfast_stream_archive_errors_total", state.errors_total, stream=stream)
 
 
 def _sink(sheet: Sheet, said: dict[str, Any]) -> None:
@@ -314,6 +361,7 @@ def _source(sheet: Sheet, said: dict[str, Any]) -> None:
     for name, word in (
         ("holdfast_source_rows_total", "rows"), ("holdfast_source_late_rows_total", "late"),
         ("holdfast_source_dead_rows_total", "dead"), ("holdfast_source_lag_records", "lag"),
+        ("holdfast_source_lag_bytes", "lag_bytes"),
     ):  # fmt: skip
         sheet.put_known(name, said.get(word), stream=stream)
 

@@ -43,11 +43,14 @@ _TELL_S = 0.5
 _RETRY_S = 1.0
 #: A host says something every second; its looks may take a while on a busy machine.
 _QUIET_S = 20.0
+#: A host lets its readers go before it answers (`drain`).
+_DRAIN_S = 120.0
 #: The document of some ten thousand replicas (rule 4).
 _EVENT_BYTES_MAX = 32 << 20
 _ANSWER_BYTES_MAX = 4 << 20
 _EMPTY: Mapping[str, Any] = {
     "app": "", "nodes": {}, "streams": {}, "live": {}, "replicas": {}, "cuts": [], "sources": {}, "sinks": {},
+    "stores": {}, "deadlines": {}, "readers": {},
 }  # fmt: skip
 
 
@@ -163,10 +166,10 @@ class MergedConsole:
             "load": next((one["load"] for one in said if one.get("load")), None),
             "down": {name: why for name, (why, _) in self._down.items()},
         }  # fmt: skip
-        for part in ("live", "replicas", "sources", "sinks"):
+        for part in ("live", "replicas", "sources", "sinks", "stores", "deadlines", "readers"):
             merged[part] = {}
             for one in reversed(said):  # Of a stream with several producers, the first host's counts are shown.
-                merged[part] |= one[part]
+                merged[part] |= one.get(part, {})  # A host of an earlier version may not tell of it.
         for name, node in merged["nodes"].items():
             for replica in node["replicas"]:
                 host = replica.rpartition("@")[2]
@@ -229,7 +232,29 @@ class MergedConsole:
 
     def doors(self) -> list[Door]:
         """Beside those of every console."""
-        return [Door("/v1/move", "POST", self._move)]
+        return [
+            Door("/v1/move", "POST", self._move),
+            Door("/v1/drain", "POST", self._drain),
+            Door("/v1/streams/{name}/acks", "POST", self._acknowledge),
+        ]
+
+    async def _drain(self, request: Request) -> Response:
+        order = msgspec.json.decode(await body_of(request))
+        host = order.get("host") if isinstance(order, dict) else None
+        if host not in self._hosts:
+            raise UsageError(f"drain must name a host of {', '.join(self._names)}; got {host!r}")
+        await self._order(self._hosts[host], "/v1/drain", {}, _DRAIN_S)
+        return JSONResponse({})
+
+    async def _acknowledge(self, request: Request) -> Response:
+        """On every host that has the stream: each removes what its own readers have acknowledged."""
+        name, order = str(request.path_params["name"]), msgspec.json.decode(await body_of(request))
+        having = [host for host in self._names if name in self._said.get(host, _EMPTY)["live"]]
+        if not having:
+            raise UnknownStream(f"no host in reach has stream {name}; `holdfast status` shows which are up")
+        for host in having:
+            await self._order(self._hosts[host], f"/v1/streams/{quote(name, safe='')}/acks", order)
+        return JSONResponse({})
 
     async def _move(self, request: Request) -> Response:
         order = msgspec.json.decode(await body_of(request))
@@ -240,10 +265,13 @@ class MergedConsole:
                 return JSONResponse({})
         raise UsageError(f"no host in reach shares the load of {task!r}; check the name")
 
-    async def _order(self, spec: HostSpec, path: str, order: Any) -> None:
+    async def _order(self, spec: HostSpec, path: str, order: Any, wait_s: float = _QUIET_S) -> None:
         headers = {"Authorization": f"Bearer {self._acting() if self._acting else ''}"}
+        limit = aiohttp.ClientTimeout(total=None, sock_connect=2, sock_read=wait_s)
         try:
-            async with self._session(spec).post(path, json=order, headers=headers, allow_redirects=False) as answer:
+            async with self._session(spec).post(
+                path, json=order, headers=headers, allow_redirects=False, timeout=limit
+            ) as answer:
                 body = await answer.content.read(64 << 10)
                 if answer.status != 200:
                     raise PeerError(f"host {spec.name!r} refused: {body.decode(errors='replace')[:500]}")

@@ -24,12 +24,13 @@ import msgspec
 from holdfast.clock import Clock, now_us
 from holdfast.host.link import Link
 from holdfast.host.replica_log import Held, Place
-from holdfast.host.wire import Portion, Position, shape_of
+from holdfast.host.wire import Portion, Position, same_columns
 from holdfast.model.errors import UsageError
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US
 from holdfast.protocol.dpc.signals import Arrival, Lane
-from holdfast.stream.definition import Definition, Retention
+from holdfast.stream.definition import COLUMNS_FORMAT, Definition, Retention
 from holdfast.stream.disk import Disk, VolatileDisk
+from holdfast.stream.frame import FORMAT_VERSION
 from holdfast.stream.head import read_head
 from holdfast.stream.sealed import seal, unseal
 from holdfast.stream.store import Stream
@@ -142,13 +143,27 @@ def _adopted(folder: Path, definition: Definition, disk: Disk) -> Definition:
     except FileNotFoundError:
         disk.make_dir(folder / "main")
         # How long the origin keeps its tuples is the origin's affair; here the readers decide.
-        present = msgspec.structs.replace(definition, retention=Retention(), bound=None)
+        present = msgspec.structs.replace(
+            definition,
+            retention=Retention(),
+            bound=None,
+            persist="always",
+            archive=None,
+            archive_retention=Retention(),
+            format=COLUMNS_FORMAT if definition.first_arrow else FORMAT_VERSION,
+        )
         disk.replace_file(path, seal(present))
-    if present.name != definition.name or shape_of(present) != shape_of(definition):
+    if present.name != definition.name or not same_columns(present, definition):
         raise UsageError(
             f"{folder} mirrors stream {present.name} ({present.columns}); asked for {definition.name} "
             f"({definition.columns}); choose another folder or remove this one"
         )
+    if len(definition.schema) > len(present.schema):  # Added at the origin since; another replica may not know yet.
+        present = msgspec.structs.replace(
+            present, columns=definition.columns, arrow=definition.arrow, first_arrow=definition.first_arrow,
+            format=COLUMNS_FORMAT,
+        )  # fmt: skip
+        disk.replace_file(path, seal(present))
     return present
 
 
@@ -171,7 +186,9 @@ class Copy:
     """The volatile local copy of one replica's branch, or of its main near the end."""
 
     def __init__(self, folder: Path, definition: Definition, *, clock: Clock = now_us) -> None:
-        self.folder, self.definition, self._clock = Path(folder).absolute(), definition, clock
+        self.folder, self._clock = Path(folder).absolute(), clock
+        # The archive is the origin's: nothing here would ever be in it, and so go.
+        self.definition = msgspec.structs.replace(definition, archive=None)
         shutil.rmtree(self.folder, ignore_errors=True)  # A fork that could still read it died with its process.
         os.makedirs(self.folder)
         self._incarnations: list[_Incarnation] = []
@@ -234,7 +251,8 @@ class Copy:
         else:
             for bucket in worth:
                 totals.setdefault(bucket, 0)
-        arrivals = tuple(Arrival(b, totals[b], worth.get(b, 1.0)) for b in sorted(totals))
+        spans = {span.bucket: (span.least, span.missing) for span in portion.spans}
+        arrivals = tuple(Arrival(b, totals[b], worth.get(b, 1.0), *spans.get(b, ())) for b in sorted(totals))
         if not arrivals and current.held.boundary_us <= before:
             return None
         return Advance(current.held.boundary_us, arrivals, None, portion.branch)

@@ -60,7 +60,7 @@ class MirroredIntake(Intake):
         self._copies: dict[tuple[str, Lane], Copy] = {}
         self._tasks: dict[tuple[str, Lane], asyncio.Task[None]] = {}
         self._news: deque[InputSignal] = deque()
-        self._totals: dict[tuple[str, Lane], dict[int, tuple[int, float]]] = {}
+        self._totals: dict[tuple[str, Lane], dict[int, Arrival]] = {}
         self._first_us: int | None = None
         self._lost_us = BEGINNING_US
         self._finding = asyncio.ensure_future(self._find_first(producers)) if producers else None
@@ -163,11 +163,11 @@ class MirroredIntake(Intake):
             return arrivals
         totals = self._totals[key]
         for arrival in arrivals:
-            totals[arrival.bucket] = (arrival.tuples, arrival.worth)
+            totals[arrival.bucket] = arrival
         told = []
         for bucket in sorted({arrival.bucket // ratio for arrival in arrivals}):
             within = [totals[b] for b in range(bucket * ratio, (bucket + 1) * ratio) if b in totals]
-            told.append(Arrival(bucket, sum(n for n, _ in within), min(worth for _, worth in within)))
+            told.append(_together(bucket, within))
         for old in [b for b in totals if b < (told[-1].bucket - 1) * ratio] if told else []:
             del totals[old]
         return tuple(told)
@@ -207,3 +207,10 @@ class MirroredIntake(Intake):
         self._mirror.close()
         for copy in self._copies.values():
             copy.close()
+
+
+def _together(bucket: int, within: list[Arrival]) -> Arrival:
+    """What has arrived of a bucket of the node, in several of the stream."""
+    least = [arrival.worth if arrival.least is None else arrival.least for arrival in within]
+    missing = tuple(dict.fromkeys(name for arrival in within for name in arrival.missing))
+    return Arrival(bucket, sum(a.tuples for a in within), min(a.worth for a in within), min(least), missing)

@@ -39,6 +39,13 @@ class SourceVoice:
         self._acks: ReaderAcks | None = None
         self._buffer = Buffer(OutputPlan(stream, (), readers), BEGINNING_US)
 
+    def replan(self, readers: tuple[str, ...]) -> None:
+        """Others read it now."""
+        self._readers = readers
+        self._buffer.replan(OutputPlan(self._stream, (), readers))
+        if readers and self._acks is None and self._reader is not None:
+            self._acks = ReaderAcks(self._store.open(self._stream))
+
     def answer(self, sender: str, message: Message) -> KeepaliveReply | None:
         """What there is to say to a message, if anything."""
         if isinstance(message, KeepaliveRequest):
@@ -90,6 +97,9 @@ class Network:
 
     def add_source(self, name: str, voice: SourceVoice) -> None:
         self._voices[name] = voice
+
+    def remove_source(self, name: str) -> None:
+        self._voices.pop(name, None)
 
     def say(self, sender: str, send: Send) -> None:
         """What a replica of this host says."""

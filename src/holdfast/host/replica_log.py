@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from holdfast.clock import Clock
@@ -29,11 +30,12 @@ from holdfast.stream.acks import acknowledge
 from holdfast.stream.definition import Definition, Retention
 from holdfast.stream.disk import Disk
 from holdfast.stream.frame import checksum
-from holdfast.stream.head import Head, read_head, write_head
+from holdfast.stream.head import alone, read_head, write_head
 from holdfast.stream.index import Fields
 from holdfast.stream.losses import Loss, add_losses
 from holdfast.stream.reader import LogReader
-from holdfast.stream.retention import alone, retain
+from holdfast.stream.record import State
+from holdfast.stream.retention import retain
 from holdfast.stream.untrusted import check_events
 from holdfast.stream.writer import Event, LogWriter
 
@@ -54,13 +56,18 @@ class Place(NamedTuple):
 class Held:
     """A log with one writer, its own reader, and the memory of its open buckets."""
 
-    def __init__(self, folder: Path, definition: Definition, disk: Disk, clock: Clock) -> None:
+    def __init__(
+        self, folder: Path, definition: Definition, disk: Disk, clock: Clock, *, takeover: bool = False,
+        begin: State | None = None,
+    ) -> None:  # fmt: skip
+        """`takeover`: whoever else writes there is fenced. `begin`: where a log that has nothing begins."""
         self.folder, self.definition, self._disk, self._clock = folder, definition, disk, clock
         self._shape = shape_of(definition)
         self._lock = threading.Lock()
         self._closed = False
-        self._writer = LogWriter.open(folder, definition.id_bytes, now_us=clock(), disk=disk,
-                                      segment_bytes=min(SEGMENT_BYTES, definition.segment_bytes))  # fmt: skip
+        size = min(SEGMENT_BYTES, definition.segment_bytes)
+        self._writer = LogWriter.open(folder, definition.id_bytes, now_us=clock(), disk=disk, segment_bytes=size,
+                                      takeover=takeover, begin=begin)  # fmt: skip
         self.reader = LogReader(folder, definition.schema, definition.bucket_us)
         self.reader.refresh()
         self._needed_us = BEGINNING_US
@@ -173,9 +180,7 @@ class Held:
         with alone(self.folder):
             head = read_head(self.folder)
             if head.removed_until_us < first_us:
-                write_head(self.folder, Head(first_base_seq=head.first_base_seq, removed_until_us=first_us,
-                                             removed_rows=head.removed_rows, removed_bytes=head.removed_bytes),
-                           self._disk)  # fmt: skip
+                write_head(self.folder, msgspec.structs.replace(head, removed_until_us=first_us), self._disk)
         size = self.definition.bucket_us
         self._unproven = {id: {b for b in open if b * size >= first_us} for id, open in self._unproven.items()}
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+from holdfast.engine import Recovery
 from holdfast.model.time import END_OF_TIME_US, duration_text
 from holdfast.protocol.dpc.node import NodeCore
 from holdfast.protocol.dpc.states import NodeState
@@ -27,6 +28,7 @@ class Wait(NamedTuple):
 
 SPARK_STARTS = Wait("spark", "Spark starts")
 SPARK_PLANS = Wait("spark", "Spark plans the query")
+TWIN_HANDS_OVER = Wait("replay", "it is rebuilt from a twin")
 QUERY_STARTS = Wait("spark", "Spark starts the query")
 FIRST_BATCH = Wait("spark", "the query works on its first batch")
 
@@ -70,6 +72,11 @@ def recovery(core: NodeCore) -> Wait | None:
     return Wait("replay", f"it reads what it missed of its inputs: {duration_text(behind_us)} to go")
 
 
+def drained(replica: str, node: str) -> dict[str, Any]:
+    """A replica that was stopped because its host is to be taken down."""
+    return {"replica": replica, "node": node, "state": "DRAINED", "why": "its host was drained", "inputs": []}
+
+
 def waiting(replica: str, node: str, wait: Wait) -> dict[str, Any]:
     """The status of a replica that has no core yet."""
     return {
@@ -81,7 +88,7 @@ def failed(replica: str, node: str, why: str) -> dict[str, Any]:
     return {"replica": replica, "node": node, "state": "FAILED", "why": why, "inputs": []}
 
 
-def status_of(core: NodeCore, fork: str, wait: Wait | None) -> dict[str, Any]:
+def status_of(core: NodeCore, fork: str, wait: Wait | None, checkpoints: Recovery | None = None) -> dict[str, Any]:
     """The status of a replica at work; `wait` if something keeps it from serving."""
     size, report = core.plan.bucket_us, core.report()
     said: dict[str, Any] = {
@@ -103,4 +110,6 @@ def status_of(core: NodeCore, fork: str, wait: Wait | None) -> dict[str, Any]:
             for stream, upstream in core.inputs.upstreams.items()
         ],
     }  # fmt: skip
+    if checkpoints is not None:
+        said["checkpoints"] = {**checkpoints._asdict(), "broken_goal": checkpoints.broken_goal}
     return said if wait is None else {**said, "waits_for": wait.kind, "why": wait.why}

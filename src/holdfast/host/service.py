@@ -61,7 +61,7 @@ BODY_S_MAX = 5.0
 _LANES = {lane.name.lower(): lane for lane in Lane}
 _ACT = frozenset({Role.OPERATOR})
 _LOOK = frozenset({Role.OPERATOR, Role.VIEWER})
-_SPEAK = frozenset({Role.OPERATOR, Role.PEER})
+SPEAK = frozenset({Role.OPERATOR, Role.PEER})
 _READ = frozenset({Role.OPERATOR, Role.PEER, Role.VIEWER, Role.READER})
 _ACKNOWLEDGE = frozenset({Role.OPERATOR, Role.PEER, Role.READER})
 #: Answers that are told to the audit log; a stream that is not there (yet) is asked for again and again.
@@ -93,12 +93,12 @@ def anybody(request: Request, token: str) -> bool:
 
 
 class Door(NamedTuple):
-    """One more thing that a host answers, for those whom `admits` lets in by their token; None: as everything else."""
+    """One more thing that a host answers, for those whom `admits` lets in; None: as everything else."""
 
     path: str
     method: str
     handler: Handler
-    admits: Callable[[Request, str], bool] | None = None
+    admits: Admission | None = None
 
 
 class Service:
@@ -143,11 +143,14 @@ class Service:
 
         def route(path: str, handler: Handler, method: str, who: Admission) -> Route:
             # Words of replicas and load managers come ten times a second and are told elsewhere.
-            changes = method == "POST" and not path.endswith("/messages")
+            changes = method in ("POST", "DELETE") and not path.endswith("/messages")
             return Route(path, self._guarded(handler, who, changes), methods=[method])
 
         return Starlette(routes=[
-            route("/v1/messages", self._post_message, "POST", _SPEAK),
+            # First: the console of a deployment acknowledges on hosts what it does not have itself.
+            *(route(door.path, door.handler, door.method,
+                    door.admits or (_LOOK if door.method == "GET" else _ACT)) for door in self._doors),
+            route("/v1/messages", self._post_message, "POST", SPEAK),
             route("/v1/streams/{name}/definition", self._get_definition, "GET", _READ),
             route("/v1/streams/{name}/report", self._get_report, "GET", _READ),
             route("/v1/streams/{name}/last", self._get_last, "GET", _READ),
@@ -157,8 +160,6 @@ class Service:
             route("/v1/status", self._get_status, "GET", _LOOK),
             route("/v1/faults", self._post_fault, "POST", _ACT),
             route("/v1/stop", self._post_stop, "POST", _ACT),
-            *(route(door.path, door.handler, door.method,
-                    door.admits or (_LOOK if door.method == "GET" else _ACT)) for door in self._doors),
         ])  # fmt: skip
 
     async def start(self) -> None:
@@ -287,7 +288,7 @@ class Service:
 
     async def _get_last(self, request: Request) -> Response:
         self._cuts.check(stream_of(request), *_hosts(request))
-        bucket, skip = self._serving.last(stream_of(request), number_of(request, "tuples", 1))
+        bucket, skip = await self._serving.last(stream_of(request), number_of(request, "tuples", 1))
         return Response(encode_last(bucket, skip), media_type="application/json")
 
     async def _post_ack(self, request: Request) -> Response:
@@ -329,7 +330,8 @@ class Service:
         bytes_max = min(number_of(request, "bytes_max", PORTION_BYTES), PORTION_BYTES)
         work = self._serving.wait(stream, lane, position, wait_s, bytes_max)
         portion = await self._cuts.guard(work, stream, *_hosts(request))
-        return Response(b"".join(encode_portion(portion)), media_type=PORTION_TYPE)
+        spans = request.query_params.get("spans") == "1"
+        return Response(b"".join(encode_portion(portion, spans=spans)), media_type=PORTION_TYPE)
 
     async def _get_status(self, request: Request) -> Response:
         return Response(msgspec.json.encode(self._status()), media_type="application/json")

@@ -14,10 +14,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from holdfast.diagram import Application
-from holdfast.host.catalog import Catalog
+from holdfast.host.catalog import Catalog, sink_homes
 from holdfast.host.connection import Connection, connect
 from holdfast.host.deployment import Deployment
-from holdfast.model.errors import UsageError
 from holdfast.sinks.runner import LocalOrigin, Origin, Reader, SinkRunner
 from holdfast.sinks.sink import SinkSpec
 from holdfast.stream.definition import Definition
@@ -88,17 +87,10 @@ def embedded_sinks(app: Application) -> Sinks:
 
 def sinks_on(host: str, app: Application, deployment: Deployment, catalog: Catalog) -> Sinks:
     """Rule 2."""
-    unknown = set(deployment.sinks) - {spec.name for spec in app.sinks}
-    if unknown:
-        raise UsageError(
-            f"sinks in {deployment.file} must be sinks of application {app.name!r}: "
-            f"{', '.join(spec.name for spec in app.sinks) or 'none'}; got {', '.join(sorted(unknown))}"
-        )
-
-    def home(spec: SinkSpec) -> str:
-        return deployment.sinks.get(spec.name) or catalog.host_of(catalog.producers(spec.stream)[0])
-
-    return Sinks(_made(spec, NetworkOrigin(deployment, spec.stream)) for spec in app.sinks if home(spec) == host)
+    homes = sink_homes(app, catalog)
+    return Sinks(
+        _made(spec, NetworkOrigin(deployment, spec.stream)) for spec in app.sinks if homes[spec.name][1] == host
+    )
 
 
 def _made(spec: SinkSpec, origin: Origin) -> tuple[SinkRunner, Origin]:

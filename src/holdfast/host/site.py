@@ -6,13 +6,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.diagram import NodeSpec
+from holdfast.engine import NodeQueries
 from holdfast.host.catalog import replica_name
 from holdfast.host.intake import DirectIntake, Intake
+from holdfast.host.link import Link
 from holdfast.host.log_lines import ReplicaLog
 from holdfast.host.mirrored_intake import MirroredIntake
 from holdfast.host.replica_status import Wait, missing_stream
@@ -47,6 +49,11 @@ class Site(ABC):
         """The folder below which inputs are mirrored."""
         return self.home
 
+    @property
+    def twins(self) -> Mapping[str, Link]:
+        """The other replicas of the node, and how to reach their hosts."""
+        return {}
+
     @abstractmethod
     async def definition(self, stream: str, waits: Waits) -> Definition:
         """What an input is, asked until somebody knows; `waits` is told meanwhile why it takes so long."""
@@ -62,6 +69,10 @@ class Site(ABC):
     @abstractmethod
     def say(self, sender: str, send: Send) -> None:
         """What the replica says."""
+
+    def before_start(self, queries: NodeQueries) -> None:
+        """What is to be said to the queries before they first run here."""
+        return
 
 
 class OwnSite(Site):
@@ -87,6 +98,11 @@ class OwnSite(Site):
             asked += 1
             await asyncio.sleep(_RETRY_S)
 
+    @property
+    def twins(self) -> Mapping[str, Link]:
+        host = self._host
+        return {peer: host.link_to(peer) for peer in host.catalog.replicas_of(self.node.name) if peer != self.replica}
+
     def _patience(self, stream: str) -> int:
         """How often a stream is asked for before its absence is spoken of: results of other nodes come when these are
         set up, and other hosts when they are started; a source of this host is there, or its name is wrong."""
@@ -96,8 +112,7 @@ class OwnSite(Site):
     def intake(self, definition: Definition, bucket_us: int) -> Intake:
         host = self._host
         producers = host.catalog.producers(definition.name)
-        source = host.catalog.diagram.producer_of(definition.name) is None
-        if source and host.catalog.host_of(producers[0]) == host.name:
+        if host.catalog.reads_in_place(definition.name, host.name):
             return DirectIntake(host.store.open(definition.name), producers[0], bucket_us, host.cuts)
         return MirroredIntake(self.mirrors, definition, producers, bucket_us, host.link_to)
 

@@ -1,7 +1,7 @@
 """The sources of an application at work: each in a thread of its own, beside the nodes of its host.
 
 Rules:
-1. A source whose stream is not there makes it, if the application says its columns.
+1. A source whose stream is not there makes it, if the application says its columns, or the source knows them.
 2. A mistake that no retry can mend ends the source, and its status says why. After anything else (a broker, a disk, a
    stream that somebody else writes) it is made anew, with pauses that grow, and goes on from what the log has.
 """
@@ -11,11 +11,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
+from holdfast.diagram import Application
 from holdfast.engine import Engine
-from holdfast.inputs.source import EngineSource, SourceInput, SourceSpec
+from holdfast.host.deployment import Deployment
+from holdfast.inputs.kafka import KafkaSource
+from holdfast.inputs.source import EngineSource, KnowsColumns, SourceInput, SourceSpec
 from holdfast.model.errors import UnknownStream, UsageError
 from holdfast.model.time import duration_text
 from holdfast.stream.definition import BUCKET_DEFAULT
@@ -25,6 +31,34 @@ log = logging.getLogger(__name__)
 
 #: Pauses before a source is tried again: at first what passes soon, then what takes somebody's hand.
 _PAUSE_S, _PAUSE_S_MAX = 0.2, 10.0
+
+
+def sources_on(name: str, app: Application, deployment: Deployment) -> dict[str, SourceSpec]:
+    """What fills the source streams that this host holds."""
+    specs = source_specs(app, deployment)
+    if unread := specs.keys() - deployment.sources.keys():
+        log.warning("no node reads %s: what fills it does not run here", ", ".join(sorted(unread)))
+    return {stream: spec for stream, spec in specs.items() if name in deployment.sources.get(stream, ())}
+
+
+def source_specs(app: Application, deployment: Deployment) -> dict[str, SourceSpec]:
+    """What fills the source streams of an application, checked against who holds them."""
+    # Brokers differ between deployments: the file's word counts before the application's.
+    specs: dict[str, SourceSpec] = {**app.sources, **deployment.fed}
+    for stream, homes in deployment.sources.items():
+        if len(homes) > 1:
+            specs[stream] = _shared(stream, specs.get(stream), deployment)
+    return specs
+
+
+def _shared(stream: str, spec: SourceSpec | None, deployment: Deployment) -> SourceSpec:
+    if spec is None or not isinstance(spec.source, KafkaSource):
+        came = "nothing is said to fill it" if spec is None else f"it is filled by {spec.source.text()}"
+        raise UsageError(
+            f"source {stream!r} in {deployment.file} must be a topic of Kafka to be held by several hosts, or "
+            f"their copies would differ; {came}; name one host"
+        )
+    return replace(spec, source=spec.source.shared())
 
 
 class Sources:
@@ -85,6 +119,9 @@ class _Running(threading.Thread):
                 log.error("source %s does not run: %s", self._spec.stream, error)
                 return
             except Exception as error:
+                if self._ended.is_set():
+                    self._state = "STOPPED"
+                    return
                 self._failures += 1
                 self._state, self._why = "WAITING", str(error) or repr(error)
                 log.warning("source %s: %s; tried again in %.1f s (%d times so far)",
@@ -111,16 +148,23 @@ class _Running(threading.Thread):
         try:
             found = self._store.open(spec.stream)
         except UnknownStream as error:
-            if spec.schema is None:
+            schema = self._columns()
+            if schema is None:
                 raise UsageError(f"{error}; or say its columns: app.source({spec.stream!r}, …, schema=…)") from None
             bucket = BUCKET_DEFAULT if spec.bucket_us is None else duration_text(spec.bucket_us)
-            return self._store.create(spec.stream, spec.schema, exist_ok=True, bucket=bucket)
+            return self._store.create(spec.stream, schema, exist_ok=True, bucket=bucket)
         if spec.schema is not None and not found.definition.schema.equals(spec.schema):
             raise UsageError(
                 f"stream {spec.stream} must have the columns that its source says; it has "
                 f"({found.definition.columns}); change one of the two"
             )
         return found
+
+    def _columns(self) -> pa.Schema | None:
+        spec = self._spec
+        if spec.schema is None and isinstance(spec.source, KnowsColumns):
+            return spec.source.columns(self._ended)
+        return spec.schema
 
     def stop(self) -> None:
         self._ended.set()

@@ -7,14 +7,18 @@ Rules:
 3. A portion's boundary holds for what was written and not sent yet as well, so a reader who is cut off in the middle
    of a catch-up never believes more than it has.
 4. A reader who asks for what is no longer there is told so (`gap_us`), never silently served something later.
+5. What only the archive has is read by a thread: the loop that runs everything does not wait for an object store.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,16 +26,19 @@ from holdfast.host.wire import (
     EVENTS_MAX,
     PORTION_BYTES,
     PORTION_BYTES_MAX,
+    SPANS_MAX,
     WORTHS_MAX,
     Cursor,
     Portion,
     Position,
+    Span,
     parse_cursor,
     shape_of,
 )
 from holdfast.model.errors import CorruptLog, HoldfastError, PeerError, Removed, StorageError, UnknownStream, UsageError
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US
 from holdfast.protocol.dpc.signals import Lane
+from holdfast.stream.archive.objects import OnlyArchived
 from holdfast.stream.branch import BranchReader
 from holdfast.stream.head import read_head
 from holdfast.stream.holes import read_holes
@@ -49,6 +56,7 @@ _ATTEMPTS = 8
 #: What a portion's head needs beside its bodies.
 _HEADROOM_BYTES = 8 << 20
 
+T = TypeVar("T")
 Seen = tuple[str, int]
 """What a lane looked like; differs as soon as there is something new."""
 
@@ -66,10 +74,11 @@ class _Cut(NamedTuple):
 class ServedStream:
     """One stream, its branch, and what is remembered of both between pulls."""
 
-    def __init__(self, store: StreamStore, name: str) -> None:
+    def __init__(self, store: StreamStore, name: str, *, waits: bool = False) -> None:
         stream = store.open(name)
         self.folder, self.definition = stream.folder, stream.definition
         self._main = stream.reader()
+        self._main.waits = waits
         self._branch = BranchReader(stream.folder, stream.definition)
         self._worth = Worths(stream.folder)
         self._shape = shape_of(stream.definition)
@@ -160,7 +169,7 @@ class ServedStream:
         until = read_head(self._main.folder).removed_until_us
         if not BEGINNING_US < start < until:
             return None
-        for segment in self._main.segments:
+        for segment in self._main.segments_within(BEGINNING_US, END_OF_TIME_US):
             entries = self._main.entries_of(segment, BEGINNING_US, END_OF_TIME_US)
             if entries is not None and len(entries):
                 if int(entries["first_tuple_id"][0]) <= known.next_id:
@@ -182,24 +191,29 @@ class ServedStream:
         try:
             cut = self._cut(log, start, known, END_OF_TIME_US, bytes_max)
             worth = self._worth.read(root.id)
-        except (Removed, CorruptLog, FileNotFoundError):
+        except (Removed, FileNotFoundError):
+            raise _Again from None  # Dropped, or cut, while we looked.
+        except CorruptLog:
             if self._branch.current():
                 raise
-            raise _Again from None  # Dropped while we looked.
+            raise _Again from None
         if not self._branch.current():
             raise _Again
+        gap = cut_us if max(start, root.root_us) < (cut_us := self._branch.cut_us) and not known.next_id else None
         size = self.definition.bucket_us
         told = {e.bucket: worth[e.bucket].worth if e.bucket in worth else 1.0 for e in cut.events}
         if cut.boundary_us < END_OF_TIME_US:
             # Not through all that are known: after a day of failure they are a million; a reader lacks the last few.
             last = cut.boundary_us // size
-            first = max(max(start, root.root_us) // size, last - WORTHS_MAX)
+            first = max(max(start, root.root_us, gap or start) // size, last - WORTHS_MAX)
             told |= {b: worth[b].worth for b in range(first, last) if b in worth}
         newest = sorted(told.items())[-WORTHS_MAX:]
+        noted = [worth[bucket] for bucket, _ in newest[-SPANS_MAX:] if bucket in worth]
+        spans = tuple(Span(w.bucket, w.least, w.missing) for w in noted if w.least is not None and w.missing)
         cursor = Cursor(root.id, known.from_us, cut.next_id, cut.boundary_us)
         return Portion(self.definition.name, Lane.BRANCH, self.definition.id, self._shape, cursor.text,
-                       cut.boundary_us, log.closed and cut.whole, log.wall_us, cut.events, None, root.id, root.root_us,
-                       tuple(newest))  # fmt: skip
+                       cut.boundary_us, log.closed and cut.whole, log.wall_us, cut.events, gap, root.id, root.root_us,
+                       tuple(newest), spans)  # fmt: skip
 
     def _no_branch(self, position: Position) -> Portion:
         cursor = Cursor("", self._known(position, "").from_us, 0, BEGINNING_US)
@@ -212,7 +226,7 @@ class ServedStream:
         chosen: list[tuple[str, Fields]] = []
         next_id, taken, rest = known.next_id, 0, END_OF_TIME_US
         full = False
-        for segment in log.segments:
+        for segment in log.segments_within(start, upto):
             if full and segment.stime_min_us is not None:
                 rest = min(rest, segment.stime_min_us)
                 continue
@@ -262,12 +276,25 @@ class _Watch:
         self.seen, self.changed, self.waiting = seen, asyncio.Event(), 0
 
 
+def _in_thread(store: StreamStore, stream: str, work: Callable[[ServedStream], T]) -> T:
+    served = ServedStream(store, stream, waits=True)
+    try:
+        served.look(Lane.MAIN)
+        return work(served)
+    finally:
+        served.close()
+
+
 class StreamServer:
     """Answers pulls on the streams of one store. Belongs to one event loop."""
 
     def __init__(self, store: StreamStore) -> None:
         self.store = store
         self._served: dict[str, ServedStream] = {}
+        #: When somebody last pulled a stream.
+        self._pulled_s: dict[str, float] = {}
+        #: Streams as read by threads that wait for an archive, one at a time each.
+        self._archived: dict[str, asyncio.Lock] = {}
         self._poked = asyncio.Event()
         #: Lanes that somebody waits for.
         self._watched: dict[tuple[str, Lane], _Watch] = {}
@@ -283,9 +310,17 @@ class StreamServer:
         except FileNotFoundError:
             raise UnknownStream(f"stream {stream} was removed while it was read; check the name") from None
 
-    def last(self, stream: str, tuples: int) -> tuple[int, int]:
+    async def last(self, stream: str, tuples: int) -> tuple[int, int]:
         """Where the last tuples of a stream are, by what is remembered of it between pulls."""
-        return self._of(stream).last(tuples)
+        try:
+            return self._of(stream).last(tuples)
+        except OnlyArchived:
+            return await self._from_archive(stream, partial(ServedStream.last, tuples=tuples))
+
+    async def _from_archive(self, stream: str, work: Callable[[ServedStream], T]) -> T:
+        """Rule 5."""
+        async with self._archived.setdefault(stream, asyncio.Lock()):
+            return await asyncio.to_thread(_in_thread, self.store, stream, work)
 
     def check(self, stream: str) -> None:
         """Refuse a name that is none, and a stream that is not here."""
@@ -296,16 +331,25 @@ class StreamServer:
     ) -> Portion:
         """Like `pull`, but waits for news up to `wait_s`; then what comes is a heartbeat."""
         loop = asyncio.get_running_loop()
+        self._pulled_s[stream] = loop.time()
         end = loop.time() + wait_s
         while True:
             seen = self._of(stream).look(lane)  # Before the pull: what comes between is seen again, not missed.
-            portion = self.pull(stream, lane, position, bytes_max)
+            try:
+                portion = self.pull(stream, lane, position, bytes_max)
+            except OnlyArchived:
+                work = partial(ServedStream.portion, lane=lane, position=position, bytes_max=bytes_max)
+                portion = await self._from_archive(stream, work)
             left = end - loop.time()
             if left <= 0 or _news(portion, position):
                 return portion
             if self.ended:
                 raise PeerError("this host is about to stop; ask another one")
             await self._change(stream, lane, seen, left)
+
+    def idle_s(self, stream: str) -> float:
+        """For how long nobody has begun to pull the stream."""
+        return asyncio.get_running_loop().time() - self._pulled_s.get(stream, -math.inf)
 
     async def _change(self, stream: str, lane: Lane, seen: Seen, wait_s: float) -> None:
         """Wait until the lane is not any more what was seen, but not for ever."""

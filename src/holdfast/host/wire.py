@@ -35,6 +35,8 @@ from holdfast.stream.sealed import decoder_of
 from holdfast.stream.writer import Event
 
 WIRE_VERSION: Literal[1] = 1
+#: Of a portion that says what its results lack (`Span`): sent to readers that ask for it.
+SPANS_VERSION = 2
 PORTION_TYPE = "application/vnd.holdfast.portion"
 #: What a reader asks for at a time: some milliseconds of a fast network, so that a long catch-up does not hold up the
 #: event loop of either host.
@@ -45,6 +47,8 @@ PORTION_BYTES_MAX = 256 << 20
 EVENTS_MAX = 16_384
 #: Buckets whose worth is told in one portion: some hours of a branch.
 WORTHS_MAX = 65_536
+#: Of those, how many also say what is missing: whoever reads a branch is near its end.
+SPANS_MAX = 4096
 HEAD_BYTES_MAX = 4 << 20
 MESSAGE_BYTES_MAX = 64 << 10
 DEFINITION_BYTES_MAX = 1 << 20
@@ -58,6 +62,7 @@ _I64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 _Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._@-]{0,255}\Z")]
+_Names = Annotated[tuple[_Name, ...], Meta(max_length=256)]
 _Hex = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,64}\Z")]
 
 
@@ -236,6 +241,14 @@ Position = str | int
 """Where a pull goes on: a cursor, or the stime (in microseconds) of the first bucket that is wanted."""
 
 
+class Span(NamedTuple):
+    """What the results of a tentative bucket lack: the least of the buckets that they cover, and the inputs."""
+
+    bucket: int
+    least: float
+    missing: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Portion:
     """A stretch of one lane of one stream: events in commit order, and what they amount to."""
@@ -263,6 +276,8 @@ class Portion:
     """Where the branch begins."""
     worth: tuple[tuple[int, float], ...] = ()
     """What buckets of the branch are worth, also those without a tuple."""
+    spans: tuple[Span, ...] = ()
+    """More of the same, for readers that know of it: where something is missing."""
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -281,6 +296,10 @@ class _Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     events: Annotated[tuple[_Frame, ...], Meta(max_length=EVENTS_MAX)]
 
 
+class _SpannedHead(_Head, frozen=True, array_like=True, forbid_unknown_fields=True):
+    spans: Annotated[tuple[tuple[_I64, float, _Names], ...], Meta(max_length=SPANS_MAX)]
+
+
 class _Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     bucket: _I64
     partition: Annotated[int, Meta(ge=0, lt=PARTITIONS_MAX)]
@@ -292,26 +311,41 @@ class _Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     crc: _U32
 
 
-_head = msgspec.msgpack.Decoder(_Head)
+_heads: dict[int, msgspec.msgpack.Decoder[_Head] | msgspec.msgpack.Decoder[_SpannedHead]] = {
+    WIRE_VERSION: msgspec.msgpack.Decoder(_Head),
+    SPANS_VERSION: msgspec.msgpack.Decoder(_SpannedHead),
+}
 
 
 def shape_of(definition: Definition) -> int:
     """Equal for streams whose events can be told apart by nothing but their tuples."""
-    text = f"{definition.bucket_us} {definition.partitions} {definition.partition_by} {definition.arrow}"
+    columns = definition.first_arrow or definition.arrow
+    text = f"{definition.bucket_us} {definition.partitions} {definition.partition_by} {columns}"
     return crc32c(text.encode())
 
 
-def encode_portion(portion: Portion) -> list[bytes]:
-    """The parts of the body, in order."""
+def same_columns(one: Definition, other: Definition) -> bool:
+    """Whether events of either can be read as the other's. One may have more columns than the other, behind those that
+    both have: bodies say nothing of names, so the same ones in another order would be taken for each other."""
+    pairs = zip(one.schema, other.schema, strict=False)
+    alike = all((mine.name, mine.type) == (theirs.name, theirs.type) for mine, theirs in pairs)
+    return alike and shape_of(one) == shape_of(other)
+
+
+def encode_portion(portion: Portion, *, spans: bool = False) -> list[bytes]:
+    """The parts of the body, in order; with `spans` for a reader that has said that it knows them."""
     p = portion
     frames = tuple(
         _Frame(e.bucket, e.partition, e.rows, e.first_tuple_id or 0, e.stime_min_us, e.stime_max_us, len(e.body),
                crc32c(e.body))
         for e in p.events
     )  # fmt: skip
-    head = msgspec.msgpack.encode(_Head(p.stream, p.lane, p.origin, p.shape, p.cursor, p.boundary_us, p.closed,
-                                        p.wall_us, p.gap_us, p.branch, p.root_us, p.worth, frames))  # fmt: skip
-    return [_PREFIX.pack(_MAGIC, WIRE_VERSION, 0, len(head), crc32c(head)), head, *(e.body for e in p.events)]
+    told = (p.stream, p.lane, p.origin, p.shape, p.cursor, p.boundary_us, p.closed, p.wall_us, p.gap_us, p.branch,
+            p.root_us, p.worth, frames)  # fmt: skip
+    spanned = spans and bool(p.spans)
+    head = msgspec.msgpack.encode(_SpannedHead(*told, p.spans) if spanned else _Head(*told))
+    version = SPANS_VERSION if spanned else WIRE_VERSION
+    return [_PREFIX.pack(_MAGIC, version, 0, len(head), crc32c(head)), head, *(e.body for e in p.events)]
 
 
 def decode_portion(data: bytes) -> Portion:
@@ -321,14 +355,14 @@ def decode_portion(data: bytes) -> Portion:
     magic, version, reserved, length, crc = _PREFIX.unpack_from(data)
     if magic != _MAGIC:
         raise PeerError("a portion must begin with its mark; something else came; check the address of the host")
-    if version != WIRE_VERSION or reserved:
-        raise PeerError(f"a portion must be of version {WIRE_VERSION}; got {version}; upgrade the older host")
+    if version not in _heads or reserved:
+        raise PeerError(f"a portion must be of version {SPANS_VERSION} or before; got {version}; upgrade this host")
     body = memoryview(data)[_PREFIX.size + length :]
     raw = data[_PREFIX.size : _PREFIX.size + length]
     if length > HEAD_BYTES_MAX or len(raw) != length or crc32c(raw) != crc:
         raise PeerError("the head of a portion does not match its checksum; pull again")
     try:
-        head = _head.decode(raw)
+        head = _heads[version].decode(raw)
     except UNREADABLE as error:
         raise PeerError(f"the head of a portion cannot be read ({one_line(error)}); upgrade the older host") from None
     if sum(f.length for f in head.events) != len(body):
@@ -342,8 +376,9 @@ def decode_portion(data: bytes) -> Portion:
                 f"stream {head.stream}: the event of bucket {f.bucket} does not match its checksum; pull again"
             )
         events.append(Event(f.bucket, f.partition, f.rows, f.stime_min_us, f.stime_max_us, content, f.first_tuple_id))
+    spans = tuple(Span(*span) for span in head.spans) if isinstance(head, _SpannedHead) else ()
     return Portion(head.stream, head.lane, head.origin, head.shape, head.cursor, head.boundary_us, head.closed,
-                   head.wall_us, tuple(events), head.gap_us, head.branch, head.root_us, head.worth)  # fmt: skip
+                   head.wall_us, tuple(events), head.gap_us, head.branch, head.root_us, head.worth, spans)  # fmt: skip
 
 
 # Definitions --------------------------------------------------------------------------------------------------------
@@ -363,7 +398,7 @@ def decode_definition(data: bytes) -> Definition:
         check_name(definition.name)
         parse_schema(definition.schema)
         sound = (
-            definition.format == FORMAT_VERSION
+            definition.format in Definition.FORMATS
             and len(definition.id_bytes) == 16
             and definition.bucket_us >= 1000
             and 1 <= definition.partitions <= PARTITIONS_MAX

@@ -137,6 +137,8 @@ class _Column:
         elif pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind):
             with contextlib.suppress(ValueError):
                 value = int(cell) if pa.types.is_integer(kind) else float(cell)
+            if isinstance(value, float) and math.isinf(value) and any(map(str.isdigit, cell)):
+                value = cell  # A number, but not one that a float can be near to.
         return self.json(value, where)
 
 

@@ -42,6 +42,8 @@ class FileInput:
         self.path, self._feed, self._follow, self._id = Path(path), feed, follow, id
         self._poll_s = duration_us(poll) / 1e6
         self._stop = threading.Event()
+        self.resumed = False
+        """Whether the file that is not followed had been sent, in part at least."""
 
     def stop(self) -> None:
         """Let `run` return soon; from any thread or signal handler."""
@@ -66,6 +68,7 @@ class FileInput:
             with reading:
                 if not self._follow:
                     reading.read(self._stop, over=True, progress=progress)
+                    self.resumed = reading.resumes
                     break
                 self._tail(reading)
         return self._feed.total

@@ -16,7 +16,7 @@ import contextlib
 import socket
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, BinaryIO
 
 import h11
 import uvicorn
@@ -29,6 +29,8 @@ from holdfast.inputs.places import Place, Places
 #: From the first moment of a connection, or the first byte of a later request, to the end of the request's head; the
 #: handshake before it has as long again.
 HEAD_S_MAX = 10.0
+#: Of the head of a request, as long as it has not come whole.
+HEAD_BYTES_MAX = 16 << 10
 #: From the end of the head to the end of the body: 16 MB over a slow line.
 BODY_S_MAX = 30.0
 #: How long an answer may lie in the buffers without any of it being taken.
@@ -36,6 +38,16 @@ ANSWER_S_MAX = 30.0
 _SHUTDOWN_S = 2.0
 #: When the process has no file numbers left, accepting is tried again after this long.
 _PAUSE_S = 0.1
+
+
+class _Span:
+    """Stands for bytes that go another way, where they are only counted."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
 
 
 class ImpatientProtocol(H11Protocol):
@@ -90,6 +102,18 @@ class ImpatientProtocol(H11Protocol):
         """The body that is coming may take so much longer from now on; None: whoever takes it looks after that."""
         if self._phase is h11.SEND_BODY:
             self._set(within_s)
+
+    async def send_range(self, file: BinaryIO, begin: int, length: int) -> None:
+        """Send a part of a file as a part of the body that is being answered. Without TLS the bytes never come here:
+        the kernel takes them from the file. Whoever takes none of them in time is gone (rule 1)."""
+        self.conn.send_with_data_passthrough(h11.Data(data=_Span(length)))  # type: ignore[arg-type]
+        try:
+            async with asyncio.timeout(self.answer_s_max):
+                sent = await self.loop.sendfile(self.transport, file, begin, length, fallback=True)
+        except (TimeoutError, OSError, RuntimeError):  # The last one: the connection is closing.
+            sent = -1
+        if sent != length:
+            self.transport.abort()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -178,11 +202,12 @@ def _nothing() -> None:
 class HttpServer(uvicorn.Server):
     """Runs an application on the socket of an `Access`. Signals belong to the program that it is part of."""
 
-    def __init__(self, app: Any, access: Access, *, graceful_s: int) -> None:
+    def __init__(self, app: Any, access: Access, *, graceful_s: int, head_bytes_max: int = HEAD_BYTES_MAX) -> None:
         self.tls = access.tls()
         super().__init__(uvicorn.Config(
             app, log_config=None, access_log=False, lifespan="off", ws="none", http=ImpatientProtocol,
             timeout_keep_alive=30, timeout_graceful_shutdown=graceful_s, server_header=False, date_header=False,
+            h11_max_incomplete_event_size=head_bytes_max,
         ))  # fmt: skip
 
     def protocol(self, place: Place, loop: asyncio.AbstractEventLoop) -> ImpatientProtocol:

@@ -11,12 +11,15 @@ Rules:
 3. Offsets that Kafka has removed before they were read are an error; nothing is passed over in silence.
 4. A record that does not fit, is too late or far too early goes to the dead letters, durable before the unit behind it;
    where there are none, it stops the input with the reason.
+5. A topic with LogAppendTime may be read by several hosts (`shared`), each with a copy of the stream of its own. Then
+   no decision depends on a host's clock: time is the brokers' (`holdfast.inputs.broker_clock`), late is what its own
+   partition makes late, every copy begins with the same record. So the copies are alike, byte for byte (K3).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,8 +28,7 @@ import pyarrow as pa
 from holdfast.inputs.kafka_records import JsonValues, Values
 from holdfast.inputs.kafka_values import AvroValues, ProtobufValues, Registry, given_schema
 from holdfast.model.errors import UsageError
-from holdfast.model.time import duration_us
-from holdfast.stream.producer import MAX_AHEAD
+from holdfast.model.time import MAX_AHEAD, duration_us, instant_us
 from holdfast.stream.store import Stream
 
 if TYPE_CHECKING:
@@ -55,12 +57,29 @@ class KafkaSource:
     max_ahead_us: int | None
     parts: Mapping[str, str]
     tombstones: Literal["row", "skip"]
-    begin: Literal["earliest", "latest"]
+    begin: Literal["earliest", "latest"] | int
+    """Or the time, in microseconds, of the first record."""
     committed: bool
     id: str
     dead_letters: Path | Literal[True] | None
     config: Mapping[str, str] = field(repr=False)
     config_file: Path | None
+    copies: bool = False
+    """Rule 5; see `shared`."""
+
+    def shared(self) -> KafkaSource:
+        """The same source, read by several hosts."""
+        if self.stime != "timestamp":
+            raise UsageError(
+                f"topic {self.topic} must have its stime from the broker (LogAppendTime) to be read by several hosts; "
+                f"got stime={self.stime!r}; leave it out, or name one host"
+            )
+        if self.begin == "latest":
+            raise UsageError(
+                f"topic {self.topic} must be begun at the same record by several hosts, which come at different times; "
+                "got begin='latest'; leave it out, say a time, or name one host"
+            )
+        return replace(self, copies=True, max_ahead_us=None)
 
     def open(self, stream: Stream, home: Path) -> KafkaInput:
         from holdfast.inputs.kafka_input import KafkaInput
@@ -95,7 +114,7 @@ def kafka(
     columns: Mapping[str, str] | None = None,
     extra: Literal["refuse", "ignore"] = "refuse",
     tombstones: Literal["row", "skip"] = "row",
-    begin: Literal["earliest", "latest"] = "earliest",
+    begin: str = "earliest",
     committed: bool = True,
     id: str | None = None,
     dead_letters: str | Path | Literal[True] | None = True,
@@ -111,7 +130,8 @@ def kafka(
     record, or a column; `slack` is how much disorder it has. A record below the boundary is `late`. `idle`: as for a
     producer; "advance" lets the boundary follow the clock where everything is read. `committed`: leave out records of
     transactions that were aborted, and wait for those that are open. `begin`: where a topic is begun that was never
-    read. `config`, `config_file`: settings of the client, such as those of SASL and TLS.
+    read: "earliest", "latest", or a time, that of the first record. `config`, `config_file`: settings of the client,
+    such as those of SASL and TLS.
     """
     values = _values(value, _word("extra", extra, "refuse", "ignore") == "ignore", avro_schema, registry)
     for name, text in (("brokers", brokers), ("topic", topic)):
@@ -123,11 +143,22 @@ def kafka(
         late=_word("late", late, "refuse", "drop"),
         idle_us=None if idle == "wait" else 0 if idle == "advance" else duration_us(idle),
         max_ahead_us=None if max_ahead is None else duration_us(max_ahead), parts=dict(columns or {}),
-        tombstones=_word("tombstones", tombstones, "row", "skip"), begin=_word("begin", begin, "earliest", "latest"),
+        tombstones=_word("tombstones", tombstones, "row", "skip"), begin=_begin(begin),
         committed=committed, id=id or topic,
         dead_letters=dead_letters if dead_letters is None or dead_letters is True else Path(dead_letters),
         config=dict(config or {}), config_file=None if config_file is None else Path(config_file),
     )  # fmt: skip
+
+
+def _begin(text: str) -> Any:
+    if text in ("earliest", "latest"):
+        return text
+    try:
+        return instant_us(text)
+    except UsageError:
+        raise UsageError(
+            f"begin must be 'earliest', 'latest', or a time such as '2026-03-01T12:00'; got {text!r}"
+        ) from None
 
 
 def _values(

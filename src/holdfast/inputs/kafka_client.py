@@ -13,7 +13,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from holdfast.clock import now_us
+from holdfast.clock import Clock, monotonic_us, now_us
 from holdfast.inputs.kafka_records import Message
 from holdfast.model.errors import PeerError, UsageError
 
@@ -48,6 +48,7 @@ class Topic(NamedTuple):
 
     id: str
     partitions: tuple[int, ...]
+    asked_us: int
 
 
 class Read(NamedTuple):
@@ -60,10 +61,13 @@ class Read(NamedTuple):
 class KafkaClient:
     """One consumer and one asker."""
 
-    def __init__(self, brokers: str, topic: str, *, committed: bool, config: Mapping[str, str]) -> None:
+    def __init__(
+        self, brokers: str, topic: str, *, committed: bool, config: Mapping[str, str], clock: Clock = now_us
+    ) -> None:
+        """`clock` gives the times at which questions were asked."""
         if library is None:
             raise UsageError("reading Kafka needs the package confluent-kafka; install holdfast-streams[kafka]")
-        self.topic = topic
+        self.topic, self._clock = topic, clock
         self.errors = 0
         self.last_error: str | None = None
         self._fatal: str | None = None
@@ -79,6 +83,7 @@ class KafkaClient:
         self._ends: dict[Any, Any] | None = None
         self._ends_us = 0
         self._topic: Any = None
+        self._topic_us = 0
         self._missing_us = 0
 
     # -- questions ---------------------------------------------------------------------------------------------------
@@ -101,6 +106,7 @@ class KafkaClient:
 
     def ask_topic(self) -> None:
         if self._topic is None:
+            self._topic_us = self._clock()
             names = library.TopicCollection([self.topic])
             self._topic = self._admin.describe_topics(names, request_timeout=_ASK_S)[self.topic]
 
@@ -113,30 +119,60 @@ class KafkaClient:
             return self._described(asked.result())
         except library.KafkaException as error:
             self._note(error.args[0])
-            self._missing_us = self._missing_us or now_us()
-            if self._is_unknown(error.args[0]) and now_us() - self._missing_us > _MISSING_US:
+            self._missing_us = self._missing_us or monotonic_us()
+            if self._is_unknown(error.args[0]) and monotonic_us() - self._missing_us > _MISSING_US:
                 raise UsageError(self._unknown) from None
             return None
 
     def _described(self, found: Any) -> Topic:
         self._missing_us = 0
-        return Topic(str(found.topic_id), tuple(sorted(p.id for p in found.partitions)))
+        return Topic(str(found.topic_id), tuple(sorted(p.id for p in found.partitions)), self._topic_us)
 
-    def limits(self, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
-        """First and end offset of partitions; waits for the answers."""
+    def check_append_times(self) -> None:
+        """Refuse a topic that does not give every reader the same records with the same times, in order of time."""
+        resource = library_admin.ConfigResource(library_admin.ConfigResource.Type.TOPIC, self.topic)
         try:
-            both = [self._list(partitions, spec) for spec in (library_admin.OffsetSpec.earliest(), self._latest())]
-            first, end = ({tp.partition: f.result(_ASK_S + 1).offset for tp, f in one.items()} for one in both)
+            asked = self._admin.describe_configs([resource], request_timeout=_ASK_S)[resource]
+            found = {name: entry.value for name, entry in asked.result(_ASK_S + 1).items()}
         except TimeoutError:
             raise PeerError(f"Kafka at {self._brokers} does not answer; trying again") from None
         except library.KafkaException as error:
             raise self._told(error) from None
+        times, cleanup = found.get("message.timestamp.type"), found.get("cleanup.policy") or ""
+        if times != "LogAppendTime":
+            raise UsageError(
+                f"topic {self.topic} must have message.timestamp.type=LogAppendTime to be read by several hosts; it "
+                f"has {times}: late is then what comes late to a host; set it for a new topic, or name one host"
+            )
+        if "compact" in cleanup:
+            raise UsageError(
+                f"topic {self.topic} must keep its records to be read by several hosts; it has cleanup.policy="
+                f"{cleanup}: who comes later finds fewer; name one host"
+            )
+
+    def limits(self, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
+        """First and end offset of partitions; waits for the answers."""
+        first, end = self._offsets(partitions, library_admin.OffsetSpec.earliest(), self._latest())
         return {p: (first[p], end[p]) for p in partitions}
+
+    def begins(self, partitions: Sequence[int], since_us: int) -> dict[int, int]:
+        """The offset of the first record of that time or later, of partitions that have one; waits for the answers."""
+        (found,) = self._offsets(partitions, library_admin.OffsetSpec.for_timestamp(-(-since_us // 1000)))
+        return {p: offset for p, offset in found.items() if offset >= 0}
+
+    def _offsets(self, partitions: Sequence[int], *specs: Any) -> list[dict[int, int]]:
+        try:
+            asked = [self._list(partitions, spec) for spec in specs]
+            return [{tp.partition: f.result(_ASK_S + 1).offset for tp, f in one.items()} for one in asked]
+        except TimeoutError:
+            raise PeerError(f"Kafka at {self._brokers} does not answer; trying again") from None
+        except library.KafkaException as error:
+            raise self._told(error) from None
 
     def ask_ends(self, partitions: Sequence[int]) -> None:
         """Ask where partitions end: all records that were written, whether or not a transaction holds them back."""
         if self._ends is None and partitions:
-            self._ends_us = now_us()
+            self._ends_us = self._clock()
             self._ends = self._list(partitions, self._latest())
 
     def ends_told(self) -> tuple[dict[int, int], int] | None:

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.clock import monotonic_us, now_us
+from holdfast.clock import ArrivalClock, Clock, monotonic_us
+from holdfast.inputs.broker_clock import BrokerClock
 from holdfast.inputs.feed import DeadLetters, Sent, letter_text
 from holdfast.inputs.kafka import KafkaSource
 from holdfast.inputs.kafka_client import KafkaClient, Read
@@ -24,7 +25,7 @@ from holdfast.inputs.kafka_records import Message, Records, Refused
 from holdfast.inputs.partition_merge import Chunk, PartitionMerge
 from holdfast.model.errors import EarlyTuple, LateTuple, UsageError
 from holdfast.model.names import check_name
-from holdfast.model.time import instant_text
+from holdfast.model.time import BEGINNING_US, instant_text
 from holdfast.stream.frame import crc32c
 from holdfast.stream.producer import Producer
 from holdfast.stream.store import Stream
@@ -37,6 +38,8 @@ _ENDS_US = 200_000
 _TOPIC_US = 500_000
 #: How often places are committed where records brought no rows (bad ones, tombstones).
 _PLACES_US = 1_000_000
+#: What a record's timestamp is, in the words of the protocol: 1 is its producer's.
+APPEND_TIME = 2
 #: Over how many seconds the rate is taken.
 _RATE_S = 5
 
@@ -48,11 +51,16 @@ class KafkaInput:
         self, source: KafkaSource, stream: Stream, dead_letters: Path | None, producer: Producer | None = None
     ) -> None:
         self._source, self._stream, self._dead_path, self._given = source, stream, dead_letters, producer
+        # Offsets lost with their rows would be read again below a boundary that was promised: those rows were late.
+        stream.definition.require_replay("a topic of Kafka that fills it")
         schema = stream.definition.schema
         self._records = Records(
             schema, stream.name, source.topic, values=source.values, parts=source.parts, stime=source.stime,
             stime_unit=source.stime_unit, tombstones=source.tombstones,
         )  # fmt: skip
+        self._brokers = BrokerClock() if source.copies else None
+        # Where nothing comes the boundary follows this clock: it must not jump with the wall clock (D19).
+        self._clock: Clock = ArrivalClock() if self._brokers is None else self._brokers.now_us
         self._stop = threading.Event()
         self.total = Sent()
         self._read = 0
@@ -72,10 +80,12 @@ class KafkaInput:
         source = self._source
         with contextlib.ExitStack() as stack:
             self._client = KafkaClient(
-                source.brokers, source.topic, committed=source.committed, config=source.settings()
+                source.brokers, source.topic, committed=source.committed, config=source.settings(), clock=self._clock
             )
             stack.callback(self._client.close)
             topic = self._client.describe()
+            if source.copies:
+                self._client.check_append_times()
             if self._given is None:
                 self._producer = self._stream.producer(stime="stime", max_ahead=None)
                 stack.callback(lambda: self._producer.close(end=False))
@@ -86,6 +96,8 @@ class KafkaInput:
                 self._dead_path.parent.mkdir(parents=True, exist_ok=True)
                 self._dead = stack.enter_context(DeadLetters(self._dead_path))
             self._merge = self._begin(topic.id)
+            if self._brokers is not None and self._merge.reached_us > BEGINNING_US:
+                self._brokers.saw(self._merge.reached_us)  # Or a silent topic stood still until its next record.
             begun = any(self._merge.resume_at(p) is not None for p in topic.partitions)
             self._take_up(topic.partitions, first=not begun)
             self._loop()
@@ -95,18 +107,22 @@ class KafkaInput:
         source, state = self._source, self._producer.writer.state
         name = re.sub(r"[^a-z0-9_.-]|\.(?=\.)", "-", source.id.lower())[:60]
         stem = f"kafka-{name}-{crc32c(source.id.encode()):08x}"
-        id = check_name(f"{stem}-{crc32c(f'{topic_id} {source.stime} {source.stime_unit}'.encode()):08x}")
+        # What decides which bucket a record goes to, or whether it is late.
+        decides = f"{topic_id} {source.stime} {source.stime_unit}"
+        decides += f" shared {source.slack_us} {source.begin}" * source.copies
+        id = check_name(f"{stem}-{crc32c(decides.encode()):08x}")
         others = [i for i in state.tokens if i.startswith(f"{stem}-") and not i.startswith(f"{id}-")]
         if others:
             raise UsageError(
                 f"stream {self._stream.name}: topic {source.topic} must be the one that was read before, with the same "
-                "stime; it was deleted and made again, or stime was changed; choose a new id to read it from its "
-                "beginning"
+                "stime (with several hosts also slack and begin); it was deleted and made again, or one of these was "
+                "changed; choose a new id to read it from its beginning, with several hosts into a new stream"
             )
         return PartitionMerge(
             self._records.schema, id, state.tokens, bucket_us=self._stream.definition.bucket_us,
             slack_us=source.slack_us, boundary_us=state.boundary_us,
             by_clock=source.stime == "timestamp" or source.idle_us is not None, idle_us=source.idle_us,
+            shared=source.copies,
         )  # fmt: skip
 
     def _take_up(self, partitions: tuple[int, ...], *, first: bool) -> None:
@@ -114,13 +130,13 @@ class KafkaInput:
         new = [p for p in partitions if p not in self._merge.partitions]
         if not new:
             return
-        asked_us = now_us()
+        asked_us = self._clock()
         limits = self._client.limits(new)
         begins: dict[int, int] = {}
         for p, (low, end) in limits.items():
             at = self._merge.resume_at(p)
             if at is None:
-                at = end if first and self._source.begin == "latest" else low
+                at = self._beginning(p, low, end, first=first)
             self._merge.add(p, at)
             if not low <= at <= self._merge.partitions[p].seen <= end:
                 raise UsageError(
@@ -131,6 +147,21 @@ class KafkaInput:
             begins[p] = at
         self._merge.ends({p: end for p, (_, end) in limits.items()}, asked_us)
         self._client.assign(begins)
+
+    def _beginning(self, number: int, low: int, end: int, *, first: bool) -> int:
+        """Where a partition begins that was never read; partitions that came later begin with their first record."""
+        source = self._source
+        at = end if first and source.begin == "latest" else low
+        if isinstance(source.begin, int):
+            at = self._client.begins([number], source.begin).get(number, end)
+        if source.copies and at == low > 0:
+            # Whoever began before has read more, or would have.
+            raise UsageError(
+                f"topic {source.topic} partition {number} must still have all records from the beginning on where "
+                f"several hosts read it and a copy begins; it has {low} to {end}; say a later time (begin=…) where no "
+                "copy has begun, copy the stream's folder of another host, stopped meanwhile, or name one host"
+            )
+        return at
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -151,9 +182,10 @@ class KafkaInput:
                 self._merge.ends(*told)
             if (topic := self._client.topic_told()) is not None:
                 self._take_up(topic.partitions, first=False)
+                self._merge.partitions_known(topic.asked_us)
             if self._commit(places=steady_us >= places_us):
                 places_us = steady_us + _PLACES_US
-            wanted = self._merge.waiting(now_us(), paused)
+            wanted = self._merge.waiting(self._clock(), paused)
             self._client.pause(wanted - paused)
             self._client.resume(paused - wanted)
             paused = wanted
@@ -163,6 +195,11 @@ class KafkaInput:
     def _hold(self, read: Read) -> None:
         for number, messages in read.messages.items():
             chunk, refused = self._records.chunk(messages)
+            if self._brokers is not None:
+                self._check_stamps(messages)
+                self._brokers.saw(max(m.timestamp()[1] for m in messages) * 1000)
+                if isinstance(self._source.begin, int):  # Who begins before that time finds records that others do not.
+                    chunk = chunk.only(chunk.stimes >= self._source.begin)
             if early := self._early(chunk, messages):
                 refused += early
                 chunk = chunk.only(~np.isin(chunk.offsets, [r.message.offset() for r in early]))
@@ -177,6 +214,15 @@ class KafkaInput:
         for number, at in read.ends.items():
             self._merge.read_until(number, at)
 
+    def _check_stamps(self, messages: list[Message]) -> None:
+        """The topic may have had other times before, or has them since we asked."""
+        for message in messages:
+            if message.timestamp()[0] != APPEND_TIME:
+                raise UsageError(
+                    f"{self._records.where(message)}: every record must have LogAppendTime where several hosts "
+                    "read the topic; this one has its producer's; begin with a new topic, or name one host"
+                )
+
     def _stop_before(self, refused: Refused, number: int, chunk: Chunk, messages: list[Message]) -> None:
         """What came before the poison is sound and must not be held back by it."""
         first = refused.message.offset()
@@ -186,7 +232,7 @@ class KafkaInput:
         raise self._error(refused)
 
     def _take(self, number: int, chunk: Chunk, messages: list[Message]) -> None:
-        late = self._merge.take(number, chunk, now_us())
+        late = self._merge.take(number, chunk, self._clock())
         if not len(late):
             return
         boundary = instant_text(self._merge.boundary_us)
@@ -201,10 +247,10 @@ class KafkaInput:
     def _early(self, chunk: Chunk, messages: list[Message]) -> list[Refused]:
         """Those that lie so far ahead of the clock that everything behind them would be late."""
         ahead = self._source.max_ahead_us
-        if ahead is None or not len(chunk.stimes) or int(chunk.stimes.max()) <= now_us() + ahead:
+        if ahead is None or not len(chunk.stimes) or int(chunk.stimes.max()) <= (early_us := self._clock() + ahead):
             return []
         why = "its stime lies too far ahead of the clock: what follows would be late; correct it, or raise max_ahead"
-        return _of(messages, chunk.offsets[chunk.stimes > now_us() + ahead], why, EarlyTuple)
+        return _of(messages, chunk.offsets[chunk.stimes > early_us], why, EarlyTuple)
 
     def _put_aside(self, refused: list[Refused]) -> None:
         """Rule 4 of `kafka`."""
@@ -222,7 +268,7 @@ class KafkaInput:
         return refused.kind(f"stream {self._stream.name}: {self._records.where(refused.message)}: {refused.why}")
 
     def _commit(self, *, places: bool) -> bool:
-        unit = self._merge.unit(now_us(), positions=places)
+        unit = self._merge.unit(self._clock(), positions=places)
         if unit is None:
             return False
         ack = self._producer.send_unit(unit.rows, numbers=unit.numbers, boundary=unit.boundary_us)

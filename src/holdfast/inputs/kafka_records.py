@@ -24,6 +24,7 @@ from holdfast.model.errors import SchemaError, UsageError
 from holdfast.model.schema import STIME_TYPE, schema_text
 from holdfast.stream.pack import stime_array
 from holdfast.stream.rows import Columns, stimes_of
+from holdfast.stream.values import STIME_US_MAX
 
 PARTS = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 _HEADERS = (pa.map_(pa.string(), pa.string()), pa.map_(pa.string(), pa.binary()))
@@ -138,6 +139,9 @@ class Records:
                     good.append(message)
             except SchemaError as error:
                 refused.append(Refused(message, str(error)))
+            # A time of Protocol Buffers' beyond all years, the name of a header that is no text: bad records, too.
+            except (ValueError, OverflowError) as error:
+                refused.append(Refused(message, f"{self.where(message)}: it cannot be read: {error}"))
         try:
             return self._batch(rows, good), refused
         except SchemaError:
@@ -187,9 +191,13 @@ class Records:
 
     def _timed(self, batch: pa.RecordBatch, messages: Sequence[Message]) -> Chunk:
         if self._stime == "timestamp":
-            stimes = np.fromiter((m.timestamp()[1] for m in messages), np.int64, len(messages)) * 1000
-            if len(stimes) and int(stimes.min()) < 0:
+            times_ms = np.fromiter((m.timestamp()[1] for m in messages), np.int64, len(messages))
+            if len(times_ms) and int(times_ms.min()) < 0:
                 raise SchemaError(f"stream {self._stream}: the record must have a timestamp to be its stime; got none")
+            # Any number of 64 bits can stand there; as microseconds it would become another time without a word.
+            if len(times_ms) and int(times_ms.max()) > STIME_US_MAX // 1000:
+                raise SchemaError(f"stream {self._stream}: {_beyond(int(times_ms.max()))}")
+            stimes = times_ms * 1000
         else:
             stimes = stimes_of(batch.column(self._stime), self._unit, self._stream)
         offsets = np.fromiter((m.offset() for m in messages), np.int64, len(messages))
@@ -229,13 +237,23 @@ def _part(part: str, kind: pa.DataType, stream: str) -> Part:
     if part == "offset" and kind == pa.int64():
         return lambda m, _: m.offset()
     if part == "timestamp" and t.is_timestamp(kind) and kind.tz:
-        return lambda m, _: _EPOCH + timedelta(milliseconds=m.timestamp()[1])
+        return lambda m, _: _moment(m.timestamp()[1])
     if part == "headers" and kind in _HEADERS:
         text = bool(t.is_string(kind.item_type))
         return lambda m, _: [(k, _bytes(v, text, f"header {k}")) for k, v in dict(m.headers() or ()).items()]
     wanted = {"topic": "string", "partition": "int or bigint", "offset": "bigint", "timestamp": "timestamp",
               "headers": "map<string, binary> or map<string, string>"}  # fmt: skip
     raise UsageError(f"{wrong}use {wanted[part]}")
+
+
+def _moment(ms: int) -> datetime:
+    if ms > STIME_US_MAX // 1000:
+        raise SchemaError(_beyond(ms))
+    return _EPOCH + timedelta(milliseconds=ms)
+
+
+def _beyond(ms: int) -> str:
+    return f"its timestamp must lie in the years 1 to 9999; got {ms} milliseconds since 1970"
 
 
 def _bytes(value: bytes | str | None, text: bool, part: str) -> bytes | str | None:

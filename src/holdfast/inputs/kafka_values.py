@@ -15,7 +15,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pyarrow as pa
 
 from holdfast.model.errors import PeerError, SchemaError, UsageError
@@ -108,6 +107,8 @@ class Registry:
         return self._known[number], value[5:]
 
     def _ask(self, number: int, where: str) -> Any:
+        import httpx  # Here: it takes longer to load than the rest of a command, and few topics have a registry.
+
         try:
             answer = httpx.get(f"{self._url}/schemas/ids/{number}", timeout=_REGISTRY_S)
         except httpx.HTTPError as error:

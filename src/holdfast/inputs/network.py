@@ -1,7 +1,8 @@
 """Who may reach an input over the network.
 
 Rules (X1):
-1. Loopback by default. Any other address is refused unless there is a token and TLS.
+1. Loopback by default. Any other address is refused unless there is a token and TLS, or the word that a mesh of proxies
+   encrypts what goes there.
 2. Tokens are compared in constant time.
 """
 
@@ -36,6 +37,8 @@ class Access(NamedTuple):
     key: Path | None = None
     keys: Keyring | None = None
     """Tokens that stand for somebody, beside or instead of the one that stands for all."""
+    mesh: bool = False
+    """Somebody has said that TLS is the affair of a mesh between the machines."""
 
     @property
     def asks(self) -> bool:
@@ -48,7 +51,7 @@ class Access(NamedTuple):
             raise UsageError(f"a token must have {TOKEN_CHARS_MIN} characters or more; got {len(self.token)}")
         if (self.certificate is None) != (self.key is None):
             raise UsageError("TLS needs a certificate and its key; got only one of them")
-        if not is_loopback(self.host) and (not self.asks or self.certificate is None):
+        if not is_loopback(self.host) and (not self.asks or (self.certificate is None and not self.mesh)):
             raise UsageError(
                 f"listening on {self.host} lets others in: that needs a token and TLS (a certificate and its key); "
                 f"give both, or listen on 127.0.0.1"

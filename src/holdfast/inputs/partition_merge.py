@@ -10,12 +10,17 @@ Rules:
 3. A partition holds the boundary back at its largest stime, less the slack, while it has records that were not read.
    One that is read to its end does not (K2); where stimes are times of the clock it is known to be so only up to when
    its end was looked at.
-4. While much is held, partitions that are ahead wait for those that are behind. What one partition alone holds within
+4. Where several hosts read the same source (`shared`), nothing may depend on who reads. Late is a record that lies
+   below what its own partition had promised by the records before it, wherever the boundary stands; how far partitions
+   were promised goes into the log with the places. A record below the boundary that is not late so has come against
+   the promise that its source would not go back: the others have it and this one has not, and that is an error.
+5. While much is held, partitions that are ahead wait for those that are behind. What one partition alone holds within
    its slack must fit into `HELD_BYTES_MAX`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -25,13 +30,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.model.errors import UsageError
-from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, closed_until
+from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, closed_until, instant_text
 from holdfast.stream.record import PRODUCERS_MAX
 
 #: Arrow bytes of records that wait for their bucket. Beyond it partitions wait for each other.
 HELD_BYTES_MAX = 256 << 20
-#: Each partition has two numbers among the stream's producers, and the boundary has one.
+#: Each partition has two numbers among the stream's producers, three if it is shared, and the boundary has one.
 PARTITIONS_MAX = (PRODUCERS_MAX - 1) // 2
+SHARED_PARTITIONS_MAX = (PRODUCERS_MAX - 1) // 3
 #: How long the knowledge that a partition is read to its end holds where stimes are not the clock's: beyond it, whoever
 #: would tell us of new records may be away.
 END_KNOWN_US = 3_000_000
@@ -65,6 +71,8 @@ class Partition:
     """Below it, and below the boundary of that time, everything is in the log."""
     next: int
     top_us: int = BEGINNING_US
+    before_us: int = BEGINNING_US
+    """The largest stime of the records before `seen`."""
     end: int | None = None
     ended_us: int = BEGINNING_US
     """When the source said that `end` is its end."""
@@ -101,15 +109,25 @@ class PartitionMerge:
         boundary_us: int,
         by_clock: bool,
         idle_us: int | None = None,
+        shared: bool = False,
     ) -> None:
         self._schema, self._id, self._bucket_us, self._slack_us = schema, id, bucket_us, slack_us
-        self._by_clock, self._idle_us = by_clock, idle_us
+        self._by_clock, self._idle_us, self._shared = by_clock, idle_us, shared
         self._numbers = dict(numbers)
         #: The boundary that went with what the log has of `seen`: not one that somebody else, or this run, has set.
         self._known_us = self._numbers.get(f"{id}-boundary", 0) + BEGINNING_US
         self.boundary_us = max(boundary_us, self._known_us)
         self.partitions: dict[int, Partition] = {}
         self._data_us = BEGINNING_US
+        #: Up to when it is known which partitions there are, where that matters.
+        self._partitions_us = BEGINNING_US if shared else END_OF_TIME_US
+
+    @property
+    def reached_us(self) -> int:
+        """The largest time that is known of the source by what the log has; the beginning where it has nothing."""
+        marks = (n for name, n in self._numbers.items() if re.fullmatch(rf"{re.escape(self._id)}-t\d+", name))
+        tops_us = max(marks, default=0) + BEGINNING_US
+        return max(tops_us, self._known_us + self._slack_us) if self._known_us > BEGINNING_US else tops_us
 
     # -- partitions --------------------------------------------------------------------------------------------------
 
@@ -119,13 +137,19 @@ class PartitionMerge:
 
     def add(self, number: int, first: int) -> None:
         """Take up a partition at `first`, or where the log says."""
-        if number >= PARTITIONS_MAX:
+        most = SHARED_PARTITIONS_MAX if self._shared else PARTITIONS_MAX
+        if number >= most:
             raise UsageError(
-                f"a source may have {PARTITIONS_MAX} partitions at most; got one with number {number}; split the topic"
+                f"a source may have {most} partitions at most; got one with number {number}; split the topic"
             )
         low = self._numbers.get(f"{self._id}-p{number}", first)
         seen = self._numbers.get(f"{self._id}-s{number}", low)
-        self.partitions[number] = Partition(low, seen, low)
+        before_us = self._numbers.get(f"{self._id}-t{number}", 0) + BEGINNING_US
+        self.partitions[number] = Partition(low, seen, low, before_us=before_us)
+
+    def partitions_known(self, asked_us: int) -> None:
+        """Whatever partitions there were at `asked_us` are among ours."""
+        self._partitions_us = max(self._partitions_us, asked_us)
 
     def was_seen(self, number: int, offset: int) -> bool:
         """Whether a record is read again that was read before the last start."""
@@ -139,17 +163,36 @@ class PartitionMerge:
             return chunk.offsets
         stimes = chunk.stimes
         late = stimes < self.boundary_us
+        dealt_with = (chunk.offsets < partition.seen) & (stimes < self._known_us)
+        refused = late & ~dealt_with
+        if self._shared:
+            behind = self._behind(partition, chunk)
+            if (against := refused & ~behind).any():
+                raise self._against(number, chunk.only(against))
+            refused, late = behind & (chunk.offsets >= partition.seen), late | behind
+        gone = chunk.offsets[refused]
         if late.any():
-            before = (chunk.offsets < partition.seen) & (stimes < self._known_us)
-            refused = chunk.offsets[late & ~before]
             chunk = chunk.only(~late)
-        else:
-            refused = chunk.offsets[:0]
         partition.top_us = max(partition.top_us, int(stimes.max()))
         if len(chunk.offsets):
             partition.held.append(chunk)
         self._data_us = now_us
-        return refused
+        return gone
+
+    def _behind(self, partition: Partition, chunk: Chunk) -> npt.NDArray[np.bool_]:
+        """Rule 4: which records lie below what those before them in the partition have promised."""
+        tops = np.maximum.accumulate(np.concatenate(([partition.top_us], chunk.stimes[:-1])))
+        tops = np.where(chunk.offsets >= partition.seen, np.maximum(tops, partition.before_us), tops)
+        promised: npt.NDArray[np.bool_] = chunk.stimes < (tops - self._slack_us) // self._bucket_us * self._bucket_us
+        return promised
+
+    def _against(self, number: int, chunk: Chunk) -> UsageError:
+        return UsageError(
+            f"a source that several hosts read must not go back in time by more than the slack; partition {number} "
+            f"has at offset {chunk.offsets[0]} a record of {instant_text(int(chunk.stimes[0]))}, and this host has "
+            f"closed everything before {instant_text(self.boundary_us)}; the clocks of the brokers differ by more than "
+            "the slack, or it could be read that late: raise it, and let all hosts begin a new stream"
+        )
 
     def read_until(self, number: int, next: int) -> None:
         """Every record of the partition before `next` was handed to `take`, or put aside, or never was one."""
@@ -172,12 +215,12 @@ class PartitionMerge:
             return (
                 self.boundary_us
             )  # What was held before the last start comes first, or it could be taken for given out.
-        top_us = max((p.top_us for p in partitions), default=BEGINNING_US)
+        top_us = max((max(p.top_us, p.before_us) for p in partitions), default=BEGINNING_US)
         if self._idle_us is not None and now_us - self._data_us >= self._idle_us:
             top_us = max(top_us, now_us)
-        bound_us = min((self._bound(p, now_us) for p in partitions), default=BEGINNING_US)
+        bound_us = min((self._partitions_us, *(self._bound(p, now_us) for p in partitions)))
         found_us = min(top_us, bound_us)
-        if found_us <= BEGINNING_US:
+        if found_us <= BEGINNING_US or not partitions:
             return self.boundary_us
         return max(self.boundary_us, closed_until(found_us - self._slack_us, self._bucket_us))
 
@@ -208,7 +251,11 @@ class PartitionMerge:
                 if below.any():
                     batches.append(chunk.only(below).rows)
                 low = min(low, int(chunk.offsets[~below][0]))
-            for key, value in ((f"{self._id}-p{number}", low), (f"{self._id}-s{number}", partition.seen_until)):
+            places = [(f"{self._id}-p{number}", low), (f"{self._id}-s{number}", partition.seen_until)]
+            if self._shared:
+                promised_us = max(partition.top_us, partition.before_us)
+                places.append((f"{self._id}-t{number}", promised_us - BEGINNING_US))
+            for key, value in places:
                 if self._numbers.get(key) != value:
                     numbers[key] = value
         if moved:
@@ -232,7 +279,7 @@ class PartitionMerge:
         return sum(p.held_bytes for p in self.partitions.values())
 
     def waiting(self, now_us: int, before: Iterable[int]) -> set[int]:
-        """Rule 4: the partitions that should not be read on for now, where `before` did not until now."""
+        """Rule 5: the partitions that should not be read on for now, where `before` did not until now."""
         held = self.held_bytes
         if held < HELD_BYTES_MAX // 2:
             return set()

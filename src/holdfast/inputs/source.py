@@ -6,6 +6,7 @@ retry can mend as `UsageError`; after anything else it is made anew and goes on 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,14 @@ class Source(Protocol):
         """Where the rows come from, for people."""
 
 
+@runtime_checkable
+class KnowsColumns(Source, Protocol):
+    """A source that knows its stream's columns: then nobody need declare them."""
+
+    def columns(self, stop: threading.Event | None = None) -> pa.Schema:
+        """It may ask there, until `stop`; errors are those of its input."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineSource:
     """A streaming source of the engine's, such as Spark's: it runs as an ingest query (`Engine.ingest`)."""
@@ -51,6 +60,7 @@ class EngineSource:
     slack_us: int
     idle_us: int | None
     trigger_us: int | None
+    max_ahead_us: int | None = None
 
     def text(self) -> str:
         return f"a streaming source of Spark ({getattr(self.function, '__name__', 'a function')})"

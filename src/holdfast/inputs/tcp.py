@@ -230,7 +230,8 @@ class _Connection(socketserver.BaseRequestHandler):
         if isinstance(value, dict) and value.keys() == {"holdfast", "rows"} and isinstance(value["holdfast"], dict):
             about = value["holdfast"]
             producer, seq = about.get("producer"), about.get("seq")
-            if not isinstance(producer, str) or not isinstance(seq, int) or isinstance(seq, bool) or seq < 0:
+            whole = isinstance(seq, int) and not isinstance(seq, bool) and 0 <= seq < 1 << 63
+            if not isinstance(producer, str) or not whole:
                 raise SchemaError(f'{where}: "holdfast" must be {{"producer": a name, "seq": a number from 0 on}}')
             self.server.ids.check(self._sender, producer, self.server.producer.last_seq_of(producer) >= 0)
             return _Request(decoder.json_rows(value["rows"], where), producer, seq)

@@ -24,10 +24,10 @@ from typing import Any
 from holdfast.clock import monotonic_us, now_us
 from holdfast.diagram import Diagram
 from holdfast.host.controller import Controller
+from holdfast.host.crash_points import reached
 from holdfast.host.host import Host
 from holdfast.host.log_lines import ReplicaLog
 from holdfast.load.contract_file import Terms, is_older_id
-from holdfast.load.crash_points import reached
 from holdfast.load.history import History, Movement, Sample
 from holdfast.load.journal import Journal
 from holdfast.load.meter import Census

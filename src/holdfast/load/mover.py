@@ -34,15 +34,16 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from holdfast.clock import monotonic_us, now_us
+from holdfast.clock import monotonic_us
+from holdfast.host.crash_points import reached
 from holdfast.host.log_lines import ReplicaLog
-from holdfast.load.crash_points import reached
-from holdfast.load.parcel import Unpacking, pack, parcel_version
+from holdfast.host.parcel import Unpacking, pack, parcel_version
+from holdfast.host.rebuild import take_up_parcel
 from holdfast.load.partner import PartnerLink, write_parcel
 from holdfast.load.remote_task import AwayNote, RemoteTask, read_note, remove_note, write_note
 from holdfast.load.tasks import HeldTask, guest_name
 from holdfast.model.errors import PeerError, UsageError
-from holdfast.model.time import BEGINNING_US, SECOND_US
+from holdfast.model.time import SECOND_US
 from holdfast.stream.waiting import Waiting
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,8 @@ _BOTH_S = 900.0
 _LOOK_S = 0.1
 _AGAIN_S = 5.0
 _CHUNK = 1 << 20
+#: Who keeps the input of a task that is on its way.
+_HOLDER = "movement"
 
 T = TypeVar("T")
 
@@ -94,7 +97,7 @@ class Mover:
         if controller is None or not controller.movable:
             raise UsageError(f"{task.task_id} must be STABLE to be moved; it is not so now; it stays here")
         note = AwayNote(lease_id, to)
-        controller.keep()
+        controller.keep(_HOLDER)
         try:
             parcel = await _aside(partial(self._pack, task, lease_id))
             reached("copied")
@@ -106,7 +109,7 @@ class Mover:
             reached("level")
             await _write(task, note)
         except BaseException:
-            controller.release()
+            controller.release(_HOLDER)
             (task.home / "parcel").unlink(missing_ok=True)
             raise
         reached("noted")
@@ -276,15 +279,8 @@ def _stands(task: HeldTask, note: AwayNote) -> bool:
 
 def _file(task: HeldTask, staging: Path, waiting: Waiting) -> None:
     """Steps 3 and 4, in the order in which they may be cut short."""
-    writer = task.output.writer(takeover=True)
-    boundary_us = writer.state.boundary_us
-    writer.commit([], now_us=now_us(), pending=waiting.since(boundary_us))
-    writer.release(now_us())
-    reached("filed")
-    right_from_us = boundary_us if boundary_us > BEGINNING_US else None
-    task.host.engine.take_up(task.home, staging / "checkpoint", right_from_us)
+    take_up_parcel(task.host.engine, task.home, task.output, staging, waiting)
     shutil.rmtree(staging, ignore_errors=True)
-    reached("taken-up")
 
 
 def _unpacked(task: HeldTask, staging: Path) -> Waiting:

@@ -20,7 +20,8 @@ import msgspec
 
 from holdfast.clock import monotonic_us
 from holdfast.host.envelope import UNREADABLE
-from holdfast.host.link import CONNECT_S, HttpLink, Link, Refused
+from holdfast.host.link import CONNECT_S, PARCEL_CHUNK, PARCEL_CHUNK_S, HttpLink, Link, Refused
+from holdfast.host.parcel import PARCEL_TYPE, Unpacking
 from holdfast.host.wire import (
     DEFINITION_BYTES_MAX,
     HEAD_BYTES_MAX,
@@ -35,7 +36,6 @@ from holdfast.host.wire import (
 from holdfast.inputs.token_file import TokenFile
 from holdfast.load.contract_file import Partner
 from holdfast.load.message_codec import encode_message
-from holdfast.load.parcel import PARCEL_TYPE, Unpacking
 from holdfast.model.errors import PeerError
 from holdfast.model.time import BEGINNING_US
 from holdfast.protocol.dpc.messages import KeepaliveReply, KeepaliveRequest, StreamReport
@@ -47,12 +47,9 @@ from holdfast.stream.definition import Definition
 from holdfast.stream.disk import Disk
 
 _ANSWER_BYTES_MAX = 1 << 20
-#: A parcel may hold gigabytes; whoever sends less than a megabyte in this time has gone.
-_CHUNK_S = 30.0
 #: Whoever takes one makes each file durable on the way; it may take a while for a megabyte of small ones.
 _TAKE_S = 120.0
-_CHUNK = 1 << 20
-_STEADILY = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=_CHUNK_S)
+_STEADILY = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=PARCEL_CHUNK_S)
 
 T = TypeVar("T")
 
@@ -130,25 +127,7 @@ class PartnerLink(HttpLink):
 
     async def take_parcel(self, guest: str, into: Unpacking) -> None:
         """Fetch where a task of ours stands there."""
-        path = f"{self._below}/guests/{guest}/parcel"
-        loop, came = asyncio.get_running_loop(), 0
-        try:
-            async with (
-                asyncio.timeout(_CHUNK_S) as pace,
-                self._client.get(path, headers=self._shown, timeout=_STEADILY) as answer,
-            ):
-                if answer.status != 200:
-                    why = (await answer.content.read(500)).decode(errors="replace")
-                    raise PeerError(f"{self.address} does not hand over the task ({answer.status}): {why}")
-                async for chunk in answer.content.iter_any():
-                    left_s = (pace.when() or 0.0) - loop.time()
-                    pace.reschedule(None)  # Our own disk may take its time.
-                    await loop.run_in_executor(None, into.feed, chunk)
-                    came += len(chunk)
-                    whole, came = came >= _CHUNK, came % _CHUNK
-                    pace.reschedule(loop.time() + (_CHUNK_S if whole else left_s))
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise PeerError(f"{self.address} broke off while it handed over a task: {_why(error)}") from error
+        await self._take_parcel(f"{self._below}/guests/{guest}/parcel", into)
 
     # Tasks of theirs that run here ------------------------------------------------------------------------------
 
@@ -189,7 +168,7 @@ async def _chunks(path: Path, pace: asyncio.Timeout) -> AsyncIterator[bytes]:
     """Whoever asks for the next one has got rid of the last."""
     loop = asyncio.get_running_loop()
     with path.open("rb") as file:
-        while chunk := await loop.run_in_executor(None, partial(file.read, _CHUNK)):
+        while chunk := await loop.run_in_executor(None, partial(file.read, PARCEL_CHUNK)):
             yield chunk
             if not pace.expired():
                 pace.reschedule(loop.time() + _TAKE_S)

@@ -16,7 +16,7 @@ import hmac
 import logging
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,26 +24,26 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import JSONResponse, Response
 
+from holdfast.host.crash_points import reached
 from holdfast.host.envelope import UNREADABLE
 from holdfast.host.link import Link
+from holdfast.host.parcel import PARCEL_BYTES_MAX, Unpacking
+from holdfast.host.parcel_door import Handing
 from holdfast.host.service import WAIT_S_MAX, Door, Refused, body_of, number_of, position_of
 from holdfast.host.wire import PORTION_BYTES, PORTION_TYPE, Portion, encode_definition, encode_portion
 from holdfast.inputs.http_server import BODY_S_MAX, connection_of
 from holdfast.inputs.token_file import TokenFile
-from holdfast.load.crash_points import reached
 from holdfast.load.manager import LoadManager
 from holdfast.load.message_codec import MESSAGE_BYTES_MAX, decode_message
-from holdfast.load.parcel import PARCEL_BYTES_MAX, PARCEL_TYPE, Unpacking, pack
 from holdfast.load.remote_task import read_note
 from holdfast.load.tasks import Guest, GuestNote, HeldTask, guest_name, install_guest
 from holdfast.model.errors import PeerError, UsageError
 from holdfast.model.time import SECOND_US
 from holdfast.protocol.dpc.signals import Lane
 from holdfast.protocol.load.leases import Lease, LeaseState, Role
-from holdfast.protocol.load.ledger import MILLIONTHS
+from holdfast.protocol.load.ledger import MILLIONTHS, Ledger
 from holdfast.protocol.load.messages import Offer
 from holdfast.protocol.load.signals import Arrived, Received
 from holdfast.protocol.load.usage import NOTHING, Usage
@@ -88,7 +88,7 @@ class _Doors:
         self._manager = manager
         self._tokens = {name: TokenFile(partner.token_file) for name, partner in manager.terms.partners.items()}
         self._arriving: set[str] = set()
-        self._handing: set[str] = set()
+        self._handing = Handing()
 
     def admits(self, request: Request, token: str) -> bool:
         """Rule 1. Strangers are told the same as partners with a wrong token."""
@@ -204,30 +204,7 @@ class _Doors:
         controller = guest.controller
         if controller is None or not controller.at_rest:
             raise Refused(503, f"{guest.replica} is not STABLE now; ask again later")
-        if guest.task_id in self._handing:
-            raise Refused(409, f"the task of lease {guest.task_id} is just handed over by another request; ask again")
-        self._handing.add(guest.task_id)
-        staging = guest.folder / f".handing-{os.urandom(8).hex()}"
-        loop = asyncio.get_running_loop()
-
-        def ended() -> None:
-            self._handing.discard(guest.task_id)
-            shutil.rmtree(staging, ignore_errors=True)
-
-        try:
-            staging.mkdir()
-            waiting = await loop.run_in_executor(None, controller.copy_to, staging / "checkpoint")
-        except BaseException:
-            ended()
-            raise
-        parts = pack(guest.task_id, guest.definition, guest.output.definition, waiting, staging / "checkpoint")
-
-        async def send() -> AsyncIterator[bytes]:
-            while (part := await loop.run_in_executor(None, next, parts, None)) is not None:
-                yield part
-            reached("handed")
-
-        return _Handing(send(), ended)
+        return await self._handing.give(guest.task_id, guest.definition, controller, guest.home)
 
     async def output(self, request: Request) -> Response:
         guest = self._guest(request)
@@ -287,20 +264,6 @@ def _partner(request: Request) -> str:
 def _bytes_max(request: Request) -> int:
     """Rule 4."""
     return min(number_of(request, "bytes_max", PORTION_BYTES), PORTION_BYTES)
-
-
-class _Handing(StreamingResponse):
-    """A parcel on its way; `ended` is called when it has left or its receiver has gone, even before the first byte."""
-
-    def __init__(self, parts: AsyncIterator[bytes], ended: Callable[[], None]) -> None:
-        super().__init__(parts, media_type=PARCEL_TYPE)
-        self._ended = ended
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._ended()
 
 
 def _portion(portion: Portion) -> Response:
@@ -404,7 +367,27 @@ def overview_of(manager: LoadManager) -> dict[str, Any]:
     return {
         **loads, "tasks": {task["task"]: task for task in loads["tasks"]},
         "contracts": {contract["contract"]: contract for contract in contracts},
+        "ledger": _ledger(manager.core.ledger),
     }  # fmt: skip
+
+
+def _ledger(ledger: Ledger) -> dict[str, dict[str, Any]]:
+    """Accounts of leases that last, with the newest entry that the partner may lack; sums of those that are over."""
+    found: dict[str, dict[str, Any]] = {}
+    for lease, account in ledger.accounts.items():
+        last = account.open[-1] if account.open else None
+        found[lease] = {
+            "contract": account.contract_id, "payer": account.payer, "payee": account.payee,
+            "entries": account.entries, "amount": account.amount / MILLIONTHS, "unconfirmed": len(account.open),
+            "last": None if last is None else {
+                "period": last.period, "price": last.price, "units": last.units, "amount": last.amount / MILLIONTHS,
+            },
+        }  # fmt: skip
+    for contract, (payer, payee, amount) in ledger.settled.items():
+        found[f"{contract}, leases that are over"] = {
+            "contract": contract, "payer": payer, "payee": payee, "amount": amount / MILLIONTHS,
+        }  # fmt: skip
+    return found
 
 
 def _usage(usage: Usage) -> dict[str, float]:

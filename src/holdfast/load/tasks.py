@@ -32,6 +32,7 @@ from holdfast.host.mirrored_intake import MirroredIntake
 from holdfast.host.replica_status import missing_stream
 from holdfast.host.site import OwnSite, Site, Waits
 from holdfast.host.stream_server import StreamServer
+from holdfast.host.task_copy import lay_out
 from holdfast.host.wire import Position, parse_cursor
 from holdfast.load.partner import PartnerLink, Relay
 from holdfast.model.errors import PeerError, UnknownStream
@@ -51,8 +52,6 @@ log = logging.getLogger(__name__)
 
 #: How much output, in stime, is looked through at once for what the owner has: seldom, since it takes a sync.
 _KEPT_US = 60_000_000
-#: Segments of a guest's output. Its owner has everything within seconds; larger ones would only lie about.
-_SEGMENT_BYTES = 4 << 20
 
 
 def guest_name(lease_id: str) -> str:
@@ -230,18 +229,8 @@ def _told(going: asyncio.Future[int]) -> None:
 def install_guest(folder: Path, note: GuestNote, output: Definition, waiting: Waiting, staging: Path) -> None:
     """Rule 3: make the folder of a guest out of what was unpacked in `staging`."""
     disk = Disk()
-    node, stream = staging / "node", staging / "streams" / output.name
-    disk.make_dir(node)
-    disk.rename(staging / "checkpoint", node / "checkpoint")
-    disk.make_dir(stream / "main")
-    mine = msgspec.structs.replace(output, id=os.urandom(16).hex(), retention=Retention(), bound=None,
-                                   segment_bytes=min(_SEGMENT_BYTES, output.segment_bytes))  # fmt: skip
-    disk.replace_file(stream / "stream", seal(mine))
-    writer = StreamStore(staging / "streams").open(output.name).writer()
-    writer.commit([], now_us=now_us(), boundary_us=waiting.boundary_us, pending=(waiting.rows, waiting.body))
-    writer.release(now_us())
+    lay_out(staging, output, waiting)
     disk.replace_file(staging / "guest", seal(note))
-    disk.sync_dir(node)
     disk.rename(staging, folder)
     disk.sync_dir(folder.parent)
 

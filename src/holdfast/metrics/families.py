@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 #: What `holdfast_replica_state` may say: the words of `holdfast status`.
-REPLICA_STATES = ("WAITING", "RECOVERING", "STABLE", "UP_FAILURE", "STABILIZATION", "FAILED", "AWAY")
+REPLICA_STATES = ("WAITING", "RECOVERING", "STABLE", "UP_FAILURE", "STABILIZATION", "FAILED", "AWAY", "DRAINED")
 FORK_STATES = ("none", "preparing", "ready", "running")
 SINK_STATES = ("STARTING", "RUNNING", "WAITING", "FAILED", "ENDED", "STOPPED")
 SOURCE_STATES = SINK_STATES
@@ -74,6 +74,17 @@ _REPLICAS = (
     _gauge("replica_checkpoint_extent_seconds", _REPLICA,
            "Input that would be read again to restore the state of Holdfast's own operators, in the stream's time; "
            "where there are any."),
+    _gauge("replica_recovery_estimate_seconds", _REPLICA,
+           "How long that would take, loading the open windows included: by what the operator has measured, or the "
+           "extent times what a second of input takes the query. Starting the query comes on top."),
+    _gauge("replica_recovery_goal_seconds", _REPLICA, "What was asked for (`recover_within`), where it was."),
+    _gauge("replica_recovery_last_seconds", _REPLICA, "What the last recovery took, where there was one."),
+    _gauge("replica_checkpoint_windows", _REPLICA, "Open windows that would be loaded (N)."),
+    _gauge("replica_checkpoint_period_seconds", _REPLICA,
+           "How often a window that is open for long is saved (T), in the stream's time."),
+    _gauge("replica_checkpoint_records", f"{_REPLICA} kind",
+           "Records that checkpoints wrote with the last batch: `kind` gopen, gcheck or r."),
+    _gauge("replica_checkpoint_bytes", _REPLICA, "Their size."),
 )  # fmt: skip
 _QUERIES = (
     _counter("query_batches_total", _REPLICA, "Batches that the stable query has committed since the node began."),
@@ -82,7 +93,12 @@ _QUERIES = (
     _gauge("query_batch_part_seconds", f"{_REPLICA} part", "The same by part, as the engine tells it."),
     _gauge("query_batch_tuples", _REPLICA, "Tuples that its last batch read."),
     _gauge("query_state_bytes", _REPLICA, "State that it holds in memory, as the engine tells it."),
-)
+    _counter("query_seen_batches_total", _REPLICA,
+             "Batches that the next three are about: every one since somebody first asked for these numbers."),
+    _counter("query_seconds_total", _REPLICA, "How long they took."),
+    _counter("query_part_seconds_total", f"{_REPLICA} part", "The same by part, as the engine tells it."),
+    _counter("query_tuples_total", _REPLICA, "Tuples that they read."),
+)  # fmt: skip
 _FORKS = (
     _gauge("fork_state", f"{_REPLICA} state", "1 for the state that the replica's fork is in, 0 for the others."),
     _counter("fork_started_total", _REPLICA, "Forks that were begun."),
@@ -108,6 +124,13 @@ _STREAMS = (
     _counter("stream_removed_bytes_total", "stream", "Their bytes."),
     _gauge("stream_retention_waiting", "stream",
            "1 if retention could not remove all that it should, because a reader or an operator may need it."),
+    _gauge("stream_archived_bytes", "stream", "What its archive has, where it has one."),
+    _gauge("stream_archived_tuples", "stream", "Its tuples."),
+    _gauge("stream_archive_waiting_bytes", "stream", "Sealed, and not archived yet."),
+    _gauge("stream_archive_lag_seconds", "stream",
+           "Since when the oldest of that has been waiting; 0 if nothing does."),
+    _gauge("stream_archive_failing", "stream", "1 if the last attempt to archive failed."),
+    _counter("stream_archive_errors_total", "stream", "Attempts that failed since the stream was made."),
     _gauge("stream_unreadable", "stream", "1 if the log cannot be read; then nothing else of it is served."),
 )  # fmt: skip
 _STORES = (
@@ -130,6 +153,7 @@ _SOURCES = (
     _counter("source_late_rows_total", "stream", "Of those, rows that came after their bucket was closed."),
     _counter("source_dead_rows_total", "stream", "Records that did not fit and were put aside."),
     _gauge("source_lag_records", "stream", "Records that are there and were not read yet, where the source says it."),
+    _gauge("source_lag_bytes", "stream", "Bytes of the source's log that were not read yet, where it has one."),
     _counter("source_errors_total", "stream", "Times that it failed and was opened anew, and errors that it passed."),
 )
 _LOAD = (

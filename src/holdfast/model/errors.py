@@ -39,6 +39,10 @@ class Removed(UsageError):
     """The range asked for was removed by retention."""
 
 
+class InputLost(UsageError):
+    """A replica would have to read input that is gone. What came of it, only its twins have."""
+
+
 class Mended(UsageError):
     """The boundary of a stream was taken back behind what this reader has read: it must begin anew."""
 

@@ -20,6 +20,8 @@ SECOND_US = 1_000_000
 END_OF_TIME_US = 2**62
 #: Boundary of a stream on which nothing was promised yet.
 BEGINNING_US = -(2**62)
+#: How far ahead of the clock a tuple's own stime may lie. Clocks of machines differ by less; a wrong year does not.
+MAX_AHEAD = "1h"
 
 _UNITS = {"us": 1, "µs": 1, "ms": 1_000, "s": SECOND_US, "m": 60 * SECOND_US, "min": 60 * SECOND_US,
           "h": 3600 * SECOND_US, "d": 86400 * SECOND_US}  # fmt: skip
@@ -109,6 +111,14 @@ def instant_text(us: int) -> str:
         return (_EPOCH + timedelta(microseconds=us)).isoformat(timespec="microseconds").replace("+00:00", "Z")
     except OverflowError:
         return f"{us} µs"  # Beyond the years 1 to 9999; a message must not fail on what it speaks of.
+
+
+def early_text(stream: str, stime_us: int, ahead_us: int) -> str:
+    """Why a tuple that lies further ahead of the clock than `MAX_AHEAD` is refused."""
+    return (
+        f"stream {stream}: a tuple at {instant_text(stime_us)} lies {duration_shown(ahead_us)} ahead of the clock, and "
+        f"every tuple after it would be late; correct its time, or allow more (max_ahead)"
+    )
 
 
 def bucket_of(stime_us: int, size_us: int) -> int:

@@ -1,7 +1,9 @@
 """Folding: how the values of a window become its state, many windows at a time.
 
 The values of all windows lie behind each other, each window's in the order of its tuples; `Segments` says where each
-begins. An accumulator folds every segment into a state, from a state that is given or from none.
+begins. An accumulator folds every segment into a state, from a state that is given or from none. Sorting tuples so that
+they lie like that takes longer than all the rest; where every accumulator can do without (`scatters`), the tuples stay
+as they came, and `Scattered` says whose each of them is.
 
 Rules:
 1. What comes out depends on the order of the values in a segment, never on how they were cut into batches: folding
@@ -23,6 +25,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+import pyarrow as pa
 
 from holdfast.model.errors import UsageError
 from holdfast.operators.decimals import summed
@@ -64,6 +67,78 @@ class Segments:
         offsets = np.repeat(self.starts[index] - np.append(0, np.cumsum(lengths)[:-1]), lengths)
         return offsets + np.arange(total)
 
+    @property
+    def firsts(self) -> Ints:
+        """The row with which each segment begins."""
+        return self.starts
+
+    @property
+    def lasts(self) -> Ints:
+        found: Ints = self.ends - 1
+        return found
+
+    def reduced(self, how: np.ufunc, numbers: Ints) -> Ints:
+        """Each segment's numbers as one."""
+        found: Ints = how.reduceat(numbers, self.starts)
+        return found
+
+    def together(self, numbers: Ints) -> tuple[Ints, Segments]:
+        """The numbers segment by segment."""
+        return numbers, self
+
+
+class Scattered(Segments):
+    """Segments whose rows lie anywhere, each segment's in the order of its tuples; none of them is empty."""
+
+    def __init__(self, ids: Ints, lengths: Ints) -> None:
+        self.rows, self.lengths, self._ids = len(ids), lengths, ids
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def firsts(self) -> Ints:
+        found = np.empty(len(self), np.int64)
+        found[self.ids[::-1]] = np.arange(self.rows - 1, -1, -1)  # Of several, the one that is written last stays.
+        return found
+
+    @property
+    def lasts(self) -> Ints:
+        found = np.empty(len(self), np.int64)
+        found[self.ids] = np.arange(self.rows)
+        return found
+
+    def reduced(self, how: np.ufunc, numbers: Ints) -> Ints:
+        found: Ints = numbers[self.firsts] if how is not np.add else np.zeros(len(self), np.int64)
+        how.at(found, self.ids, numbers)
+        return found
+
+    def together(self, numbers: Ints) -> tuple[Ints, Segments]:
+        ends = np.cumsum(self.lengths)
+        return numbers[np.argsort(self.ids, kind="stable")], Segments(ends - self.lengths, self.rows)
+
+
+def scattered(numbers: Ints) -> tuple[Ints, Scattered]:
+    """The different numbers in ascending order, and whose number each row has."""
+    low = int(numbers.min())
+    span = int(numbers.max()) - low + 1
+    if span <= 4 * len(numbers):  # They lie close: a table of all that could be there.
+        places = numbers - low
+        counts = np.bincount(places, minlength=span)
+        known = np.flatnonzero(counts)
+        if len(known) == span:
+            return np.arange(span) + low, Scattered(places, counts)
+        ranks = np.zeros(span, np.int64)
+        ranks[known] = np.arange(len(known))
+        return known + low, Scattered(ranks[places], counts[known])
+    coded = pa.array(numbers).dictionary_encode()
+    values, codes = np.asarray(coded.dictionary), np.asarray(coded.indices)
+    order = np.argsort(values)
+    ranks = np.empty(len(values), np.int64)
+    ranks[order] = np.arange(len(values))
+    ids = ranks[codes]
+    return values[order], Scattered(ids, np.bincount(ids, minlength=len(values)))
+
 
 class Values:
     """One column of rows, as its accumulators want it."""
@@ -102,6 +177,10 @@ class Accumulator(ABC):
     name: str
     value: int | None = None
 
+    def scatters(self, dtype: pl.DataType | None) -> bool:
+        """Whether it can fold values of that type that lie scattered, with the same result to the last bit."""
+        return False
+
     @abstractmethod
     def fold(self, values: Values | None, seg: Segments, before: pl.Series | None, has: npt.NDArray[np.bool_]) -> Any:
         """The state of each segment; `before` is what it goes on from where `has` says so."""
@@ -136,10 +215,13 @@ class Count(Accumulator):
     def __init__(self, value: int | None) -> None:
         self.value, self.name = value, "c" if value is None else f"n{value}"
 
+    def scatters(self, dtype: pl.DataType | None) -> bool:
+        return True
+
     def fold(self, values: Values | None, seg: Segments, before: pl.Series | None, has: npt.NDArray[np.bool_]) -> Ints:
         new: Ints = seg.lengths
         if values is not None and values.valid is not None:
-            new = np.add.reduceat(values.valid.astype(np.int64), seg.starts)
+            new = seg.reduced(np.add, values.valid.astype(np.int64))
         return new + _before(before, has, 0, np.int64) if before is not None else new
 
     def merge(self, states: pl.Series, seg: Segments) -> Ints:
@@ -151,6 +233,9 @@ class Sum(Accumulator):
         """`decimal` is the type of the sum, of decimals."""
         self.value, self.name, self.function, self.decimal = value, f"s{value}", function, decimal
 
+    def scatters(self, dtype: pl.DataType | None) -> bool:
+        return self.decimal is None
+
     def fold(self, values: Values | None, seg: Segments, before: pl.Series | None, has: npt.NDArray[np.bool_]) -> Any:
         assert values is not None
         if self.decimal is not None:
@@ -159,7 +244,7 @@ class Sum(Accumulator):
         if not values.is_float:
             first = None if before is None else _before(before, has, 0, np.int64)
             self.check(values.numbers, seg, first)
-            new = np.add.reduceat(values.numbers, seg.starts)
+            new = seg.reduced(np.add, values.numbers)
             return new if first is None else new + first
         if before is None:
             return np.bincount(seg.ids, values.numbers, len(seg))
@@ -180,6 +265,7 @@ class Sum(Accumulator):
         reach = _reach(numbers) * int(seg.lengths.max()) + (0 if before is None else _reach(before))
         if reach <= _INT_MAX:
             return
+        numbers, seg = seg.together(numbers)
         # Both halves of every running sum, which fit; what carries over from the lower belongs to the upper one.
         first = np.zeros(len(seg), np.int64) if before is None else before
         high = _running(numbers >> 32, seg, first >> 32)
@@ -198,6 +284,10 @@ class Extreme(Accumulator):
     def __init__(self, value: int, largest: bool) -> None:
         self.value, self.largest, self.name = value, largest, f"{'hi' if largest else 'lo'}{value}"
 
+    def scatters(self, dtype: pl.DataType | None) -> bool:
+        # Which of 0.0 and -0.0, or of two NaN, numpy takes for the larger hangs on how they lie.
+        return dtype is not None and _flat(dtype) and not dtype.is_float()
+
     def fold(self, values: Values | None, seg: Segments, before: pl.Series | None, has: npt.NDArray[np.bool_]) -> Any:
         assert values is not None
         if not values.flat:
@@ -206,7 +296,7 @@ class Extreme(Accumulator):
         neutral = self._neutral(values.is_float)
         if values.valid is not None:
             numbers = np.where(values.valid, numbers, neutral)
-        new = self._least.reduceat(numbers, seg.starts)
+        new = seg.reduced(self._least, numbers)
         return new if before is None else self._least(new, _before(before, has, neutral, new.dtype))
 
     def merge(self, states: pl.Series, seg: Segments) -> Any:
@@ -241,15 +331,18 @@ class Edge(Accumulator):
     def __init__(self, value: int, latest: bool) -> None:
         self.value, self.latest, self.name = value, latest, f"{'l' if latest else 'f'}{value}"
 
+    def scatters(self, dtype: pl.DataType | None) -> bool:
+        return True
+
     def fold(self, values: Values | None, seg: Segments, before: pl.Series | None, has: npt.NDArray[np.bool_]) -> Any:
         assert values is not None
-        new = values.series.gather(seg.ends - 1 if self.latest else seg.starts)
+        new = values.series.gather(seg.lasts if self.latest else seg.firsts)
         if self.latest or before is None:
             return new
         return before.zip_with(pl.Series(has), new)
 
     def merge(self, states: pl.Series, seg: Segments) -> Any:
-        return states.gather(seg.ends - 1 if self.latest else seg.starts)
+        return states.gather(seg.lasts if self.latest else seg.firsts)
 
 
 class Distinct(Accumulator):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from holdfast.operators.counted import CountedAggregate
+from holdfast.operators.count_windows import CountedAggregate
 from holdfast.operators.footprints import Kernel
-from holdfast.operators.general import GeneralAggregate
 from holdfast.operators.landmarks import LandmarkAggregate
 from holdfast.operators.plan import Plan
-from holdfast.operators.timed import TimedAggregate
+from holdfast.operators.stateful_windows import GeneralAggregate
+from holdfast.operators.time_windows import TimedAggregate
 from holdfast.operators.windows import CountWindow, Landmark, TimeWindow, Window
 
 

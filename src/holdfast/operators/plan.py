@@ -34,6 +34,8 @@ class Plan:
             for accumulator in self._needed(i, function, value):
                 found.setdefault(accumulator.name, accumulator)
         self.accumulators: tuple[Accumulator, ...] = tuple(found.values())
+        self.scatters = all(a.scatters(None if a.value is None else types[a.value]) for a in self.accumulators)
+        """Whether tuples can be folded as they came, without being sorted by group."""
 
     def _needed(self, i: int, function: Function, value: int | None) -> list[Accumulator]:
         kind = function.kind

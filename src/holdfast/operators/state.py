@@ -69,9 +69,16 @@ def find(block: pl.DataFrame | None, numbers: Ints) -> tuple[Ints, npt.NDArray[n
     if block is None or not len(block):
         return np.zeros(len(numbers), np.int64), np.zeros(len(numbers), bool)
     known = block["_h"].to_numpy()
+    if len(known) == len(numbers) and bool((known == numbers).all()):  # As from batch to batch of a busy stream.
+        return np.arange(len(numbers)), np.ones(len(numbers), bool)
     at = np.searchsorted(known, numbers)
     at[at == len(known)] = 0
     return at, known[at] == numbers
+
+
+def at_places(block: pl.DataFrame, at: Ints, has: npt.NDArray[np.bool_]) -> pl.DataFrame:
+    """The block's row for each of the groups that `find` was asked for; any row where there is none."""
+    return block if len(at) == len(block) and has.all() else block[at]
 
 
 def check_keys(keys: Sequence[str], ours: pl.DataFrame, theirs: pl.DataFrame) -> None:

@@ -19,8 +19,9 @@ from holdfast.sim.shrink import active, shrink
 _EPILOG = """
 what it does
   Each schedule is a diagram of three sources, two chained nodes of two replicas each and a client, under virtual time.
-  Faults strike for the first seconds (crashes, pauses, hanging queries, cuts, one-way cuts, partitions, slow links,
-  lost and repeated messages, silent sources; many of them wait for a replica to be recovering or stabilising), then
+  Faults strike for the first seconds (crashes, some of which take the disk with them, pauses, hanging queries, cuts,
+  one-way cuts, partitions, slow links, lost and repeated messages, silent sources; many of them wait for a replica to
+  be recovering or stabilising), then
   everything is healed. In some schedules nothing fails at all, and nobody may suspect anything.
   Readers on the machines of the last replicas follow the output as it lies on disk, too.
   Checkers D1 to D16 (docs/promises.md) judge every step; the world must settle in bounded time.

@@ -5,7 +5,9 @@ Rules:
 2. Each seed enables a random subset of the kinds (swarm testing): rare combinations come up far sooner.
 3. A fault strikes at its time, or, if it names a state, when the watched replica is next in that state: so failures
    during recovery and stabilisation are the rule, not the exception. If the state never comes it strikes all the same.
-4. All faults are healed at `HEAL_US`; what must hold then is liveness.
+4. A crash may take the disk with it, of one replica of the first node: its twin has what it had. Half of those are
+   taken out of the deployment, and added to it anew at the end.
+5. All faults are healed at `HEAL_US`; what must hold then is liveness.
 """
 
 from __future__ import annotations
@@ -53,6 +55,10 @@ class Fault:
     watch: str = ""
     when: str = ""
     """If set, the fault waits from `start_us` until replica `watch` is in this state."""
+    disk: bool = False
+    """Of a crash: the disk is gone as well."""
+    left: bool = False
+    """And the replica is taken out of the deployment until it comes back."""
 
 
 #: What the start of a fork takes. With slow ones a suspicion is too late to begin, and one is kept ready.
@@ -122,8 +128,17 @@ def draw(seed: int, profile: str = "") -> Plan:
     drawn = rng.choices(tuple(PROFILES), tuple(PROFILES.values()))[0]
     profile = profile or drawn
     setting = _setting(rng, profile)
-    faults = _DRAW[profile](rng, setting)
+    faults = _on_disk(Random(f"{seed}/disk"), _DRAW[profile](rng, setting))
     return Plan(seed, profile, setting, tuple(faults))
+
+
+def _on_disk(rng: Random, faults: list[Fault]) -> list[Fault]:
+    """Rule 4. Of the first node, because readers of the second look at its disks."""
+    victim, drawn = rng.choice(FIRST), []
+    for fault in faults:
+        lost = (fault.kind, fault.targets) == ("crash", (victim,)) and rng.random() < 0.8
+        drawn.append(replace(fault, disk=True, left=rng.random() < 0.5) if lost else fault)
+    return drawn
 
 
 #: Cadences of a calm schedule: from ten batches a second to one in two seconds, twice the delay and more; sources that
@@ -138,9 +153,10 @@ def _setting(rng: Random, profile: str) -> Setting:
     failure, stabilising = rng.choice(policies), rng.choice(policies)
     delay_us = rng.choice((800_000, 1_000_000, 1_200_000))
     cost_us = rng.choices((4_000, 20_000, 45_000), (60, 25, 15))[0]
-    # What a fork that is kept ready has to catch up on must not cost the delay.
+    # Who starts slowly must keep a fork ready, and what that has to catch up on must not cost the delay; some keep one
+    # all the same, however much a bucket costs.
     slow = cost_us == 4_000 and rng.random() < 0.4
-    start_us, warm = (_SLOW_START_US, 0.5) if slow else (_START_US, 0.0)
+    start_us, warm = _SLOW_START_US if slow else _START_US, 0.5 if slow or rng.random() < 0.3 else 0.0
     usual = Setting(delay_us, stabilise, failure, stabilising, start_us=start_us, warm=warm)
     if profile == "relapse":
         cost_us = 20_000

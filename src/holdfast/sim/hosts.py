@@ -9,6 +9,7 @@ Rules:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from holdfast.model.tuples import TupleType
@@ -128,6 +129,10 @@ class SourceHost(Machine):
         self._produced = 0
         self.serving = StreamServer(world, name, plan.stream, size, self.log, lambda: ({}, 0), lambda: "SOURCE")
         world.at(size + jitter_us, self._produce)
+
+    def replan(self, gone: frozenset[str]) -> None:
+        """Other replicas read it."""
+        self.buffer.replan(replace(self.plan, readers=tuple(r for r in self.plan.readers if r not in gone)))
 
     def _produce(self) -> None:
         now = self.world.now_us

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from holdfast.sim.faults import FIRST, HEAL_US, LINKS, REPLICAS, Fault, Plan
+from holdfast.sim.faults import FIRST, HEAL_US, LINKS, REPLICAS, SOURCES, Fault, Plan
 from holdfast.sim.observe import Observer
 from holdfast.sim.world import World
 
@@ -25,6 +25,8 @@ class Injector(Observer):
         self.struck: dict[str, int] = {}
         self.pairs: set[tuple[str, str]] = set()
         self._over = False
+        #: Replicas that are not part of the deployment now.
+        self._gone: frozenset[str] = frozenset()
 
     def begin(self, world: World) -> None:
         """Put the plan on the clock."""
@@ -76,6 +78,10 @@ class Injector(Observer):
             name = fault.targets[0]
             if hosts[name].up:
                 hosts[name].crash()
+                if fault.disk:
+                    hosts[name].lose_disk()
+                if fault.left:
+                    self._replan(name, here=False)
                 for a, b in world.links:
                     if name in (a, b):
                         world.break_link(a, b, fault.noticed)
@@ -97,6 +103,16 @@ class Injector(Observer):
                 else:
                     link.repeat = rng
 
+    def _replan(self, name: str, here: bool) -> None:
+        """Take a replica out of the deployment, or add it again: all who have to do with it are told."""
+        if here == (name not in self._gone):
+            return
+        self._gone = self._gone - {name} if here else self._gone | {name}
+        for hook in self._world.observers.member:
+            hook(self._world.now_us, name, here)
+        for host in (*SOURCES, *REPLICAS):
+            self._world.hosts[host].replan(self._gone)
+
     def _links(self, fault: Fault) -> list[tuple[str, str]]:
         if fault.kind == "oneway":
             return [(fault.targets[0], fault.targets[1])]
@@ -115,6 +131,7 @@ class Injector(Observer):
         if fault.kind == "crash":
             name = fault.targets[0]
             if not hosts[name].up and not self._still("crash", name):
+                self._replan(name, here=True)
                 hosts[name].start()
         elif fault.kind == "pause":
             hosts[fault.targets[0]].resume()

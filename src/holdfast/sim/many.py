@@ -23,7 +23,8 @@ _UNBOUNDED = 10**9
 
 
 _SUMS = (
-    "schedules", "cpu_seconds", "virtual_seconds", "events", "tuples", "checked", "tentative_buckets", "forks_renewed",
+    "schedules", "cpu_seconds", "virtual_seconds", "events", "tuples", "checked", "tentative_buckets", "fork_steps",
+    "rebuilt",
 )  # fmt: skip
 
 
@@ -39,7 +40,8 @@ class Totals:
     tuples_least: int = 2**60
     checked: int = 0
     tentative_buckets: int = 0
-    forks_renewed: int = 0
+    fork_steps: int = 0
+    rebuilt: int = 0
     faults: dict[str, int] = field(default_factory=dict)
     faults_least: int = 2**60
     profiles: dict[str, int] = field(default_factory=dict)
@@ -57,7 +59,8 @@ class Totals:
         self.tuples_least = min(self.tuples_least, outcome.tuples)
         self.checked += outcome.checked
         self.tentative_buckets += outcome.tentative
-        self.forks_renewed += outcome.renewed
+        self.fork_steps += outcome.fork_steps
+        self.rebuilt += outcome.rebuilt
         for kind, count in outcome.faults.items():
             self.faults[kind] = self.faults.get(kind, 0) + count
         for label, count in outcome.judged.items():
@@ -98,7 +101,8 @@ class Totals:
             "tuples_per_schedule_least": self.tuples_least,
             "tuples_checked": self.checked,
             "tentative_buckets": self.tentative_buckets,
-            "forks_renewed": self.forks_renewed,
+            "fork_steps": self.fork_steps,
+            "replicas_rebuilt": self.rebuilt,
             "table_rows": sorted(self.rows),
             "state_fault_pairs": len(STATES) * len(KINDS) - len(missing),
             "pairs_missing": missing,

@@ -58,7 +58,7 @@ class Observer:
         """Tuples were sent."""
 
     def on_fork(self, now_us: int, host: str, what: str, detail: Any) -> None:
-        """A fork was prepared, extended, stopped."""
+        """A fork was to be prepared, is ready, was extended, stopped."""
 
     def on_truncate(self, now_us: int, host: str, upto_us: int, lost_us: int) -> None:
         """Output was removed."""
@@ -66,10 +66,16 @@ class Observer:
     def on_hole(self, now_us: int, host: str, first: int, upto: int) -> None:
         """Buckets that will never be stable were declared as such."""
 
+    def on_member(self, now_us: int, host: str, here: bool) -> None:
+        """A replica was taken out of the deployment, or is part of it again."""
+
+    def on_rebuilt(self, now_us: int, host: str, bucket: int) -> None:
+        """A replica that had lost its disk goes on from where its twin stands: with this bucket."""
+
     def on_deliver(self, now_us: int, reader: str, kind: str, bucket: int, rows: Any) -> None:
         """One of `readers` received one step."""
 
-    def on_branch(self, now_us: int, host: str, fork: int, bucket: int, rows: Any) -> None:
+    def on_branch(self, now_us: int, host: str, fork: int, bucket: int, inputs: list[Any], rows: Any) -> None:
         """A fork wrote one bucket of its branch."""
 
     def on_produce(self, now_us: int, host: str, bucket: int, head: int, kept: int) -> None:
@@ -79,7 +85,8 @@ class Observer:
         """The run is over."""
 
 
-_HOOKS = ("fault", "state", "commit", "message", "heard", "push", "fork", "branch", "truncate", "hole", "produce")
+_HOOKS = ("fault", "state", "commit", "message", "heard", "push", "fork", "branch", "truncate", "hole", "produce",
+          "rebuilt", "member")  # fmt: skip
 
 
 class Observers:
@@ -108,6 +115,8 @@ class Observers:
     hole: list[Any]
     branch: list[Any]
     produce: list[Any]
+    rebuilt: list[Any]
+    member: list[Any]
 
     def delivered(self, now_us: int, reader: str, kind: str, first: int, end: int, rows: Mapping[int, Any]) -> None:
         """A reader received the buckets in [first, end), or an UNDO or REC_DONE that names `first`."""

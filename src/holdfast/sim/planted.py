@@ -156,6 +156,29 @@ def _drops_silently(right: Any) -> Any:
     return truncate
 
 
+def _steps_over(right: Any) -> Any:
+    def step(self: Any, quiet: int, union: Any, now_us: int) -> Any:
+        self.next += quiet - self.next > 1
+        return right(self, quiet, union, now_us)
+
+    return step
+
+
+def _rebuilt_without_state(right: Any) -> Any:
+    def take_over(self: Any, twin: Any) -> None:
+        right(self, twin)
+        self.query_state = self.query.empty
+
+    return take_over
+
+
+def _forgets_new_readers(right: Any) -> Any:
+    def replan(self: Any, plan: Any) -> None:
+        self._acked = {reader: acked for reader, acked in self._acked.items() if reader in plan.readers}
+
+    return replan
+
+
 def _constant(value: Any) -> Callable[[Any], Any]:
     return lambda right: lambda *args: value
 
@@ -179,6 +202,8 @@ BUGS = {
                             _largest_frontier),
     "fork-shares-state": Bug("D9", "the fork writes into the checkpoint of the stable query", replica.ReplicaHost,
                              "_forked", _fork_shares_state),
+    "rebuilt-without-state": Bug("D9", "a rebuilt replica gets its twin's output and position, and an empty state",
+                                 replica.ReplicaHost, "_take_over", _rebuilt_without_state),
     "promises-too-much": Bug("D10", "the reported boundary is one bucket ahead", node.NodeCore, "report",
                              _promises_too_much),
     "does-not-ask": Bug("D11", "a replica stabilises without asking, whatever it promised", stagger.Stagger, "may",
@@ -189,10 +214,14 @@ BUGS = {
                          _waits_for_all_to_heal, "rotating"),
     "first-reader-decides": Bug("D14", "output goes when one reader has it", buffers.Buffer, "truncate",
                                 _first_reader_decides),
+    "forgets-new-readers": Bug("D14", "a reader that was added to the deployment is not waited for", buffers.Buffer,
+                               "replan", _forgets_new_readers),
     "drops-silently": Bug("D14", "a full buffer drops without saying so", buffers.Buffer, "truncate", _drops_silently,
                           "overflow"),
     "knows-no-cadence": Bug("D16", "a producer that moves seldom is doubted like one that moves with every bucket",
                             monitor.Monitor, "cadence_us", _constant(0), "calm"),
+    "steps-over": Bug("D17", "a fork that follows main leaves out the first bucket of a step", fork.Fork, "step",
+                      _steps_over),
     "local-reads-ahead": Bug("D1", "a local reader takes the open bucket for a closed one", local.LocalReader, "look",
                              _local_sees(lambda view: replace(view, main=view.main + 1))),
     "local-forgets-undo": Bug("D2", "a local reader gets corrections without UNDO", local.LocalReader, "look",

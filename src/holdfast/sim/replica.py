@@ -7,10 +7,12 @@ Rules:
    writes its own branch; nothing it does touches the checkpoint (S1).
 3. A crash loses mirrors, forks and subscriptions; the next start finds output and checkpoint. Report and branch stay
    where local readers see them until then.
+4. A replica without its disk waits for a twin that serves, and takes over output and checkpoint as they stand there.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -18,7 +20,6 @@ from holdfast.protocol.dpc.effects import (
     Effects,
     ExtendFork,
     Part,
-    PrepareFork,
     SkipStable,
     Subscribe,
     TentativeBucket,
@@ -36,6 +37,7 @@ from holdfast.protocol.dpc.signals import (
     InputGap,
     Lane,
     Received,
+    Replanned,
     StableCompleted,
     Tick,
 )
@@ -47,6 +49,8 @@ from holdfast.sim.world import World
 
 #: The most buckets of one micro-batch, unless it takes longer than they do.
 BATCH_MAX = 12
+#: How often a replica that has lost its disk looks for a twin.
+_LOOK_US = 50_000
 
 
 class Branch:
@@ -68,7 +72,7 @@ class ReplicaHost(Machine):
 
     def __init__(self, world: World, plan: NodePlan, query: Query, setting: Setting, rng: Random) -> None:
         super().__init__(world, plan.replica)
-        self.plan = plan
+        self.plan = self._whole = plan
         self.query = query
         self.size = plan.bucket_us
         self._batch_us = setting.batch_us
@@ -96,6 +100,7 @@ class ReplicaHost(Machine):
         self._rows: set[int] = set()
         self.state = "DOWN"
         self.up = False
+        self.lost = False
         self.start()
 
     def _state_name(self) -> str:
@@ -118,6 +123,10 @@ class ReplicaHost(Machine):
 
     def start(self) -> None:
         """Start, for the first time or again, from what is on disk."""
+        self.life += 1
+        if self.lost and not self._rebuilt():
+            self.world.at(self.world.now_us + _LOOK_US, self._look_again, self.life)
+            return
         super().start()
         now = self.world.now_us
         self._left = None
@@ -131,6 +140,52 @@ class ReplicaHost(Machine):
         self._timer_us = -1
         self._told_state("RECOVERING")
         self.world.at(now, self._begin, self.life)
+
+    def _look_again(self, life: int) -> None:
+        if life == self.life and not self.up:
+            self.start()
+
+    def _rebuilt(self) -> bool:
+        """Rule 4."""
+        for name in self.plan.peers:
+            twin, ways = self.world.hosts[name], ((name, self.name), (self.name, name))
+            cut = any(self.world.links[way].cuts for way in ways)
+            if twin.up and not twin.paused and not twin.lost and twin.core.answers and not cut:
+                self._take_over(twin)
+                for hook in self.world.observers.rebuilt:
+                    hook(self.world.now_us, self.name, self.next)
+                return True
+        return False
+
+    def _take_over(self, twin: ReplicaHost) -> None:
+        self.log.copy(twin.log)
+        self.next, self.query_state, self._right_from = twin.next, twin.query_state, twin._right_from
+        self.lost = False
+
+    def lose_disk(self) -> None:
+        """After a crash: nothing is left of it."""
+        self.log.copy(MainLog())
+        self._left = None
+        self.next, self.query_state, self._right_from, self._last_fork = 0, self.query.empty, 0, 0
+        self.lost = True
+
+    def replan(self, gone: frozenset[str]) -> None:
+        """Some replicas are not part of the deployment now; when it goes on it is told."""
+        whole = self._whole
+        inputs = tuple(replace(s, producers=tuple(p for p in s.producers if p not in gone)) for s in whole.inputs)
+        output = replace(whole.output, readers=tuple(r for r in whole.output.readers if r not in gone))
+        plan = replace(whole, inputs=inputs, output=output, peers=tuple(p for p in whole.peers if p not in gone))
+        if plan != self.plan:
+            self.plan = plan
+            self._replanned(self.life)
+
+    def _replanned(self, life: int) -> None:
+        if life != self.life or not self.up:
+            return  # It begins with the plan that holds then.
+        if self.paused:
+            self.world.at(self.world.now_us + 20_000, self._replanned, life)
+        elif self.core.plan != self.plan:
+            self._do(Replanned(self.plan))
 
     def _begin(self, life: int) -> None:
         if life == self.life and self.up and not self.paused:
@@ -298,15 +353,15 @@ class ReplicaHost(Machine):
     # The fork ---------------------------------------------------------------------------------------------------
 
     def _prepared(self, branch: Branch, life: int) -> None:
-        if life != self.life or branch.id not in (self.core.fork.id, self.core.fork.successor):
+        if life != self.life or branch.id != self.core.fork.id:
             return
         if self.paused:
             self.world.at(self.world.now_us + 20_000, self._prepared, branch, life)
             return
-        if branch.id == self.core.fork.successor:
-            self._fork_fact("renewed", PrepareFork(branch.id))
         self._left, self.branch = self.branch_on_disk, branch
-        self._do(ForkPrepared(branch.id, branch.closed))
+        prepared = ForkPrepared(branch.id, branch.closed)
+        self._fork_fact("ready", prepared)
+        self._do(prepared)
 
     def _extend(self, order: ExtendFork) -> None:
         self._fork_fact("extend", order)
@@ -337,7 +392,7 @@ class ReplicaHost(Machine):
             if item.emit:
                 branch.rows[item.bucket] = (rows, item.worth)
                 for hook in self.world.observers.branch:
-                    hook(self.world.now_us, self.name, branch.id, item.bucket, rows)
+                    hook(self.world.now_us, self.name, branch.id, item.bucket, inputs, rows)
             branch.closed = item.bucket + 1
         if given:
             self._do(ForkCompleted(branch.id, branch.closed))

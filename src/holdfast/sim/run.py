@@ -36,8 +36,10 @@ class Outcome:
     judged: dict[str, int]
     """How often each checker had something to judge, where it counts."""
     tentative: int
-    renewed: int
-    """Forks that took the place of others in quiet times."""
+    fork_steps: int
+    """Times that an idle fork followed main."""
+    rebuilt: int
+    """Replicas that had lost their disks and went on from their twins."""
     virtual_us: int
     events: int
     digest: str = field(default="")
@@ -53,7 +55,8 @@ class Trace(Observer):
         self._hash = hashlib.sha256()
         self.lines: list[str] | None = [] if keep else None
         self.tentative = 0
-        self.renewed = 0
+        self.steps = 0
+        self.rebuilt = 0
         self.tuples = 0
 
     def _note(self, now_us: int, text: str) -> None:
@@ -64,7 +67,9 @@ class Trace(Observer):
 
     def on_fault(self, now_us: int, fault: Any, begins: bool) -> None:
         """Note it."""
-        self._note(now_us, f"{'fault' if begins else 'healed'} {fault.kind} {','.join(fault.targets)}")
+        self._note(
+            now_us, f"{'fault' if begins else 'healed'} {fault.kind}{' disk' * fault.disk} {','.join(fault.targets)}"
+        )
 
     def on_state(self, now_us: int, host: str, before: str, after: str) -> None:
         """Note it."""
@@ -73,8 +78,17 @@ class Trace(Observer):
     def on_fork(self, now_us: int, host: str, what: str, detail: Any) -> None:
         """Note it."""
         buckets = [item.bucket for item in detail.buckets if item.emit] if what == "extend" else ""
-        self.renewed += what == "renewed"
+        self.steps += what == "extend" and not buckets
         self._note(now_us, f"{host} fork {detail.fork} {what} {buckets}")
+
+    def on_member(self, now_us: int, host: str, here: bool) -> None:
+        """Note it."""
+        self._note(now_us, f"{host} {'added' if here else 'taken out'}")
+
+    def on_rebuilt(self, now_us: int, host: str, bucket: int) -> None:
+        """Note it."""
+        self.rebuilt += 1
+        self._note(now_us, f"{host} rebuilt from bucket {bucket} on")
 
     def on_deliver(self, now_us: int, reader: str, kind: str, bucket: int, rows: Any) -> None:
         """Note it."""
@@ -115,7 +129,8 @@ def run_plan(plan: Plan, keep: bool = False) -> tuple[Outcome, list[str]]:
         sum(check.checked for check in checks if check.label in ("D1", "D9")),
         _judged(checks),
         trace.tentative,
-        trace.renewed,
+        trace.steps,
+        trace.rebuilt,
         world.now_us,
         world.events,
         trace.digest(),

@@ -56,6 +56,10 @@ class MainLog:
         self.kept = 0
         self.holes: list[tuple[int, int]] = []
 
+    def copy(self, other: MainLog) -> None:
+        """Hold what another one does."""
+        self.rows, self.next, self.kept, self.holes = dict(other.rows), other.next, other.kept, list(other.holes)
+
     def append(self, rows: Rows) -> None:
         """One more bucket."""
         self.rows[self.next] = rows

@@ -24,11 +24,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.model.errors import PeerError, SchemaError, UsageError
-from holdfast.model.schema import STIME_TYPE, schema_text
 from holdfast.model.time import duration_us
+from holdfast.sinks.appended_table import TENTATIVE, check_columns, is_marked, written_columns
 from holdfast.sinks.sink import Changes, Sink, Source
 
-ID, COMMIT, TENTATIVE = "holdfast_id", "holdfast_commit", "tentative"
+ID, COMMIT = "holdfast_id", "holdfast_commit"
+_OWN = (pa.field(ID, pa.int64()), pa.field(COMMIT, pa.int64()))
 _POSITION = "holdfast.position"
 
 
@@ -63,11 +64,13 @@ class DeltaSink(Sink):
         except ImportError:
             raise UsageError("Delta needs the extra: pip install 'holdfast-streams[delta]'") from None
         self._app = f"holdfast-sink-{source.stream}"
-        self._schema = self._columns(source)
+        self._schema = written_columns(source, _OWN, self.tentative)
         with _told(self.target):
             if deltalake.DeltaTable.is_deltatable(self._uri, self._storage):
                 self._table = deltalake.DeltaTable(self._uri, storage_options=self._storage)
-                self._check(source)
+                there = pa.schema(self._table.schema().to_arrow())
+                self._schema = written_columns(source, _OWN, self.tentative or is_marked(there, source))
+                check_columns(self.target, source.stream, self._schema, there)
             else:
                 self._table = deltalake.DeltaTable.create(
                     self._uri, schema=self._schema, storage_options=self._storage, mode="error"
@@ -76,26 +79,6 @@ class DeltaSink(Sink):
             self._number = (self._table.transaction_version(self._app) or 0) + 1
             self._commit(self._schema.empty_table(), position or "", None)  # From now on this is the writer (rule 2).
         return position
-
-    def _columns(self, source: Source) -> pa.Schema:
-        ours = [pa.field(ID, pa.int64()), pa.field(COMMIT, pa.int64())]
-        ours += [pa.field(TENTATIVE, pa.bool_())] if self.tentative else []
-        taken = {field.name for field in ours} & set(source.columns.names)
-        if taken:
-            raise SchemaError(
-                f"stream {source.stream} must not have a column {taken.pop()!r}, which the sink uses itself; rename it "
-                "in the query"
-            )
-        return pa.schema([*ours, pa.field("stime", STIME_TYPE), *(f.with_nullable(True) for f in source.columns)])
-
-    def _check(self, source: Source) -> None:
-        there = {field.name for field in self._table.schema().fields}
-        missing = [field for field in self._schema if field.name not in there]
-        if missing:
-            raise SchemaError(
-                f"{self.target} must have the columns {schema_text(pa.schema(missing))} for stream {source.stream}; it "
-                f"has {', '.join(sorted(there))}; add them, or name another table"
-            )
 
     def _position(self) -> str | None:
         """Rule 4."""

@@ -81,6 +81,11 @@ class DuckdbSink(TableSink):
     def connect(self) -> None:
         """Nothing stays open but during a transaction."""
         self.close()
+        if not self._path.absolute().parent.is_dir():
+            raise UsageError(
+                f"{self.target}: the file must lie in a folder that is there; {self._path.parent} is not; make it, or "
+                "name another file"
+            )
         self._stage = None
 
     def _opened(self) -> Any:
@@ -119,7 +124,8 @@ class DuckdbSink(TableSink):
             if type(error).__module__.partition(".")[0] not in ("duckdb", "_duckdb"):
                 raise
             said = f"DuckDB refused to change {self.target}: {str(error).splitlines()[0]}"
-            if type(error).__name__ in ("IOException", "OutOfMemoryException", "TransactionException"):
+            passes = "not a valid DuckDB database" not in said
+            if passes and type(error).__name__ in ("IOException", "OutOfMemoryException", "TransactionException"):
                 raise StorageError(f"{said}; nothing of this batch was changed") from error
             raise UsageError(f"{said}; nothing was changed; mend the table or the file") from error
 

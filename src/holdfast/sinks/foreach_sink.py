@@ -13,12 +13,15 @@ Rules:
 2. Exactly once is in the function's hands: it stores the position with what it does, and `resume` gives it back.
    Without `resume`, the position is kept in a file after each call, and what a call did just before a kill is done
    again (T3).
+3. That file says before a call that tentative rows may be on their way. So whoever was killed behind such a call begins
+   with an UNDO, though what was tentative may be gone from the stream by then.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -27,6 +30,7 @@ from holdfast.model.errors import UsageError
 from holdfast.sinks.sink import Changes, Promise, Sink, Source
 from holdfast.stream.disk import Disk
 from holdfast.stream.frame import FORMAT_VERSION
+from holdfast.stream.position import holding_more
 from holdfast.stream.sealed import seal, unseal
 
 
@@ -73,8 +77,10 @@ class ForeachSink(Sink):
         return self._resume()
 
     def apply(self, changes: Changes, position: str) -> None:
-        self._function(changes, position)
-        if self._note is not None:
+        if self._note is None:
+            self._function(changes, position)
+        else:
+            self._function(self._note.begin(changes, position), position)
             self._note.write(position)
 
     def close(self) -> None:
@@ -84,6 +90,7 @@ class ForeachSink(Sink):
 class _Kept(msgspec.Struct, frozen=True):
     stream: str
     position: str
+    """Empty: there is none yet, but tentative rows may have been on their way."""
     format: int = FORMAT_VERSION
 
 
@@ -91,10 +98,12 @@ class PositionFile:
     """A position in a file of its own, for targets that have no place for it."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._disk, self._stream = path, Disk(), ""
+        self._path, self._disk, self._stream, self._position = path, Disk(), "", ""
+        self._undo = False
+        """The first rows of all were tentative, and it is not known whether the target has them."""
 
     def read(self, stream: str) -> str | None:
-        self._stream = stream
+        self._stream, self._position, self._undo = stream, "", False
         try:
             kept = unseal(self._path.read_bytes(), _Kept, str(self._path))
         except FileNotFoundError:
@@ -103,7 +112,21 @@ class PositionFile:
             return None
         if kept.stream != stream:
             raise UsageError(f"{self._path} holds a position of stream {kept.stream}; got {stream}; name another file")
-        return kept.position
+        self._position, self._undo = kept.position, not kept.position
+        return kept.position or None
+
+    def begin(self, changes: Changes, position: str) -> Changes:
+        """Rule 3: before the target gets the changes; what it is to get."""
+        if changes.tentative.num_rows and not self._undo:
+            holding = holding_more(self._position, position) if self._position else ""
+            if not holding or holding != self._position:
+                self._put(holding)
+        return replace(changes, undo=True) if self._undo else changes
 
     def write(self, position: str) -> None:
+        """The target has all up to there."""
+        self._put(position)
+        self._position, self._undo = position, False
+
+    def _put(self, position: str) -> None:
         self._disk.replace_file(self._path.absolute(), seal(_Kept(self._stream, position)))

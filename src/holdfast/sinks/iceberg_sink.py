@@ -22,14 +22,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.model.errors import PeerError, SchemaError, UsageError
-from holdfast.model.schema import STIME_TYPE, schema_text
 from holdfast.model.time import duration_us
+from holdfast.sinks.appended_table import TENTATIVE, check_columns, is_marked, written_columns
 from holdfast.sinks.sink import Changes, Sink, Source
 
-_ID, _TENTATIVE = "holdfast_id", "tentative"
+_ID = "holdfast_id"
 _STREAM, _POSITION, _WRITER = "holdfast.stream", "holdfast.position", "holdfast.writer"
 #: With it PyIceberg would put our rows behind somebody else's (rule 3).
 _RETRIES = "commit.retry.num-retries"
+#: Without it every commit leaves a manifest, and the next one has to list them all.
+_MERGE = "commit.manifest-merge.enabled"
 
 
 def iceberg(
@@ -68,12 +70,20 @@ class IcebergSink(Sink):
             from pyiceberg.catalog import load_catalog
         except ImportError:
             raise UsageError("Iceberg needs the extra: pip install 'holdfast-streams[iceberg]'") from None
-        self._stream, self._schema = source.stream, self._columns(source)
+        self._stream, self._schema = source.stream, self._columns(source, self.tentative)
         with self._told():
-            catalog = load_catalog(**self._properties)
+            try:
+                catalog = load_catalog(**self._properties)
+            except (ValueError, ImportError) as error:  # A catalog that is away is another error.
+                raise UsageError(
+                    f"{self.target}: the catalog {self._properties['name']} must be one that PyIceberg is configured "
+                    f"for; it says: {_line(error)}; write a .pyiceberg.yaml, or give its properties as `catalog`"
+                ) from error
             catalog.create_namespace_if_not_exists(self._name.rpartition(".")[0])
             self._table = self._made(catalog)
-            self._check_table()
+            there = self._table.schema().as_arrow()
+            self._schema = self._columns(source, self.tentative or is_marked(there, source))
+            self._check_table(there)
             position = self._table.properties.get(_POSITION) or None
             self._writer = int(self._table.properties.get(_WRITER, "0")) + 1
             self._commit([self._schema.empty_table()], position or "", False)  # From now on this is the writer.
@@ -90,15 +100,9 @@ class IcebergSink(Sink):
                 "column out, or turn it into plain ones in the query (to_json makes text of anything)"
             ) from None
 
-    def _columns(self, source: Source) -> pa.Schema:
-        ours = [pa.field(_ID, pa.int64())] + ([pa.field(_TENTATIVE, pa.bool_())] if self.tentative else [])
-        if taken := {field.name for field in ours} & set(source.columns.names):
-            raise SchemaError(
-                f"stream {source.stream} must not have a column {taken.pop()!r}, which the sink uses itself; rename it "
-                "in the query"
-            )
-        fields = [*ours, pa.field("stime", STIME_TYPE), *source.columns]
-        return pa.schema([field.with_type(self._type(field)).with_nullable(True) for field in fields])
+    def _columns(self, source: Source, marked: bool) -> pa.Schema:
+        fields = written_columns(source, [pa.field(_ID, pa.int64())], marked)
+        return pa.schema([field.with_type(self._type(field)) for field in fields])
 
     def _type(self, field: pa.Field) -> pa.DataType:
         """The type under which Iceberg keeps such values as they are: small integers are of 32 bits there."""
@@ -106,17 +110,11 @@ class IcebergSink(Sink):
             return pa.int32()
         return field.type
 
-    def _check_table(self) -> None:
+    def _check_table(self, there: pa.Schema) -> None:
         stream = self._table.properties.get(_STREAM, self._stream)
         if stream != self._stream:
             raise UsageError(f"{self.target} holds stream {stream}; got {self._stream}; name another table")
-        there = {field.name for field in self._table.schema().fields}
-        missing = [field for field in self._schema if field.name not in there]
-        if missing:
-            raise SchemaError(
-                f"{self.target} must have the columns {schema_text(pa.schema(missing))} for stream {self._stream}; it "
-                f"has {', '.join(sorted(there))}; add them, or name another table"
-            )
+        check_columns(self.target, self._stream, self._schema, there)
 
     # -- changes -----------------------------------------------------------------------------------------------------
 
@@ -129,14 +127,15 @@ class IcebergSink(Sink):
     def _rows(self, rows: pa.Table, tentative: bool) -> pa.Table:
         """Rule 4."""
         ids = rows.column("tuple_id")
-        made = {_ID: pc.negate(ids) if tentative else ids, _TENTATIVE: pa.array([tentative] * len(ids), pa.bool_())}
+        made = {_ID: pc.negate(ids) if tentative else ids, TENTATIVE: pa.array([tentative] * len(ids), pa.bool_())}
         columns = [made[f.name] if f.name in made else rows.column(f.name).cast(f.type) for f in self._schema]
         return pa.Table.from_arrays(columns, schema=self._schema)
 
     def _commit(self, parts: list[pa.Table], position: str, undo: bool) -> None:
         """Rules 1 to 3."""
         metadata = self._table.metadata
-        self._table.metadata = metadata.model_copy(update={"properties": {**metadata.properties, _RETRIES: "0"}})
+        properties = {_MERGE: "true", **metadata.properties, _RETRIES: "0"}
+        self._table.metadata = metadata.model_copy(update={"properties": properties})
         with self._table.transaction() as transaction:
             if undo and self._has_tentative():  # Also where an earlier life of the sink took tentative rows.
                 transaction.delete(f"{_ID} < 0")

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.csv
 
+from holdfast.inputs.postgres_client import REFUSALS
 from holdfast.model.errors import PeerError, UsageError
 from holdfast.sinks.table import Column, TableSink, names_of, quote
 
@@ -113,7 +114,7 @@ class PostgresSink(TableSink):
             state = error.sqlstate or ""
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             said = f"PostgreSQL refused to change {self.target}: {first}"
-            refused = "password authentication failed" in str(error) or "does not exist" in str(error)
+            refused = any(words in str(error) for words in REFUSALS)
             lost = isinstance(error, psycopg.OperationalError) and not state and not refused
             if state[:2] in _PASSES or lost:
                 raise PeerError(f"{said}; nothing of this batch was changed") from error

@@ -4,8 +4,8 @@ Rules:
 1. One request per transaction; the next is sent when it was answered with 2xx. The body is JSON:
    {"stream", "id", "undo", "rec_done", "rows": [{"tuple_id", "stime", "tentative", "values"}, …]}.
 2. `id` is the position behind the rows, also in the header `Idempotency-Key`. A request that was answered and whose
-   sender was killed before it could note that is sent again with rows that were sent before (T3): a receiver that keeps
-   the last id, or rows by tuple id, is exact.
+   sender was killed before it could note that is sent again, or another with those rows and more (T3): a receiver that
+   keeps rows by tuple id is exact. Tentative rows of such a request are taken back first (rule 3 of `foreach_sink`).
 3. 4xx (but 408 and 429) will be the same at every attempt and ends the sink with the answer's first words; all else is
    tried again.
 4. The position is kept in a file.
@@ -65,7 +65,7 @@ class WebhookSink(Sink):
 
     @property
     def target(self) -> str:
-        return f"{self._url.scheme}://{self._url.host}{self._url.path}"
+        return str(self._url.copy_with(username=None, password=None, query=None, fragment=None))
 
     def resume(self, source: Source) -> str | None:
         self.close()
@@ -77,6 +77,7 @@ class WebhookSink(Sink):
     def apply(self, changes: Changes, position: str) -> None:
         assert self._client is not None
         assert self._note is not None
+        changes = self._note.begin(changes, position)
         if changes.rows or changes.undo or changes.rec_done:
             self._post(self._client, changes, position)
         self._note.write(position)
@@ -98,7 +99,8 @@ class WebhookSink(Sink):
             return
         said = " ".join(answer.text[:_WORDS].split())
         why = f"{self.target} answered with {answer.status_code}: {said}"
-        if 400 <= answer.status_code < 500 and answer.status_code not in _NOT_NOW:
+        # An address that has moved is not followed: the headers may hold a secret. Nobody but a person mends that.
+        if 300 <= answer.status_code < 500 and answer.status_code not in _NOT_NOW:
             raise UsageError(f"{why}; mend the receiver or the address")
         raise PeerError(why)
 

@@ -35,15 +35,19 @@ class Beginning(msgspec.Struct, frozen=True):
 
 def load_beginning(home: Path) -> Beginning:
     """What holds at a start; checkpoints of other beginnings, left by a host that was killed, are removed."""
-    path = home / "beginning"
-    try:
-        beginning = unseal(path.read_bytes(), Beginning, str(path))
-    except FileNotFoundError:
-        beginning = Beginning()
+    beginning = _read(home)
     for folder in home.glob("checkpoint*"):
         if folder != beginning.checkpoint(home):
             shutil.rmtree(folder, ignore_errors=True)
     return beginning
+
+
+def _read(home: Path) -> Beginning:
+    path = home / "beginning"
+    try:
+        return unseal(path.read_bytes(), Beginning, str(path))
+    except FileNotFoundError:
+        return Beginning()
 
 
 def begin_anew(
@@ -58,12 +62,16 @@ def begin_anew(
 
 def take_up(home: Path, checkpoint: Path, right_from_us: int | None) -> Beginning:
     """The next start of the query goes on from a checkpoint that came from elsewhere; it is moved into `home`, and then
-    the one before it goes."""
-    known = load_beginning(home)
+    the one before it goes. Whoever was killed on the way may do it again with the same words: one that was moved
+    counts from where it is now, and one that was taken up is not taken up twice."""
+    known = _read(home)
     beginning = Beginning(generation=known.generation + 1, start_us=known.start_us, right_from_us=right_from_us)
     disk, place = Disk(), beginning.checkpoint(home)
-    shutil.rmtree(place, ignore_errors=True)  # Left by a crash before the file below was written.
-    disk.rename(checkpoint, place)
+    if checkpoint.exists():
+        shutil.rmtree(place, ignore_errors=True)  # Left by a crash before the file below was written.
+        disk.rename(checkpoint, place)
+    elif not place.exists():
+        return known
     disk.sync_dir(home)
     disk.replace_file(home / "beginning", seal(beginning))
     shutil.rmtree(known.checkpoint(home), ignore_errors=True)

@@ -1,7 +1,8 @@
-"""The hidden column in which a stage hands its checkpoints to the sink of the same batch.
+"""The hidden columns in which a stage hands its checkpoints to the sink of the same batch.
 
-A row of the column holds one control frame, or the name of a staged file that holds it. Only the sink looks at it: the
-row becomes a control frame in the batch's unit and never a tuple (C5).
+A row of the first holds one control frame, or the name of a staged file that holds it. Only the sink looks at it: the
+row becomes a control frame in the batch's unit and never a tuple (C5). The second holds the figures of the same
+checkpoints, of which Spark makes the metrics of the batch (`checkpoint_figures`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from holdfast.stream.disk import Disk
 from holdfast.stream.frame import crc32c
 from holdfast.stream.record import Control
 
-COLUMN = "_control"
+COLUMN, FIGURES = "_control", "_figures"
 #: Larger bodies go by file: what travels in a row is copied by the JVM several times.
 INLINE_BYTES = 64 << 10
 
@@ -34,17 +35,23 @@ class Message(msgspec.Struct, array_like=True, frozen=True):
     crc: int = 0
 
 
-def encode(message: Message, body: bytes, staging: Path) -> bytes:
-    """In an executor."""
-    if len(body) <= INLINE_BYTES:
-        return msgspec.msgpack.encode(msgspec.structs.replace(message, inline=body))
-    disk = Disk()
-    disk.make_dir(staging)
-    name = f"control.{os.urandom(8).hex()}.{message.position_us}.ctl"
-    path = staging / name
-    # Not synced: the driver reads it at once, checks it, and writes it to the log, which is.
-    path.write_bytes(body)
+def inline(message: Message, body: bytes) -> bytes:
+    """In an executor: what stands in the row if the body is small."""
+    return msgspec.msgpack.encode(msgspec.structs.replace(message, inline=body))
+
+
+def staged(message: Message, name: str, body: bytes) -> bytes:
+    """The same if the body went into a staged file."""
     return msgspec.msgpack.encode(msgspec.structs.replace(message, staged=name, crc=crc32c(body)))
+
+
+def write(staging: Path, position_us: int, body: bytes) -> str:
+    """Put a body into a file of its own; its name."""
+    Disk().make_dir(staging)
+    name = f"control.{os.urandom(8).hex()}.{position_us}.ctl"
+    # Not synced: the driver reads it at once, checks it, and writes it to the log, which is.
+    (staging / name).write_bytes(body)
+    return name
 
 
 def decode(raw: bytes, staging: Path) -> Control:
@@ -61,6 +68,6 @@ def decode(raw: bytes, staging: Path) -> Control:
 def discard(staging: Path, position_us: int) -> None:
     """Remove what this batch, and earlier ones that were killed, have staged."""
     if staging.is_dir():
-        for path in staging.glob("control.*.ctl"):
-            if int(path.name.split(".")[2]) <= position_us:
+        for path in (*staging.glob("control.*.ctl"), *staging.glob(".control.*.ctl")):  # The latter are halves.
+            if int(path.name.split(".")[-2]) <= position_us:
                 Disk().unlink(path)

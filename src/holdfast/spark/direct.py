@@ -11,11 +11,10 @@ A task that finds no state reads what it needs again on the spot: no other task 
 from __future__ import annotations
 
 import base64
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import polars as pl
@@ -25,10 +24,13 @@ from pyspark.sql.datasource import InputPartition
 
 from holdfast.model.time import BEGINNING_US
 from holdfast.operators.numbering import numbered, partition_of
+from holdfast.spark.grants import PROCESS, Way
+from holdfast.spark.host_client import bodies_for, pieces_between
 from holdfast.spark.source import BucketReader, until_of
-from holdfast.spark.stage import Batch, StagePlan, this_task
-from holdfast.stream.merge import Merge, Piece, Source
-from holdfast.stream.reader import cut, read_extent
+from holdfast.spark.stage import Batch, StagePlan, this_task, way_of
+from holdfast.stream.index import Fields
+from holdfast.stream.merge import Merge, Piece, Source, path_of
+from holdfast.stream.reader import cut
 from holdfast.stream.store import StreamStore
 from holdfast.stream.tentative import ALL_ROWS, PlannedPiece
 
@@ -58,8 +60,8 @@ def decode_stage(text: str) -> DirectStage:
 
 
 class StageTask(InputPartition):
-    def __init__(self, partition: int, pieces: Sequence[Piece], since_us: int, until_us: int) -> None:
-        self.partition, self.pieces, self.since_us, self.until_us = partition, pieces, since_us, until_us
+    def __init__(self, partition: int, pieces: Sequence[Piece], since_us: int, until_us: int, way: Way | None) -> None:
+        self.partition, self.pieces, self.since_us, self.until_us, self.way = partition, pieces, since_us, until_us, way
 
 
 class StageReader(BucketReader):
@@ -78,24 +80,34 @@ class StageReader(BucketReader):
         if until == BEGINNING_US:
             return []
         pieces = self._merge.pieces(since, until)
-        return [StageTask(p, pieces, since, until) for p in range(self._stage.partitions)]
+        if self._way is None:
+            self._way = way_of(self._stage.plan, [source.folder for source in self._sources], PROCESS)
+        return [StageTask(p, pieces, since, until, self._way) for p in range(self._stage.partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, StageTask)
         task = partition
-        yield from run_stage(self._stage, self._sources, task.partition, task.since_us, task.until_us,
+        yield from run_stage(self._stage, self._sources, task,
                              lambda rows: rows.read(task.pieces, task.since_us, task.until_us))  # fmt: skip
 
 
+class PlannedTask(Protocol):
+    """As much as every task of an operator has, whatever it reads."""
+
+    partition: int
+    since_us: int
+    until_us: int
+    way: Way | None
+
+
 def run_stage(
-    stage: DirectStage, sources: Sequence[Source], partition: int, since_us: int, until_us: int,
-    read: Callable[[Rows], pl.DataFrame],
-) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    stage: DirectStage, sources: Sequence[Source], task: PlannedTask, read: Callable[[Rows], pl.DataFrame]
+) -> Iterator[pa.RecordBatch]:
     """One task of the operator; `read` says which tuples are new."""
-    rows = Rows(stage, sources, partition)
+    rows = Rows(stage, sources, task.partition, task.way)
     try:
-        batch = Batch(since_us, until_us, read(rows), lambda position_us: rows.again(position_us, since_us))
-        yield from this_task(stage.plan, partition).run(batch)
+        batch = Batch(task.since_us, task.until_us, read(rows), lambda at_us: rows.again(at_us, task.since_us))
+        yield from this_task(stage.plan, task.way, task.partition).run(batch)
     finally:
         rows.close()
 
@@ -103,24 +115,31 @@ def run_stage(
 class Rows:
     """Tuples of one partition's groups, straight from the log, in processing order."""
 
-    def __init__(self, stage: DirectStage, sources: Sequence[Source], partition: int) -> None:
-        self._stage, self._sources, self._partition = stage, sources, partition
-        self._files: dict[Path, int] = {}
+    def __init__(self, stage: DirectStage, sources: Sequence[Source], partition: int, way: Way | None = None) -> None:
+        self._stage, self._sources, self._partition, self._way = stage, sources, partition, way
+        self._bodies = bodies_for(way, shared=stage.partitions > 1)
         self._stored = [pa.schema([pa.field("stime", pa.timestamp("us", "UTC"), False), *s.schema]) for s in sources]
         names = dict.fromkeys((*stage.keys, *stage.values))
         types = {field.name: field for schema in self._stored for field in schema}
+        self._wanted = [[n for n in ("stime", *names) if n in schema.names] for schema in self._stored]
         self._taken = pa.schema([types["stime"], *(types[n].with_nullable(True) for n in names)])
 
     def read(self, pieces: Sequence[Piece], since_us: int, until_us: int) -> pl.DataFrame:
         found: list[pa.RecordBatch] = []
-        for piece in pieces:
-            path = Path(self._sources[piece.source].folder, "main", piece.segment)
-            batch = read_extent(self._files, path, piece.fields, self._stored[piece.source])
+        paths = [path_of(self._sources, piece) for piece in pieces]
+        self._bodies.expect([(path, piece.fields) for path, piece in zip(paths, pieces, strict=True)])
+        for path, piece in zip(paths, pieces, strict=True):
+            batch = self._event(path, piece.source, piece.fields)
             found += [part for _, part in cut(piece.fields, batch, since_us, until_us)]
         return self.taken(found)
 
+    def _event(self, path: Path, source: int, fields: Fields) -> pa.RecordBatch:
+        return self._bodies.read(path, fields, self._stored[source], self._wanted[source])
+
     def again(self, since_us: int, until_us: int) -> pl.DataFrame:
         """What was read before, looked up anew."""
+        if self._way is not None and not self._way.sees_folder():
+            return self.read(pieces_between(self._way, since_us, until_us), since_us, until_us)
         merge = Merge([StreamStore(Path(s.folder).parent).open(s.name) for s in self._sources])
         try:
             return self.read(merge.pieces(since_us, until_us), since_us, until_us)
@@ -130,8 +149,9 @@ class Rows:
     def planned(self, pieces: Sequence[PlannedPiece]) -> pl.DataFrame:
         """What a fork was given."""
         found = []
+        self._bodies.expect([(Path(piece.path), piece.fields) for piece in pieces])
         for piece in pieces:
-            batch = read_extent(self._files, Path(piece.path), piece.fields, self._stored[piece.source])
+            batch = self._event(Path(piece.path), piece.source, piece.fields)
             found.append(batch if piece.rows == ALL_ROWS else batch.slice(0, piece.rows))
         return self.taken(found)
 
@@ -142,9 +162,7 @@ class Rows:
         return self._mine(frame)
 
     def close(self) -> None:
-        for fd in self._files.values():
-            os.close(fd)
-        self._files = {}
+        self._bodies.close()
 
     def _shaped(self, part: pa.RecordBatch) -> pa.RecordBatch:
         """The columns that are wanted; one that the stream lacks is null, as for every reader of several streams."""

@@ -17,20 +17,17 @@ import contextlib
 import json
 import logging
 import threading
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakSet
 
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.listener import (
-    QueryIdleEvent,
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-    StreamingQueryListener,
-)
 
+from holdfast.spark.checkpoint_figures import Warnings, recovery_of
 from holdfast.spark.fork import last_commit
-from holdfast.spark.wal import local_folder, read_wal
+from holdfast.spark.hadoop_path import checkpoint_folder
+from holdfast.spark.query_events import QueryEvents
+from holdfast.spark.wal import read_wal
 from holdfast.stream.merge import FOREVER_US
 
 log = logging.getLogger(__name__)
@@ -47,41 +44,40 @@ def lasts(name: str) -> None:
 def attend(spark: SparkSession) -> SparkSession:
     """Look after the queries of a session, from now on."""
     if spark not in _attended:
-        spark.streams.addListener(_Endings(spark))
+        _Endings(spark).add_to(spark)
         _attended.add(spark)
     return spark
 
 
-class _Endings(StreamingQueryListener):
+class _Endings(QueryEvents):
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
         self._over: set[str] = set()
         self._known: set[str] = set()
+        self._warnings = Warnings()
 
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        pass
-
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        progress = event.progress
-        self._known.add(str(progress.id))
-        if progress.name in _lasting or not progress.sources:
+    def progressed(self, progress: Mapping[str, Any]) -> None:
+        query, name = str(progress["id"]), progress.get("name")
+        self._known.add(query)
+        self._warnings.look(query, f"query {name or query}", recovery_of(progress.get("observedMetrics")))
+        if name in _lasting or not progress["sources"]:
             return
-        if all(_at_the_end(source.endOffset) for source in progress.sources):
-            self._over.add(str(progress.id))
-            if not progress.stateOperators:
-                self._end(str(progress.id))
+        if all(_at_the_end(source.get("endOffset")) for source in progress["sources"]):
+            self._over.add(query)
+            if not progress["stateOperators"]:
+                self._end(query)
 
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        query = str(event.id)
-        if query in self._over:
-            self._end(query)
-        elif query not in self._known:
-            self._known.add(query)
-            threading.Thread(target=self._look, args=(query,), name=f"end-{query}", daemon=True).start()
+    def idle(self, query_id: str) -> None:
+        if query_id in self._over:
+            self._end(query_id)
+        elif query_id not in self._known:
+            self._known.add(query_id)
+            threading.Thread(target=self._look, args=(query_id,), name=f"end-{query_id}", daemon=True).start()
 
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        self._over.discard(str(event.id))
-        self._known.discard(str(event.id))
+    def terminated(self, query_id: str, run_id: str) -> None:
+        self._over.discard(query_id)
+        self._known.discard(query_id)
+        self._warnings.forget(query_id)
 
     def _look(self, query: str) -> None:
         """Rule 4."""
@@ -91,7 +87,7 @@ class _Endings(StreamingQueryListener):
             found = self._spark.streams.get(query)
             if found is None or found.name in _lasting:
                 return
-            folder = local_folder(str(found._jsq.streamingQuery().resolvedCheckpointRoot()))
+            folder = checkpoint_folder(str(found._jsq.streamingQuery().resolvedCheckpointRoot()))
             watermark_ms, ends = read_wal(folder, last_commit(folder))
             released = watermark_ms * 1000 >= FOREVER_US or not (folder / "state").exists()
             if ends is not None and min(ends) >= FOREVER_US and released:

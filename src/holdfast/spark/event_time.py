@@ -62,7 +62,9 @@ def _watermark_taken(frame: DataFrame, eventTime: str, delayThreshold: str) -> D
         raise UsageError(
             f"node {declared.node}: withWatermark must be on the time of the inputs, `stime` or what it was renamed "
             f"to; got {eventTime!r}; let that column give the order where the stream is filled: "
-            f"producer(stime={eventTime!r}, slack=…) or holdfast send --stime {eventTime} --slack …"
+            f"producer(stime={eventTime!r}, slack=…) or holdfast send --stime {eventTime} --slack …; or, if a function "
+            f"of this node computes it (mapInPandas, say), return that frame from a node of its own with "
+            f"stime={eventTime!r}, and go on in the next one"
         )
     delay_ms = _delay_ms(frame, eventTime, delayThreshold)
     if delay_ms and not declared.delays_ms:

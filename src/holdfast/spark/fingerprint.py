@@ -3,35 +3,47 @@
 Rules:
 1. Code counts by its instructions with the names and constants that they use: not by file, line, comments or docstring.
    So do the functions and classes of the user's own that it calls, by whatever way they are reached: globals, closures,
-   defaults, attributes of a module of theirs.
-2. Values count where their text is the same in every process: None, numbers, text, bytes, dates, decimals, enums, and
-   lists, tuples, sets, dictionaries and dataclasses of such. Of anything else (a model, an array, a connection) only
-   the type counts: an unchanged function that is refused does more harm than a changed array that is not noticed.
+   defaults, attributes of a module of theirs, an import inside the function, behind a cache.
+2. Values count where their text is the same in every process: None, numbers, text, bytes, dates, decimals, enums,
+   patterns, arrays of numbers, and lists, tuples, sets, dictionaries and dataclasses of such. Of anything else (a
+   model, a frame, a connection) only the type counts: an unchanged function that is refused does more harm than a
+   changed model that is not noticed.
 3. The user's own is what lies outside Python's and the installed packages' folders, and what belongs to the package
    that the node itself is from. Of everything else the name counts, so that an upgrade of pandas changes nothing.
-4. A text that is an absolute path counts by its last part: another host has its files elsewhere.
+4. A text that is an absolute path counts by its last part: another host has its files elsewhere. One whose first
+   folder is not on this machine is no path of a file (`/api/v1/users`), and counts as it is.
 5. Instructions are Python's own affair: those of another version are not compared (`PYTHON`).
 """
 
 from __future__ import annotations
 
+import array
+import collections
+import copyreg
 import dataclasses
 import datetime
 import decimal
 import dis
 import enum
+import fractions
 import functools
 import hashlib
+import importlib
 import importlib.util
+import ipaddress
+import operator
+import os
 import re
 import site
 import sys
 import sysconfig
 import types
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 #: Instructions can be compared between interpreters that agree on this.
@@ -40,8 +52,14 @@ PYTHON = f"{sys.implementation.cache_tag}-{importlib.util.MAGIC_NUMBER[:2].hex()
 _DEPTH_MAX = 12
 _PLAIN = (bool, int, float, complex, bytes, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo,
           decimal.Decimal, type(None), type(Ellipsis), range)  # fmt: skip
-_PATH = re.compile(r"(?:file:)?/(?:[^\s/]+/)*([^\s/]+)/?")
+#: Values that say by themselves what they are made from, by the protocol of `copy`.
+_MADE_FROM = (re.Pattern, fractions.Fraction, uuid.UUID, bytearray, array.array, collections.deque,
+              types.SimpleNamespace, operator.itemgetter, operator.attrgetter, operator.methodcaller,
+              ipaddress.IPv4Address, ipaddress.IPv6Address, ipaddress.IPv4Network, ipaddress.IPv6Network)  # fmt: skip
+_PATH = re.compile(r"(?:file:)?(/[^\s/]+)(?:/[^\s/]+)*/?")
 _DIGITS = 16
+#: What functools.cache and functools.lru_cache make of a function.
+_CACHED = type(functools.cache(abs))
 
 
 def fingerprint(value: Any, own: str = "") -> str:
@@ -58,7 +76,7 @@ def fingerprint(value: Any, own: str = "") -> str:
 def plain_path(text: str) -> str:
     """Rule 4."""
     match = _PATH.fullmatch(text)
-    return match[1] if match else text
+    return PurePath(text).name if match and os.path.isdir(match[1]) else text
 
 
 class _Described:
@@ -97,12 +115,22 @@ class _Described:
             yield from self._class(value, depth)
         elif isinstance(value, types.MethodType):
             yield from self._all("method", (value.__func__, value.__self__), depth)
+            if not self._is_own(type(value.__self__)):  # Spark's own, around an object of the user's.
+                held = getattr(value.__self__, "__dict__", {})
+                theirs = [
+                    v for _, v in sorted(held.items()) if isinstance(v, types.FunctionType) or self._is_own(type(v))
+                ]
+                yield from self._all("held", theirs, depth)
         elif isinstance(value, functools.partial):
             yield from self._all("partial", (value.func, value.args, value.keywords), depth)
         elif isinstance(value, staticmethod | classmethod):
             yield from self._all(type(value).__name__, (value.__func__,), depth)
         elif isinstance(value, property):
-            yield from self._all("property", (value.fget,), depth)
+            yield from self._all("property", (value.fget, value.fset), depth)
+        elif isinstance(value, functools.cached_property):
+            yield from self._all("cached_property", (value.func,), depth)
+        elif isinstance(value, _CACHED):
+            yield from self._all("cached", (value.__wrapped__,), depth)
         elif isinstance(value, list | tuple):
             yield from self._all(type(value).__name__, value, depth)
         elif isinstance(value, set | frozenset):
@@ -112,6 +140,14 @@ class _Described:
             for key in sorted(keyed):
                 yield f"key {key}"
                 yield from self.lines(keyed[key], depth)
+        elif isinstance(value, _MADE_FROM):
+            reduce = copyreg.dispatch_table.get(type(value))
+            made_from = reduce(value) if reduce is not None else value.__reduce_ex__(2)
+            parts = [list(part) if isinstance(part, Iterator) else part for part in made_from[1:]]
+            yield from self._all(type(value).__qualname__, parts, depth)
+        elif isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+            held = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+            yield f"{type(value).__qualname__} {value.dtype} {value.shape} {held}"
         elif isinstance(value, pa.Schema | pa.Field | pa.DataType):
             yield f"schema {value}"
         elif isinstance(value, PurePath):
@@ -123,7 +159,7 @@ class _Described:
             yield from self._all(type(value).__qualname__, (type(value), fields), depth)
         elif self._is_own(type(value)):
             # Whatever else a program keeps at hand may hold counters and clocks.
-            known = vars(value) if _is_definition(value) and hasattr(value, "__dict__") else {}
+            known = _attributes(value) if _is_definition(value) else {}
             yield from self._all("object", (type(value), known), depth)
         else:
             yield f"a {type(value).__module__}.{type(value).__qualname__}"
@@ -138,6 +174,8 @@ class _Described:
         return "|".join(_Described(self._package).lines(value, depth))
 
     def _function(self, function: types.FunctionType, depth: int) -> Iterator[str]:
+        if isinstance(dispatched := getattr(function, "registry", None), Mapping):  # functools.singledispatch
+            yield from self.lines(dict(dispatched), depth)
         if not self._is_own(function):
             yield f"function {function.__module__}.{function.__qualname__}"
             for cell in function.__closure__ or ():  # A decorator has the user's function there.
@@ -155,13 +193,28 @@ class _Described:
             if name in function.__globals__:
                 yield f"global {name}"
                 yield from self._global(function.__globals__[name], function, depth)
+        for name in sorted(set(_imported(function))):
+            yield f"import {name}"
+            module = self._own_module(name)
+            if module is not None:
+                yield from self._global(module, function, depth)
 
     def _global(self, value: Any, user: types.FunctionType, depth: int) -> Iterator[str]:
         yield from self.lines(value, depth)
-        if isinstance(value, types.ModuleType) and self._is_own_module(value):
+        if isinstance(value, types.ModuleType) and self._is_own_module(value) and depth <= _DEPTH_MAX:
             for name in sorted(_names(user.__code__) & set(vars(value))):
                 yield f"of {value.__name__}: {name}"
-                yield from self.lines(vars(value)[name], depth)
+                yield from self._global(vars(value)[name], user, depth + 1)
+
+    def _own_module(self, name: str) -> types.ModuleType | None:
+        """A module that a function imports when it runs, as a worker would; None if it is not the user's."""
+        try:
+            spec = importlib.util.find_spec(name)
+            file = None if spec is None else spec.origin
+            own = name.partition(".")[0] == self._package or (file is not None and _outside(file))
+            return importlib.import_module(name) if own else None
+        except Exception:  # It may be there in workers only, or fail in any way of its own.
+            return None
 
     def _code(self, code: types.CodeType, depth: int) -> Iterator[str]:
         yield f"code of {code.co_argcount} {code.co_posonlyargcount} {code.co_kwonlyargcount} {code.co_flags & 0x2F}"
@@ -217,6 +270,28 @@ def _names(code: types.CodeType) -> set[str]:
         if isinstance(constant, types.CodeType):
             found |= _names(constant)
     return found
+
+
+def _imported(function: types.FunctionType) -> Iterator[str]:
+    """Names of the modules that a function, or one inside it, imports when it runs."""
+    package = function.__globals__.get("__package__") or ""
+    waiting = [function.__code__]
+    while waiting:
+        code = waiting.pop()
+        waiting += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        steps = list(dis.get_instructions(code))
+        for n, step in enumerate(steps):
+            if step.opname == "IMPORT_NAME" and n >= 2:
+                level, wanted = steps[n - 2].argval, steps[n - 1].argval
+                base = f"{package.rsplit('.', level - 1)[0]}." if level and package else ""
+                name = f"{base}{step.argval}".rstrip(".")
+                yield name
+                yield from (f"{name}.{part}" for part in wanted or ())  # What is taken from it may be a module.
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    return {**{n: getattr(value, n) for n in slots if hasattr(value, n)}, **getattr(value, "__dict__", {})}
 
 
 def _is_definition(value: Any) -> bool:

@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import msgspec
 import pyarrow as pa
@@ -38,10 +38,12 @@ from holdfast.operators.windows import Window
 from holdfast.protocol.cec.policy import Continuous
 from holdfast.spark import control
 from holdfast.spark.aggregate import AggregateStage
+from holdfast.spark.checkpoint_figures import observed
 from holdfast.spark.databases import ReadStep, UpdateStage
 from holdfast.spark.direct import TASKS_MAX, DirectStage, encode_stage
 from holdfast.spark.flow_identity import flow_lines
 from holdfast.spark.frames import Reading, reading_of
+from holdfast.spark.hadoop_path import CheckpointFolder, checkpoint_folder, disk_for
 from holdfast.spark.joining import JoinStage, SortStage
 from holdfast.spark.options import READ_OPTIONS, Options
 from holdfast.spark.plan_identity import identity
@@ -228,12 +230,13 @@ class Flow:
             parents = parents or ("main",)
             if lineage in parents:
                 raise UsageError(f"a fork needs a lineage of its own; got {lineage!r}, which is its parent's; name one")
+        checkpoint = checkpoint_folder(os.fspath(checkpoint_location))
         spec = self._spec(stream, scratch, lineage, parents, fork_of)
         if fork_of is not None and self.checkpoint is not None:
-            spec = msgspec.structs.replace(spec, origin=origin_of(Path(checkpoint_location), fork_of))
+            spec = msgspec.structs.replace(spec, origin=origin_of(checkpoint, fork_of))
         if create and self.stage is not None:
             self._create(stream, spec, bucket)
-        self._check_state(stream, Path(checkpoint_location), spec)
+        self._check_state(stream, checkpoint, spec)
         frame = self.results(spec)
         writer = frame.writeStream.format("holdfast").option("root", self.root)
         writer = writer.option("checkpointLocation", str(checkpoint_location)).option("boundary", "input")
@@ -246,11 +249,9 @@ class Flow:
         make_active(frame.sparkSession)
         return writer.trigger(**(trigger or {"processingTime": "0 seconds"})).start(stream)
 
-    def _check_state(self, stream: str, checkpoint: Path, spec: Spec) -> None:
-        """A state is used by what made it (C12, C13). Checkpoints that are not on a disk of this machine are not looked
-        at: Spark alone can read them."""
-        if "://" in str(checkpoint) or str(checkpoint).startswith("file:"):
-            return
+    def _check_state(self, stream: str, checkpoint: CheckpointFolder, spec: Spec) -> None:
+        """A state is used by what made it (C12, C13)."""
+        disk, checkpoint = disk_for(checkpoint), cast(Path, checkpoint)  # As much of a path as a note needs.
         # A database has notes of what each partition has applied; all other states are dealt out anew (C13).
         counted = [f"{_PARTITIONS}{self.partitions}"] if isinstance(self.stage, UpdateStage) else []
         found = identity([*counted, *self.lines(spec)])
@@ -261,7 +262,7 @@ class Flow:
                 f"checkpoint_location; if you know that the state fits, remove {checkpoint / NOTE}"
             )
         if read_identity(checkpoint) != found:
-            note_identity(checkpoint, found)
+            note_identity(checkpoint, found, disk)
 
     def lines(self, spec: Spec) -> list[str]:
         """What it computes, for who compares it with what it has computed."""
@@ -349,7 +350,7 @@ class Flow:
         frame = self._unstaged(spec) if self.stage is None else self._staged(self.stage, spec, policy, output)
         for step in self.after:
             frame = step(frame)
-        return frame
+        return observed(frame) if control.FIGURES in frame.columns else frame
 
     def _unstaged(self, spec: Spec) -> DataFrame:
         frame = self._source(spec)
@@ -429,7 +430,7 @@ class _Map:
         return {"columns": dict(self.columns)}
 
     def __call__(self, frame: DataFrame) -> DataFrame:
-        kept = [c for c in (*HEADER, "_src", STREAM_COLUMN, control.COLUMN) if c in frame.columns]
+        kept = [c for c in (*HEADER, "_src", STREAM_COLUMN, control.COLUMN, control.FIGURES) if c in frame.columns]
         made = []
         for name, given in self.columns:
             column = expression(given)

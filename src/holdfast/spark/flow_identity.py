@@ -88,9 +88,9 @@ def _fields(value: Any, prefix: str, frame: DataFrame) -> list[str]:
 
 def _expression(name: str, given: Column | str, frame: DataFrame) -> list[str]:
     """Rule 2."""
-    first, *rest = plan_lines(frame.select(F.expr(given) if isinstance(given, str) else given))
+    first, *rest = plan_lines(frame.select(F.expr(given) if isinstance(given, str) else given), tables=False)
     text = first.removeprefix("Project [").removesuffix("]")
-    return [f"{name}: {text}", *(line for line in rest if line.startswith("function "))]
+    return [f"{name}: {text}", *(line for line in rest if line.startswith(("function ", "text ")))]
 
 
 def _schema(schema: StructType) -> str:

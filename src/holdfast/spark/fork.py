@@ -8,26 +8,34 @@ Rules:
 3. The fork gets a new query id. With the parent's, Spark would take it for a restart and stop the parent.
 4. The parent's files are linked, or copied where links do not work, and never changed (S1). Spark writes by rename
    only, so a link stays what it was; its own purging unlinks names, which does not touch ours.
+5. On a filesystem of Hadoop's (`hadoop_path`) all are copied. Spark may purge a file meanwhile; then the parent has
+   committed again, and the fork is begun anew from there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
 import shutil
 import uuid
 import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.model.errors import CorruptLog, UsageError
+from holdfast.model.errors import CorruptLog, StorageError, UsageError
+from holdfast.spark.hadoop_path import CheckpointFolder, HadoopPath
 from holdfast.stream.disk import Disk, VolatileDisk
 
 #: A version of a state store, with Spark's unique id behind it in checkpoint format 2.
 _STATE_FILE = re.compile(r"(\d+)(?:_[0-9a-f-]+)?\.(delta|snapshot|changelog|zip)")
 _SNAPSHOTS = ("snapshot", "zip")
+#: Rule 5: how often a fork is begun anew, and how many files are copied at a time.
+_ATTEMPTS, _COPIES = 5, 8
 
 
 class Forked(NamedTuple):
@@ -39,7 +47,7 @@ class Forked(NamedTuple):
     linked: bool
 
 
-def last_commit(checkpoint: Path) -> int:
+def last_commit(checkpoint: CheckpointFolder) -> int:
     """The last batch that a query has committed; -1 before the first."""
     try:
         return max((int(p.name) for p in (checkpoint / "commits").iterdir() if p.name.isdigit()), default=-1)
@@ -47,10 +55,25 @@ def last_commit(checkpoint: Path) -> int:
         return -1
 
 
-def fork_checkpoint(parent: Path, child: Path) -> Forked:
-    """Make `child` a checkpoint that starts after the parent's last committed batch. The parent may be running."""
+def fork_checkpoint(parent: CheckpointFolder, child: CheckpointFolder) -> Forked:
+    """Make `child` a checkpoint that starts after the parent's last committed batch. The parent may be running.
+
+    Both are folders of this machine, or on filesystems of Hadoop's: `checkpoint_folder("hdfs://…")`.
+    """
     if child.exists() and any(child.iterdir()):
         raise UsageError(f"a fork needs a new folder; {child} is not empty; choose another")
+    if isinstance(parent, Path) and isinstance(child, Path):
+        return _forked(parent, child)
+    if isinstance(parent, Path) or isinstance(child, Path):
+        raise UsageError(f"a fork lies on the filesystem of its parent; got {parent} and {child}")
+    for _ in range(_ATTEMPTS):
+        with contextlib.suppress(FileNotFoundError):
+            return _forked(parent, child)
+        child.remove()
+    raise StorageError(f"{parent}: the query commits more quickly than its state can be copied to {child}; try again")
+
+
+def _forked(parent: CheckpointFolder, child: CheckpointFolder) -> Forked:
     batch = last_commit(parent)
     if batch < 0:
         raise UsageError(f"{parent}: the query has not committed a batch yet; there is nothing to fork from")
@@ -59,6 +82,12 @@ def fork_checkpoint(parent: Path, child: Path) -> Forked:
         wanted.append(Path("offsets", str(batch - 1)))
     if (parent / "state").is_dir():
         wanted += _state_files(parent, batch + 1)
+    if isinstance(parent, HadoopPath) and isinstance(child, HadoopPath):
+        with ThreadPoolExecutor(_COPIES, "fork") as pool:
+            list(pool.map(lambda name: (parent / name).copy(child / name), wanted))
+        return Forked(renew_id(child), batch, len(wanted), False)
+    assert isinstance(parent, Path)
+    assert isinstance(child, Path)
     linked = True
     count = 0
     for relative in wanted:
@@ -66,15 +95,18 @@ def fork_checkpoint(parent: Path, child: Path) -> Forked:
             if (parent / name).exists():
                 linked &= _place(parent / name, child / name)
                 count += 1
-    query_id = renew_id(child)
-    return Forked(query_id, batch, count, linked)
+    return Forked(renew_id(child), batch, count, linked)
 
 
-def renew_id(checkpoint: Path, durable: bool = False) -> str:
+def renew_id(checkpoint: CheckpointFolder, durable: bool = False) -> str:
     """Make the checkpoint that of a query of its own; its id."""
     query_id = str(uuid.uuid4())
-    disk = Disk() if durable else VolatileDisk()
-    disk.replace_file(checkpoint / "metadata", json.dumps({"id": query_id}).encode())
+    metadata = json.dumps({"id": query_id}).encode()
+    if isinstance(checkpoint, HadoopPath):
+        (checkpoint / "metadata").write_bytes(metadata)
+    else:
+        disk = Disk() if durable else VolatileDisk()
+        disk.replace_file(checkpoint / "metadata", metadata)
     return query_id
 
 
@@ -87,11 +119,20 @@ def _place(source: Path, target: Path) -> bool:
     return False
 
 
-def _state_files(checkpoint: Path, version: int) -> list[Path]:
+def _folders(below: CheckpointFolder) -> Iterator[tuple[Path, list[str]]]:
+    """All folders, relative to here, each with the names of its files."""
+    if isinstance(below, HadoopPath):
+        yield from below.walk()
+        return
+    for folder, _, names in os.walk(below):
+        yield Path(folder).relative_to(below), names
+
+
+def _state_files(checkpoint: CheckpointFolder, version: int) -> list[Path]:
     """Rule 1 for every store below `state`."""
     found: list[Path] = []
-    for folder, _, names in os.walk(checkpoint / "state"):
-        here = Path(folder).relative_to(checkpoint)
+    for below, names in _folders(checkpoint / "state"):
+        here = Path("state") / below
         if "_metadata" in here.parts:
             found += [here / name for name in names if not name.startswith(".")]
             continue
@@ -101,7 +142,9 @@ def _state_files(checkpoint: Path, version: int) -> list[Path]:
     return found
 
 
-def _store_files(checkpoint: Path, store: Path, versions: list[tuple[int, str, str]], version: int) -> list[Path]:
+def _store_files(
+    checkpoint: CheckpointFolder, store: Path, versions: list[tuple[int, str, str]], version: int
+) -> list[Path]:
     snapshot = max((v for v, kind, _ in versions if kind in _SNAPSHOTS and v <= version), default=0)
     found = []
     for v, kind, name in versions:
@@ -114,11 +157,14 @@ def _store_files(checkpoint: Path, store: Path, versions: list[tuple[int, str, s
     return found
 
 
-def _table_files(checkpoint: Path, store: Path, name: str) -> list[Path]:
+def _table_files(checkpoint: CheckpointFolder, store: Path, name: str) -> list[Path]:
     """The files that a RocksDB snapshot refers to, as its own list of contents says."""
     try:
-        with zipfile.ZipFile(checkpoint / store / name) as snapshot:
+        path = checkpoint / store / name
+        with zipfile.ZipFile(path if isinstance(path, Path) else io.BytesIO(path.read_bytes())) as snapshot:
             text = snapshot.read("metadata").decode()
+    except FileNotFoundError:
+        raise
     except (KeyError, zipfile.BadZipFile, OSError) as error:
         raise CorruptLog(f"{checkpoint / store / name}: the snapshot cannot be read ({error})") from error
     content = json.loads(text.partition("\n")[2])

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from holdfast.spark.forked import ForkReader
     from holdfast.spark.sink import BatchSink, StreamSink
     from holdfast.spark.source import BucketReader, RangeReader
+    from holdfast.spark.tentative_source import SequenceReader
 
 
 class HoldfastSource(DataSource):
@@ -42,12 +43,20 @@ class HoldfastSource(DataSource):
         return from_arrow_schema(merged_schema(sources, stream_column=options.flag("streamcolumn", len(sources) > 1)))
 
     def reader(self, schema: StructType) -> RangeReader:
+        if Options(self.options, READ_OPTIONS).flag("tentative", False):
+            from holdfast.spark.tentative_source import SequenceRangeReader
+
+            return SequenceRangeReader(dict(self.options))
         from holdfast.spark.source import RangeReader
 
         return RangeReader(dict(self.options))
 
-    def streamReader(self, schema: StructType) -> BucketReader | ForkReader:
+    def streamReader(self, schema: StructType) -> BucketReader | ForkReader | SequenceReader:
         options = Options(self.options, READ_OPTIONS)
+        if options.flag("tentative", False):
+            from holdfast.spark.tentative_source import SequenceReader
+
+            return SequenceReader(dict(self.options))
         staged, forked = options.get("stage") is not None, options.get("plan") is not None
         if forked:
             from holdfast.spark.forked import ForkReader, ForkStageReader

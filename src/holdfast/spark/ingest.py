@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from holdfast.clock import monotonic_us, now_us
+from holdfast.clock import ArrivalClock, monotonic_us, now_us
 from holdfast.inputs.source import EngineSource
 from holdfast.model.errors import PeerError, StreamBusy, UnknownStream, UsageError
 from holdfast.model.time import closed_until, duration_text, instant_text
@@ -50,6 +50,7 @@ class SparkInput:
         self._status: dict[str, Any] = {}
         self._rows, self._batch = 0, -1
         self._data_us = monotonic_us()
+        self._clock = ArrivalClock()  # The boundary must not jump with the wall clock (D19).
 
     def stop(self) -> None:
         self._stop.set()
@@ -101,6 +102,7 @@ class SparkInput:
         options = {
             "root": str(self._store.root), "create": "true", "stime": self._source.stime, "boundary": "data",
             "slack": duration_text(self._source.slack_us), "checkpointLocation": str(self._checkpoint),
+            "maxAhead": "none" if self._source.max_ahead_us is None else duration_text(self._source.max_ahead_us),
         }  # fmt: skip
         if self._bucket_us is not None:
             options["bucket"] = duration_text(self._bucket_us)
@@ -130,7 +132,7 @@ class SparkInput:
         """Rule 2. The sink lets go of the log after each batch, and takes it from whoever has it at the next."""
         try:
             stream = self._store.open(self._stream)
-            size, boundary_us = stream.definition.bucket_us, now_us() - self._source.slack_us
+            size, boundary_us = stream.definition.bucket_us, self._clock() - self._source.slack_us
             writer = stream.writer(owner="spark:ingest")
         except (UnknownStream, StreamBusy):
             return

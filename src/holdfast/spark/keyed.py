@@ -28,9 +28,9 @@ from holdfast.operators.keyed_join import JoinPrototype
 from holdfast.operators.paired import paired
 from holdfast.operators.parted import Parted
 from holdfast.operators.udop import UserOperator
-from holdfast.spark.keeping import report
-from holdfast.spark.keyed_moves import operators_in
+from holdfast.spark.arrivals import operators_in
 from holdfast.spark.keyed_task import Task
+from holdfast.spark.save_policy import report
 
 
 class ForkOf(NamedTuple):
@@ -38,6 +38,8 @@ class ForkOf(NamedTuple):
 
     query_id: str
     scratch: str
+    root: int | None = None
+    """The batch that it begins with: later ones of its parent are not its own. None: whichever it runs first."""
 
 
 class InNode:
@@ -53,9 +55,9 @@ _node: ContextVar[InNode | None] = ContextVar("_node", default=None)
 
 
 @contextlib.contextmanager
-def forked_from(query_id: str, scratch: Path) -> Iterator[None]:
-    """Operators that are applied meanwhile, in this thread, belong to a fork of that query."""
-    token = _fork.set(ForkOf(query_id, str(scratch)))
+def forked_from(query_id: str, scratch: Path, root: int | None = None) -> Iterator[None]:
+    """Operators that are applied meanwhile, in this thread, belong to a fork of that query that begins with `root`."""
+    token = _fork.set(ForkOf(query_id, str(scratch), root))
     try:
         yield
     finally:
@@ -108,18 +110,16 @@ class Keyed:
     def __call__(self, frame: DataFrame) -> DataFrame:
         """The results over a (streaming) DataFrame: `frame.transform(operator)`."""
         node = _node.get()
-        arrived = None if node is None else node.arrived
-        # A number that is named, so that Spark does not put partitions together when a batch is small (rule 5).
-        partitions = 1
-        if arrived is not None and self.name in arrived.partitions:
-            partitions = arrived.partitions[self.name]
-        elif self.key is not None:
+        # A number that is named, so that Spark does not put partitions together when a batch is small.
+        partitions, key_type = 1, ""
+        if self.key is not None:
             partitions = int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
+            key_type = frame.select(self.key).schema[0].dataType.simpleString()
         # Not earlier: Spark reads the text of a schema only where a session runs, and `holdfast explain` has none.
         schema = _parse_datatype_string(self.schema) if isinstance(self.schema, str) else self.schema
         assert isinstance(schema, StructType)
         given = to_arrow_schema(schema, timezone="UTC")
-        task = Task(self, given, partitions, _fork.get(), "" if arrived is None else arrived.folder)
+        task = Task(self, given, partitions, _fork.get(), "" if node is None else node.arrived, key_type)
         if node is not None:
             node.tasks.append(task)
         by = [] if self.key is None else [self.key]

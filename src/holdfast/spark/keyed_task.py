@@ -8,26 +8,22 @@ Rules:
 2. Of each key two versions stay, in two slots used in turn, so that a batch that is executed again finds the state it
    began with. A version is the number of the batch that it is the beginning of. Of a state in parts, a batch saves
    those that changed.
-3. By the policy, states also go to the store that survives the machine (`holdfast.spark.keeping`). *Exact* saves every
-   batch before its results leave the task and refuses to go on from an older state; *best effort* saves when due and
-   goes on from what there is, saying so. Whoever needs the store to begin a batch waits for it (`holdfast.spark.far`).
+3. By the policy, states also go to the store that survives the machine (`holdfast.spark.save_policy`). *Exact* saves
+   every batch before its results leave the task and refuses to go on from an older state; *best effort* saves when due
+   and goes on from what there is, saying so. Whoever needs the store to begin a batch waits for it
+   (`holdfast.spark.durable_state`).
 4. What comes from scratch or store is bytes with a checksum, decoded by the operator itself; nothing is unpickled (X3).
-5. A key stays in its partition: the number of partitions is part of the plan, noted with the state, and may not change.
-6. Keys without tuples are forgotten after the operator's time to live, here and in the store (`holdfast.spark.quiet`).
-7. State belongs to one query, in scratch and in the store. A fork takes its parent's over once and then keeps its own,
-   beside its checkpoint; it never writes to what is its parent's (S1). A query over past data has no state to keep.
-8. A query that goes on from a checkpoint of another host takes over the states that lie in it, once, at the batch that
-   they are the beginning of: into the store, too, which knows nothing of them yet (`holdfast.spark.keyed_moves`).
-9. A query that nobody will go on with leaves nothing behind, in scratch or store (`forget`).
+5. Where the states at the beginning of a batch come from, after a loss, in a fork, after a movement, and with another
+   number of partitions than before, is in `holdfast.spark.keyed_state`.
+6. Keys without tuples are forgotten after the operator's time to live, here and in the store (`holdfast.spark.expiry`).
+7. State belongs to one query, in scratch and in the store. A query over past data has no state to keep.
+8. A query that nobody will go on with leaves nothing behind, in scratch or store (`forget`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import shutil
-import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,18 +31,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
+from holdfast.checkpoint.derive import Protection
 from holdfast.checkpoint.policy import Guarantee, guarantee_of
-from holdfast.checkpoint.slots import Names, Slots, key_of, part_key
+from holdfast.checkpoint.slots import Slots, part_key
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.clock import now_us
-from holdfast.model.errors import CorruptLog, StorageError, UsageError
-from holdfast.operators.parted import sorted_out
 from holdfast.operators.udop import Instances, directory_of
-from holdfast.spark.far import Far, far_of, folder_of
-from holdfast.spark.keeping import KEPT, Left, counts_from, keep
-from holdfast.spark.quiet import Passing
-from holdfast.spark.scratch import ScratchLost, of_this_boot, opened
-from holdfast.spark.session import own_folder
+from holdfast.spark.durable_state import Far, far_of
+from holdfast.spark.expiry import Passing
+from holdfast.spark.keyed_state import KeyedStates
+from holdfast.spark.save_policy import Left, keep
+from holdfast.spark.scratch import ScratchLost
 
 if TYPE_CHECKING:
     from holdfast.spark.keyed import ForkOf, Keyed
@@ -56,18 +51,23 @@ _ATTEMPTS = 3
 
 
 class Task:
-    """Runs in a Python worker, once per partition and batch."""
+    """Runs in a Python worker, once per partition and batch. `key_type` is Spark's short name of it."""
 
     def __init__(
-        self, plan: Keyed, schema: pa.Schema, partitions: int = 1, fork: ForkOf | None = None, arrived: str = ""
-    ) -> None:
+        self, plan: Keyed, schema: pa.Schema, partitions: int = 1, fork: ForkOf | None = None, arrived: str = "",
+        key_type: str = "",
+    ) -> None:  # fmt: skip
         self._plan, self._schema, self.partitions, self._fork = plan, schema, partitions, fork
-        self._arrived = arrived
+        self._states = KeyedStates(plan, partitions, fork, arrived, key_type)
         self._exact = guarantee_of(plan.checkpoint) is Guarantee.EXACT
 
     @property
     def name(self) -> str:
         return self._plan.name
+
+    @property
+    def protection(self) -> Protection:
+        return self._plan.protection
 
     @property
     def computes(self) -> tuple[Any, ...]:
@@ -86,7 +86,7 @@ class Task:
     ) -> Iterator[pa.RecordBatch]:
         """The results of one batch of one partition."""
         if query is None:
-            yield from self._run(batches, 0, Slots(MemoryStore()), None)
+            yield from self._run(batches, 0, Slots(MemoryStore()), None, Path())
             return
         owner = self._fork.query_id if self._fork is not None else query
         yield from self._tried(batches, query, owner, batch, partition)
@@ -100,18 +100,19 @@ class Task:
     def _attempt(
         self, batches: list[pa.RecordBatch], query: str, owner: str, batch: int, partition: int
     ) -> list[pa.RecordBatch]:
-        with self._near(self._own(query), partition) as near, far_of(self._plan, owner, partition) as far:
-            if self._fork is not None:
-                self._adopt(batch, partition, near, far)
-            elif self._arrived:
-                self._arrive(batch, partition, near, far)
-            return self._run(batches, batch, near, far)
+        name = self._states.own_name(partition)
+        with self._states.near(self._states.own(query), name) as near, far_of(self._plan, owner, name) as far:
+            self._states.begin(owner, batch, partition, near, far)
+            told = self._states.own(query) / self._plan.name / f"{name}.saved"
+            return self._run(
+                batches, batch, near, far, told, self._states.forget_others(owner, batch, partition, near, far)
+            )
 
-    def _run(self, batches: list[pa.RecordBatch], batch: int, near: Slots, far: Far | None) -> list[pa.RecordBatch]:
+    def _run(
+        self, batches: list[pa.RecordBatch], batch: int, near: Slots, far: Far | None, told: Path,
+        also: Mapping[bytes, bytes] | None = None,
+    ) -> list[pa.RecordBatch]:  # fmt: skip
         plan, begun_us = self._plan, now_us()
-        self._check_partitions(batch, near, far)
-        if batch and near.mark(b"batch", batch) != b"%d" % batch:
-            self._recover(batch, near, far)
 
         new: set[bytes] = set()
 
@@ -135,19 +136,22 @@ class Task:
         results = [instances.feed(rows) for rows in in_order(batches, getattr(plan.prototype, "side", None))]
         due, gone = passing.look(instances)
         states, parts = self._changes(instances, gone, batch, near)
-        marks = self._marks(batch + 1, _keys_in(near, batch) + len(new) - len(gone))
-        marks |= passing.marks(instances.now_us)
+        marks = self._states.marks(batch + 1, _keys_in(near, batch) + len(new) - len(gone))
+        marks |= {**passing.marks(instances.now_us), **(also or {})}
         left = Left(states, parts, marks, sum(rows.num_rows for rows in batches), begun_us)
         if self._exact and far is not None and self._fork is None:
-            self._make_whole(batch, near, far)
-        keep(plan, left, batch, near, far if self._fork is None else None)
+            self._states.make_whole(batch, near, far)
+        keep(plan, left, batch, near, far if self._fork is None else None, told)
         results += due
         return [rows for table in results for rows in table.to_batches()]
 
-    def _make_whole(self, batch: int, near: Slots, far: Far) -> None:
-        """The store of a query that was not exact until now lacks what changed since it was last saved there."""
-        if batch and far.slots.mark(b"batch", batch) != b"%d" % batch:
-            self._take_over(far.slots, near, batch, batch)
+    def pack(self, query: str, batch: int, to: Path) -> bool:
+        """Copy the states at the beginning of that batch, of all partitions; False if they are not at hand."""
+        return self._states.pack(query, batch, to)
+
+    def forget(self, query: str) -> None:
+        """Rule 8. A store whose server is away is a `PeerError`: it keeps what it has."""
+        self._states.forget(query)
 
     def _changes(
         self, instances: Instances, gone: list[bytes], batch: int, near: Slots
@@ -165,154 +169,6 @@ class Task:
             states[key] = None
             parts |= dict.fromkeys(part_key(key, name) for name in (directory_of(saved) if saved else {}))
         return states, parts
-
-    def _marks(self, batch: int, keys: int) -> dict[bytes, bytes]:
-        return {b"partitions": b"%d" % self.partitions, b"keys": b"%d" % keys, b"batch": b"%d" % batch}
-
-    def _check_partitions(self, batch: int, near: Slots, far: Far | None) -> None:
-        """Rule 5."""
-        known = near.mark(b"partitions", batch)
-        if known is None and batch and far is not None:
-            known = far.slots.mark(b"partitions", batch)
-        if known is not None and int(known) != self.partitions:
-            raise UsageError(
-                f"{self._plan.name}: its state lies in {int(known)} partitions, the query has {self.partitions}; "
-                f"a query must keep their number for life; set spark.sql.shuffle.partitions to {int(known)}, or "
-                f"start it anew"
-            )
-
-    def _recover(self, batch: int, near: Slots, far: Far | None) -> None:
-        """The scratch does not have the beginning of this batch: another machine had it, or it was lost."""
-        plan = self._plan
-        mine = int(near.mark(b"batch", batch) or 0)
-        theirs = int((far.slots.mark(b"batch", batch) if far is not None else None) or 0)
-        if self._exact:
-            if theirs != batch:
-                raise StorageError(
-                    f"{plan.name}: the state at the beginning of batch {batch} is neither on this machine nor in "
-                    f"{plan.store}, whose newest is {theirs or 'none'}; start the query from that batch"
-                )
-        elif max(mine, theirs) != batch:
-            left = max(mine, theirs)
-            how = f"goes on with the state of batch {left}" if left else "begins anew, without any state,"
-            warnings.warn(f"{plan.name}: {how} in batch {batch} (best effort)", RuntimeWarning, stacklevel=1)
-        if far is not None and theirs >= mine:
-            # What scratch has and the store has not is of a run that the store knows nothing of. So is what later
-            # saves left in the store: it must be saved anew before a later mark could speak of it.
-            self._take_over(near, far.slots, batch, theirs)
-            pending = Names([], []) if self._exact else far.slots.leftovers(theirs)
-            near.note(pending, counts_from(far.slots.mark(KEPT, theirs)))
-        elif far is not None:
-            # Whoever ran it meanwhile may have left a save half done, which ours must not complete.
-            mine_too, others = near.pending, far.slots.leftovers(theirs)
-            near.note(Names([*mine_too.states, *others.states], [*mine_too.parts, *others.parts]), {})
-
-    def _take_over(self, near: Slots, kept: Slots, batch: int, version: int) -> None:
-        """All states as of a version. One that is damaged as a whole cannot be listed, but it was counted (C11)."""
-        states, known = kept.states(version), kept.mark(b"keys", version)
-        if known is not None and len(states) < int(known):
-            self._tell_lost(int(known) - len(states), int(known), "states")
-        parts = {name: part for name, part in kept.parts(version).items() if key_of(name) in states}
-        self._count_parts(states, parts)
-        marks = self._marks(batch, len(states)) | Passing.taken_over(kept, version)
-        before = near.names()
-        near.save({**dict.fromkeys(before.states), **states}, batch, marks, {**dict.fromkeys(before.parts), **parts})
-
-    def _count_parts(self, states: dict[bytes, bytes], parts: dict[bytes, bytes]) -> None:
-        """Whether all parts that the heads name are there, as they were saved."""
-        named = lost = 0
-        for key, saved in states.items():
-            directory = directory_of(saved)
-            found = {name: parts[part] for name in directory if (part := part_key(key, name)) in parts}
-            named, lost = named + len(directory), lost + len(sorted_out(directory, found)[1])
-        if lost:
-            self._tell_lost(lost, named, "parts of states")
-
-    def _tell_lost(self, lost: int, known: int, what: str) -> None:
-        problem = f"{self._plan.name}: {lost} of {known} {what} cannot be read any more"
-        if self._exact:
-            raise CorruptLog(f"{problem}; restore {self._plan.store} from a copy, or start the query anew")
-        warnings.warn(f"{problem}; goes on without them (best effort)", RuntimeWarning, stacklevel=1)
-
-    def _adopt(self, batch: int, partition: int, near: Slots, far: Far | None) -> None:
-        """Rule 7: at the first batch of a fork, all states that its parent had there."""
-        assert self._fork is not None
-        if near.mark(b"batch", batch) is not None:
-            return
-        wanted = b"%d" % batch
-        with self._near(self._scratch() / self._fork.query_id, partition) as elder:
-            if elder.mark(b"batch", batch) == wanted:
-                self._check_partitions(batch, elder, None)
-                self._take_over(near, elder, batch, batch)
-                return
-        if far is not None and far.slots.mark(b"batch", batch) == wanted:
-            self._check_partitions(batch, far.slots, None)
-            self._take_over(near, far.slots, batch, batch)
-            return
-        if self._arrived:  # It may be forked before it has run a batch here.
-            self._arrive(batch, partition, near, None)
-        if batch and near.mark(b"batch", batch) is None:
-            raise StorageError(
-                f"{self._plan.name}: a fork needs the state of its parent at the beginning of batch {batch}, which has "
-                f"gone by; it is taken anew"
-            )
-
-    def _arrive(self, batch: int, partition: int, near: Slots, far: Far | None) -> None:
-        """Rule 8."""
-        if near.mark(b"batch", batch) is not None:
-            return
-        with self._near(Path(self._arrived), partition) as came:
-            if came.mark(b"batch", batch) != b"%d" % batch:
-                return
-            self._check_partitions(batch, came, None)
-            # In the store once only: the batch that follows may have been saved there before scratch was lost.
-            if far is not None and far.slots.mark(b"batch", batch) != b"%d" % batch:
-                self._take_over(far.slots, came, batch, batch)
-            self._take_over(near, came, batch, batch)
-
-    def pack(self, query: str, batch: int, to: Path) -> bool:
-        """Copy the states at the beginning of that batch, of all partitions; False if they are not at hand."""
-        return all(self._pack(query, batch, partition, to) for partition in range(self.partitions))
-
-    def _pack(self, query: str, batch: int, partition: int, to: Path) -> bool:
-        # Whoever holds scratch is the only one in the store as well.
-        with self._near(self._own(query), partition) as near, self._near(to, partition) as there:
-            if near.mark(b"batch", batch) == b"%d" % batch:
-                self._take_over(there, near, batch, batch)
-                return True
-            with far_of(self._plan, query, partition) as far:
-                if far is None:
-                    return False
-                with far.once() as kept:  # The node can stay; that is better than to wait for a server.
-                    if kept.mark(b"batch", batch) != b"%d" % batch:
-                        return False
-                    self._take_over(there, kept, batch, batch)
-                    return True
-
-    def forget(self, query: str) -> None:
-        """Rule 9. A store whose server is away is a `PeerError`: it keeps what it has."""
-        folder = folder_of(self._plan, query)
-        for doomed in (self._scratch() / query, folder):
-            if doomed is not None:
-                with contextlib.suppress(FileNotFoundError):
-                    shutil.rmtree(doomed)
-        if folder is not None:
-            return
-        for partition in range(self.partitions):
-            with far_of(self._plan, query, partition) as far:
-                if far is not None:
-                    with far.once() as kept:
-                        kept.clear()
-
-    def _scratch(self) -> Path:
-        given = self._plan.scratch
-        return of_this_boot(Path(given) if given is not None else own_folder() / "operators")
-
-    def _own(self, query: str) -> Path:
-        return self._scratch() / query if self._fork is None else Path(self._fork.scratch)
-
-    def _near(self, folder: Path, partition: int) -> AbstractContextManager[Slots]:
-        return opened(folder / self._plan.name / str(partition))
 
 
 def in_order(batches: list[pa.RecordBatch], side: str | None = None) -> list[pa.RecordBatch]:

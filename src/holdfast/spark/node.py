@@ -26,21 +26,24 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 
 from holdfast.diagram import NodeSpec
-from holdfast.engine import Description, Failure, Query, Reading, create_output
+from holdfast.engine import Description, Failure, Operator, Query, Reading, Work, create_output
 from holdfast.model.errors import UsageError
 from holdfast.model.time import BEGINNING_US, instant_text
 from holdfast.model.tuples import STREAM_COLUMN
 from holdfast.spark import control
+from holdfast.spark.arrivals import operators_in, stays_because
+from holdfast.spark.batch_listener import BatchLog, follow, work_of
+from holdfast.spark.checkpoint_figures import recovery_of
 from holdfast.spark.ending import lasts
 from holdfast.spark.event_time import boundaries_instead_of_watermarks
 from holdfast.spark.failure import is_permanent, sentence
 from holdfast.spark.flow import Flow
 from holdfast.spark.frames import part_of, read_stream
 from holdfast.spark.keyed import forked_from, in_node
-from holdfast.spark.keyed_moves import operators_in, stays_because
-from holdfast.spark.node_checkpoint import CheckpointedQueries, progress_of, query_id, states_beside
+from holdfast.spark.node_checkpoint import CheckpointedQueries, progress_of, query_id, states_beside, waiting_beside
 from holdfast.spark.node_flow import NodeFlow
 from holdfast.spark.node_identity import Admission, node_identity
+from holdfast.spark.plan_identity import settings_line
 from holdfast.spark.pools import fork_pool, stable_pool
 from holdfast.spark.query_plan import QueryPlan, plan_of
 from holdfast.spark.results import node_columns
@@ -54,8 +57,10 @@ from holdfast.stream.store import Stream, StreamStore
 class SparkQuery(Query):
     """One run of a query, as Spark runs it."""
 
-    def __init__(self, query: StreamingQuery) -> None:
-        self._query = query
+    def __init__(self, query: StreamingQuery, session: SparkSession, before: Work | None = None) -> None:
+        self._query, self._session = query, session
+        self._batches = BatchLog(before)
+        self._followed = False
 
     @property
     def active(self) -> bool:
@@ -72,27 +77,38 @@ class SparkQuery(Query):
                 raise
 
     def reading(self) -> Reading | None:
-        return reading_of(self._query.lastProgress)
+        if not self._followed:
+            follow(self._query, self._session, self._batches)
+            self._followed = True
+        last, work = self._batches.seen()
+        return None if last is None else reading_of(last, work)
+
+    @property
+    def work(self) -> Work | None:
+        """All batches so far; None if nobody has asked."""
+        return self._batches.seen()[1] if self._followed else None
 
 
-def reading_of(progress: Any) -> Reading | None:
+def reading_of(progress: Mapping[str, Any], work: Work | None = None) -> Reading:
     """The work of a batch, as Spark tells it."""
-    if progress is None:
-        return None
-    # A batch has one row more than its inputs: the boundary that drives the watermark.
-    rows = max(0, int(progress["numInputRows"]) - 1)
+    busy_ms, rows, parts_ms = work_of(progress)
     state = sum(int(operator["memoryUsedBytes"]) for operator in progress["stateOperators"])
-    parts_ms = {part: float(took_ms) for part, took_ms in progress["durationMs"].items()}
-    busy_ms = parts_ms.pop("triggerExecution", 0.0)
-    return Reading(int(progress["batchId"]), busy_ms, rows, state, _span_us(progress.get("sources", [])), parts_ms)
+    recovery = recovery_of(progress.get("observedMetrics"))
+    span_us = _span_us(progress.get("sources", []))
+    return Reading(int(progress["batchId"]), busy_ms, rows, state, span_us, parts_ms, recovery, work)
 
 
-def _span_us(sources: Sequence[Mapping[str, str]]) -> int | None:
+def _offset(told: Any) -> dict[str, int]:
+    """An event's JSON has the offset as it is, PySpark's progress as text."""
+    return json.loads(told) if isinstance(told, str) else dict(told)  # type: ignore[no-any-return]
+
+
+def _span_us(sources: Sequence[Mapping[str, Any]]) -> int | None:
     """The first batch has no beginning, and the last no end: those say nothing. Inputs move on together."""
     spans = []
     for source in sources:
         try:
-            begin, end = (until_of(json.loads(source[which])) for which in ("startOffset", "endOffset"))
+            begin, end = (until_of(_offset(source[which])) for which in ("startOffset", "endOffset"))
         except (ValueError, TypeError, KeyError, AttributeError, UsageError):
             return 0 if source.get("startOffset") in (None, "null", "None") else None
         spans.append(max(0, end - begin) if begin > BEGINNING_US and end < FOREVER_US else 0)
@@ -107,6 +123,7 @@ class SparkQueries(CheckpointedQueries):
     ) -> None:
         super().__init__(node, inputs, outputs, home)
         self._spark = spark
+        self._stable: SparkQuery | None = None
 
     def explain(self, error: BaseException | None) -> Failure:
         return Failure(sentence(error), is_permanent(error))
@@ -120,15 +137,33 @@ class SparkQueries(CheckpointedQueries):
         schema = to_arrow_schema(frame.schema, timezone="UTC")
         columns = node_columns(self._node, pa.schema([field for field in schema if field.name != control.COLUMN]))
         output = create_output(StreamStore(self._outputs), self._node, columns, bucket_us)
-        found = node_identity(self._node, columns, bucket_us, frame if self._flow is None else self._flow.lines)
-        admission = Admission(self._node, self._home, self._beginning, output, found)
+        found = node_identity(
+            self._node,
+            columns,
+            bucket_us,
+            frame if self._flow is None else self._flow.lines,
+            settings_line(self._spark),
+            {s.name: s.definition.id for s in self._inputs if self._home not in s.folder.parents},  # No mirrors.
+        )
+        flow = self._flow is not None or bool(self._operators)
+        admission = Admission(self._node, self._home, self._beginning, output, found, flow=flow)
         self._beginning = admission.admitted(self._begin_life)
-        return output
+        return StreamStore(self._outputs).add_columns(self._node.output, columns)
 
     def describe(self) -> Description:
         stime, query = self.inspected
         lag_us = query.lag_us if query.keeps_rows else 0
         return Description(".".join(stime), lag_us, query.bucket_by_bucket, query.operators)
+
+    def operators(self) -> tuple[Operator, ...]:
+        if self._flow is not None:
+            protections = [self._flow.protection] if self._flow.keeps_state else []
+        else:
+            protections = [operator.protection for operator in self._operators]
+        own = [Operator(p.operator, p.kind, p.state.value, p.policy, p.saves, p.store) for p in protections]
+        beside = ("Spark", "Spark's state", "every batch", "what has changed", "the query's checkpoint")
+        of_spark = [Operator(name, *beside) for name in self._query.operators]
+        return (*own, *of_spark)
 
     def start_stable(self) -> Query:
         start, right_from = self._beginning.start_us, self._beginning.right_from_us
@@ -138,18 +173,22 @@ class SparkQueries(CheckpointedQueries):
         source = {} if start is None else {"start": instant_text(start)}
         sink = {} if right_from is None else {"from": instant_text(right_from)}
         frame = self._results(decision=str(self.decision), **source)
-        return self._start(frame, self._node.name, stable_pool(self._node.name), self.checkpoint, sink)
+        before = None if self._stable is None else self._stable.work
+        started = self._start(frame, self._node.name, stable_pool(self._node.name), self.checkpoint, sink)
+        self._stable = SparkQuery(started, self._spark, before)
+        return self._stable
 
     def _run_fork(self, fork: int, checkpoint: Path, plan: Path, branch: str) -> Query:
-        parent_us = progress_of(checkpoint).until_us
+        parent_batch, parent_us = progress_of(checkpoint)
         assert parent_us is not None
         if self._flow is not None:
             frame = self._flow.forked({"plan": str(plan)}, self._beginning.generation, fork, parent_us)
         else:
-            with forked_from(query_id(self.checkpoint), states_beside(plan)):
+            with forked_from(query_id(self.checkpoint), states_beside(plan), parent_batch + 1):
                 frame = self._results(plan=str(plan))
         name, pool = f"{self._node.name}-fork-{fork}", fork_pool(self._node.name)
-        return self._start(frame, name, pool, checkpoint, {"branch": branch})
+        sink = {"branch": branch, "waiting": str(waiting_beside(plan))}
+        return SparkQuery(self._start(frame, name, pool, checkpoint, sink), self._spark)
 
     # -- frames ------------------------------------------------------------------------------------------------------
 
@@ -157,7 +196,7 @@ class SparkQueries(CheckpointedQueries):
         """What the function gives, over inputs that come as its query needs them."""
         if self._query.bucket_by_bucket:
             options["step"] = str(max(stream.definition.bucket_us for stream in self._inputs))
-            options["timers"] = str(self._query.timers).lower()
+            options["timers"] = str(self._query.settles).lower()
         return self._described(self._boundaries, options)
 
     def _described(self, boundaries: str, options: dict[str, str]) -> DataFrame:
@@ -174,7 +213,7 @@ class SparkQueries(CheckpointedQueries):
         if "plan" not in options:
             self._operators = operators
         stays = stays_because(operators, self._spark)
-        if stays is not None and operators_in(self.checkpoint) is not None:
+        if stays is not None and operators_in(self.checkpoint):
             raise UsageError(f"node {self._node.name} came from another owner and could not go back: {stays}")
         if isinstance(results, Flow):
             self._flow = NodeFlow(self._node, results, self._outputs, self._home)
@@ -220,13 +259,22 @@ class SparkQueries(CheckpointedQueries):
             return self._node.boundaries
         return "before" if self._query.drops_at_watermark else "exact"
 
+    @property
+    def span_us(self) -> int | None:
+        """What the plan says, or the user, who knows more of a function with a state of its own and of a flow."""
+        known = None if self._flow is not None and self._flow.keeps_state else self._query.span_us
+        said = self._node.convergent_us
+        return said if known is None else known if said is None else min(known, said)
+
     def promised_us(self, until_us: int) -> int:
         if not self._query.keeps_rows:
             return until_us
         # Spark counts its watermark in whole milliseconds.
         return until_us // 1000 * 1000 - self._query.lag_us - (1000 if self._boundaries == "before" else 0)
 
-    def _start(self, frame: DataFrame, name: str, pool: str, checkpoint: Path, options: dict[str, str]) -> Query:
+    def _start(
+        self, frame: DataFrame, name: str, pool: str, checkpoint: Path, options: dict[str, str]
+    ) -> StreamingQuery:
         writer = frame.writeStream.format("holdfast").queryName(name).option("checkpointLocation", str(checkpoint))
         writer = writer.option("root", str(self._outputs)).options(**options)
         writer = writer.option("stime", ".".join(self.inspected[0]))
@@ -254,4 +302,4 @@ class SparkQueries(CheckpointedQueries):
         thread.join()
         if isinstance(started[0], BaseException):
             raise started[0]
-        return SparkQuery(started[0])
+        return started[0]

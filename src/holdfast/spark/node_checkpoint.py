@@ -26,16 +26,16 @@ from holdfast.diagram import NodeSpec
 from holdfast.engine import Fork, NodeQueries, Progress, Query
 from holdfast.model.errors import StorageError
 from holdfast.model.time import BEGINNING_US, SECOND_US
+from holdfast.spark.arrivals import pack_operators
 from holdfast.spark.beginning import Beginning, begin_anew, load_beginning
 from holdfast.spark.fork import fork_checkpoint, last_commit
 from holdfast.spark.forked import ready_mark
-from holdfast.spark.keyed_moves import pack_operators
 from holdfast.spark.keyed_task import Task
 from holdfast.spark.node_flow import NodeFlow
 from holdfast.spark.wal import read_wal
 from holdfast.stream.identity import Identity, note_identity, read_identity
 from holdfast.stream.store import Stream, StreamStore
-from holdfast.stream.waiting import Waiting, waiting_results
+from holdfast.stream.waiting import Waiting, keep_waiting, waiting_results
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +158,8 @@ class CheckpointedQueries(NodeQueries):
 
     @abstractmethod
     def _run_fork(self, fork: int, checkpoint: Path, plan: Path, branch: str) -> Query:
-        """Start the query of a fork whose checkpoint is there. States of the user's operators lie beside the plan."""
+        """Start the query of a fork whose checkpoint is there. Beside the plan lie states of the user's operators, and
+        what waits for the branch."""
 
     def _started_fork(self, fork: int, checkpoint: Path, plan: Path) -> Fork:
         begun = monotonic_us()
@@ -166,11 +167,12 @@ class CheckpointedQueries(NodeQueries):
         rested = monotonic_us()
         forked = progress_of(checkpoint)
         assert forked.until_us is not None, "every batch of ours has one input with an stime"
+        keep_waiting(waiting_beside(plan), waiting)
         branch = os.urandom(8).hex()
         query = self._run_fork(fork, checkpoint, plan, branch)
         log.info("%s: fork %d of batch %d taken in %d ms, started in %d ms", self._node.name, fork, forked.batch_id,
                  (rested - begun) // 1000, (monotonic_us() - rested) // 1000)  # fmt: skip
-        return Fork(query, checkpoint, plan, branch, forked.batch_id, forked.until_us, waiting)
+        return Fork(query, checkpoint, plan, branch, forked.batch_id, forked.until_us)
 
     def _take_states(self, checkpoint: Path, operators: Path) -> bool:
         """The user's operators keep two versions of their states: after two more batches, a fork that waited to be
@@ -230,6 +232,11 @@ class CheckpointedQueries(NodeQueries):
 def states_beside(plan: Path) -> Path:
     """Where a fork finds the states of the user's operators at its parent's commit."""
     return plan.with_name("operators")
+
+
+def waiting_beside(plan: Path) -> Path:
+    """Where a fork keeps results for the time when it has a branch."""
+    return plan.with_name("waiting")
 
 
 def query_id(checkpoint: Path) -> str:

@@ -5,7 +5,7 @@ Rules:
    node is to come back after anything.
 2. A fork begins with its parent's versions and writes no checkpoints. What it needs from before its root it finds in
    its parent's; behind the root it never looks there.
-3. Whose versions are whose, and what of them moves to another host, is in `holdfast.spark.lineages`.
+3. Whose versions are whose, and what of them moves to another host, is in `holdfast.spark.state_versions`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame
 
+from holdfast.checkpoint.derive import Protection
 from holdfast.diagram import NodeSpec
 from holdfast.model.errors import UsageError
 from holdfast.model.tuples import STREAM_COLUMN
 from holdfast.protocol.cec.policy import continuous
 from holdfast.spark.databases import UpdateStage
 from holdfast.spark.flow import Flow
-from holdfast.spark.lineages import MAIN, Lineages
+from holdfast.spark.state_versions import MAIN, Lineages
 
 
 class NodeFlow:
@@ -46,6 +47,11 @@ class NodeFlow:
     @property
     def keeps_state(self) -> bool:
         return self._flow.stage is not None
+
+    @property
+    def protection(self) -> Protection:
+        """What protects its operator with state."""
+        return self._flow.protection
 
     @property
     def lines(self) -> list[str]:

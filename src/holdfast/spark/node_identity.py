@@ -1,8 +1,8 @@
 """Whether a node may go on: what it computes is what it has computed, or somebody has said what is to become of it.
 
 Rules:
-1. What counts is the result: plan, functions, columns, inputs, buckets. Promises (delay, replicas, retention, policies)
-   may change at every start.
+1. What counts is the result: plan, functions, columns, inputs (local ones must be the same streams still), buckets.
+   Promises (delay, replicas, retention, policies) may change at every start.
 2. A change is refused before the query starts. `holdfast upgrade` answers: `compatible` takes the state over, `anew`
    begins with a fresh one and results from a bucket on. Both are written into the output's history.
 3. What is done about it can be cut short anywhere: history and holes first, then the new beginning, whose checkpoint
@@ -24,7 +24,7 @@ from holdfast.model.errors import UsageError
 from holdfast.model.schema import schema_text
 from holdfast.model.time import BEGINNING_US, duration_text, instant_text
 from holdfast.spark.beginning import Beginning, begin_anew
-from holdfast.spark.plan_identity import identity, plan_lines
+from holdfast.spark.plan_identity import identity, plan_lines, state_differences
 from holdfast.stream.changes import Change, note_change
 from holdfast.stream.disk import Disk
 from holdfast.stream.holes import note_hole
@@ -46,8 +46,11 @@ from holdfast.stream.store import Stream
 log = logging.getLogger(__name__)
 
 
-def node_identity(node: NodeSpec, columns: pa.Schema, bucket_us: int, computed: DataFrame | list[str]) -> Identity:
-    """Rule 1; `computed` is what the function gave: a frame, or the lines of its flow."""
+def node_identity(
+    node: NodeSpec, columns: pa.Schema, bucket_us: int, computed: DataFrame | list[str], settings: str,
+    inputs: dict[str, str],
+) -> Identity:  # fmt: skip
+    """Rule 1; `computed` is what the function gave: a frame, or the lines of its flow. `inputs`: ids of streams."""
     own = getattr(node.function, "__module__", None) or ""
     lines = [
         f"inputs: {', '.join(node.inputs)}",
@@ -55,15 +58,20 @@ def node_identity(node: NodeSpec, columns: pa.Schema, bucket_us: int, computed: 
         f"columns: {schema_text(columns)}",
         f"stime: {node.stime or 'auto'}",
         f"boundaries: {node.boundaries}",
+        settings,
     ]
-    return identity([*lines, *(computed if isinstance(computed, list) else plan_lines(computed, own))])
+    return identity([*lines, *(computed if isinstance(computed, list) else plan_lines(computed, own))], inputs)
 
 
 class Admission:
     """The look at one node before its query starts. `beginning` is where that query stands."""
 
-    def __init__(self, node: NodeSpec, home: Path, beginning: Beginning, output: Stream, found: Identity) -> None:
+    def __init__(
+        self, node: NodeSpec, home: Path, beginning: Beginning, output: Stream, found: Identity, *, flow: bool = False
+    ) -> None:
+        """`flow`: it has operators of Holdfast's or the user's, whose state fits nothing else."""
         self._node, self._home, self._beginning, self._output, self._found = node, home, beginning, output, found
+        self._flow = flow
         self._checkpoint = beginning.checkpoint(home)
 
     def admitted(self, begin_life: Callable[[Path], None]) -> Beginning:
@@ -94,8 +102,11 @@ class Admission:
         settle(self._home)
 
     def _refuse(self, differences: list[str]) -> None:
+        before = read_identity(self._checkpoint)
+        assert before is not None, "it was compared with something"
+        misfits = differences if self._flow else state_differences(before, self._found)
         write_refused(self._home, Refused(self._found, self._output.name, self._output.definition.bucket_us,
-                                          tuple(differences)))  # fmt: skip
+                                          tuple(differences), tuple(misfits)))  # fmt: skip
         verb = f"`holdfast upgrade {self._node.name} --root {self._output.folder.parent}"
         raise UsageError(
             f"node {self._node.name} must compute what its state was made by; its definition has changed: "

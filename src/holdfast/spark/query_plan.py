@@ -9,11 +9,12 @@ Rules:
 3. Some queries keep no result back although they have state: deduplication lets a row through at once, a function
    without timers answers to its rows, and the later time of an inner join's pair is that of the row that has just come.
    Their output may promise what their input does.
-4. Some operators see whole batches (a function with a state of its own, duplicates within a time). Their results are
-   the same in every run only if the batches are: they are run **bucket by bucket**. Where a function has timers, a
-   batch without tuples follows each bucket, in which those are due that its boundary has passed.
+4. Some operators see whole batches (a function with a state of its own or over a group of rows, duplicates within a
+   time). Their results are the same in every run only if the batches are: they are run **bucket by bucket**. Where
+   something is kept back as well (timers, windows), a batch without tuples follows each bucket, in which that is
+   released which its boundary has passed.
 5. What depends on chance, on the clock or on machines gives other results to each replica and each repetition. It is
-   refused where the node is declared.
+   refused where the node is declared, and so is what Spark would refuse when the query starts.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 
 from holdfast.model.errors import UsageError
+from holdfast.spark.failure import sentence
 from holdfast.spark.time_column import DELAY
 
 log = logging.getLogger(__name__)
@@ -41,6 +44,10 @@ _JOIN = "StreamingSymmetricHashJoinExec"
 _FUNCTIONS = ("FlatMapGroupsWithStateExec", "FlatMapGroupsInPandasWithStateExec", "TransformWithStateExec",
               "TransformWithStateInPySparkExec")  # fmt: skip
 _WHOLE_BATCHES = (*_FUNCTIONS, "StreamingDeduplicateWithinWatermarkExec")
+#: Without state: Spark hands them the rows of a group that happen to be in the batch.
+_GROUPS = ("FlatMapGroupsInPandasExec", "FlatMapGroupsInArrowExec", "FlatMapCoGroupsInPandasExec",
+           "FlatMapCoGroupsInArrowExec", "MapGroupsExec", "CoGroupExec")  # fmt: skip
+_DUPLICATES = ("StreamingDeduplicateExec", "StreamingDeduplicateWithinWatermarkExec")
 _AT_ONCE = (*_WHOLE_BATCHES, "StreamingDeduplicateExec")
 #: Spark offers these operators with RocksDB only.
 _ROCKSDB = ("TransformWithStateExec", "TransformWithStateInPySparkExec")
@@ -59,24 +66,33 @@ class QueryPlan:
     """How far the times of results may lie behind the watermark (rule 2)."""
     keeps_rows: bool = False
     """Whether results may come later than the batch that brought their input; then they follow the watermark."""
-    timers: bool = False
-    """Whether a function asks to be called again at a time."""
+    by_time: bool = False
+    """Whether an aggregation groups by the time itself, and not by a window of it."""
+    groups: bool = False
+    """Whether a function without state is given groups of rows."""
+    span_us: int | None = 0
+    """How much input goes into one result (`holdfast.engine.NodeQueries.span_us`)."""
 
     @property
     def drops_at_watermark(self) -> bool:
         """Whether an operator drops a row exactly at the watermark, which must then stay below the boundary
         (SPARK-40821). A windowed aggregation does not: its windows end at the watermark."""
-        return any(operator != _AGGREGATE for operator in self.operators)
+        return self.by_time or any(operator != _AGGREGATE for operator in self.operators)
 
     @property
     def bucket_by_bucket(self) -> bool:
         """Rule 4."""
-        return any(operator in _WHOLE_BATCHES for operator in self.operators)
+        return self.groups or any(operator in _WHOLE_BATCHES for operator in self.operators)
+
+    @property
+    def settles(self) -> bool:
+        """Whether a batch without tuples follows each bucket (rule 4)."""
+        return self.bucket_by_bucket and self.keeps_rows
 
     @property
     def times_are_free(self) -> bool:
         """Whether a user's function gives results the times that it likes."""
-        return any(operator in _FUNCTIONS for operator in self.operators)
+        return self.groups or any(operator in _FUNCTIONS for operator in self.operators)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -97,6 +113,7 @@ def plan_of(frame: DataFrame, stime: tuple[str, ...], whose: str) -> QueryPlan:
     """The plan of a streaming frame whose column `stime` gives its results their time. Refuses rule 5."""
     analysed = frame._jdf.queryExecution().analyzed()
     _check(analysed, whose)
+    _check_supported(frame, analysed, whose)
     physical = _physical(frame)
     stateful = _class(frame, _STATEFUL)
     operators: list[Any] = []
@@ -105,7 +122,10 @@ def plan_of(frame: DataFrame, stime: tuple[str, ...], whose: str) -> QueryPlan:
     timers = any("EventTime" in _call(o, "timeoutConf") + _call(o, "timeMode") for o in operators)
     at_once = all(name in _AT_ONCE for name in names) or _later_of_pairs(analysed, stime[0], operators)
     lag_ms = 0 if leaving_ms is None else _PROBE_MS - leaving_ms
-    return QueryPlan(names, lag_ms * 1000, keeps_rows=timers or not at_once, timers=timers)
+    span_us = _span_us(analysed, names, lag_ms * 1000)
+    by_time = any(_by_time(operator) for operator in operators if _name(operator) == _AGGREGATE)
+    groups = any(_name(node) in _GROUPS for node in _nodes(physical))
+    return QueryPlan(names, lag_ms * 1000, timers or not at_once, by_time, groups, span_us)
 
 
 def _physical(frame: DataFrame) -> Any:
@@ -170,6 +190,35 @@ def _later_of_pairs(analysed: Any, stime: str, operators: list[Any]) -> bool:
     return False
 
 
+def _span_us(analysed: Any, operators: tuple[str, ...], lag_us: int) -> int | None:
+    """Windows one over another add up, and so does the reach of a join. A function with a state of its own, a session
+    and an aggregation without a window may hold anything."""
+    windows = [us for node in _nodes(analysed) if (us := _window_us(node)) is not None]
+    aggregations = sum(operator == _AGGREGATE for operator in operators)
+    known = all(operator in (_AGGREGATE, _JOIN, *_DUPLICATES) for operator in operators)
+    return sum(windows) + lag_us if known and aggregations == len(windows) else None
+
+
+def _window_us(node: Any) -> int | None:
+    """The length of the window that a node of the plan makes, if it does: Spark writes it as a struct of two times, of
+    which the second is the first and a number of microseconds."""
+    lengths = []
+    for expression in _each(node.expressions()):
+        for part in _nodes(expression):
+            if _name(part) == "CreateNamedStruct" and [str(n) for n in _each(part.names())] == ["start", "end"]:
+                end = part.valExprs().apply(1)
+                while _name(end) in ("PreciseTimestampConversion", "KnownNullable", "Cast"):
+                    end = end.child()
+                if _name(end) == "Add" and _name(end.right()) == "Literal":
+                    lengths.append(int(end.right().value()))
+    return max(lengths, default=None)
+
+
+def _by_time(aggregation: Any) -> bool:
+    keys = [key for key in _each(aggregation.keyExpressions()) if _is_time(key)]
+    return any(key.dataType().typeName() != "struct" for key in keys)
+
+
 def _is_time(attribute: Any) -> bool:
     return bool(attribute.metadata().contains(DELAY))
 
@@ -185,6 +234,25 @@ def _check(analysed: Any, whose: str) -> None:
         for expression in _each(node.expressions()):
             for part in _nodes(expression):
                 _check_expression(part, whose, warned)
+
+
+def _check_supported(frame: DataFrame, analysed: Any, whose: str) -> None:
+    """What Spark looks at when a query starts."""
+    jvm = frame.sparkSession._jvm
+    assert jvm is not None
+    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    try:
+        checker.checkForStreaming(analysed, jvm.org.apache.spark.sql.streaming.OutputMode.Append())
+    except AnalysisException as error:
+        advice = "write it with operators that Spark streams in append mode"
+        if "without watermark" in str(error):
+            advice = (
+                "group by a window of stime itself: of a time that is computed from it Spark does not know that it "
+                "advances; or compute that time in a node of its own, named there with stime=, and group in the next"
+            )
+        raise UsageError(
+            f"{whose} must be a query that Spark streams; Spark says: {sentence(error)}; {advice}"
+        ) from None
 
 
 def _check_node(node: Any, whose: str) -> None:

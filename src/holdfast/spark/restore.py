@@ -20,9 +20,9 @@ import msgspec
 from holdfast.model.errors import BadName, UnknownStream, UsageError
 from holdfast.model.time import BEGINNING_US
 from holdfast.spark.fork import last_commit
+from holdfast.spark.hadoop_path import CheckpointFolder, disk_for
 from holdfast.spark.wal import read_wal
 from holdfast.stream.control import Body, ControlLog, Footprint, operator_number
-from holdfast.stream.disk import Disk
 from holdfast.stream.frame import FORMAT_VERSION
 from holdfast.stream.sealed import seal, unseal
 from holdfast.stream.store import StreamStore
@@ -42,7 +42,7 @@ class Origin(msgspec.Struct, frozen=True):
     format: int = FORMAT_VERSION
 
 
-def origin_of(checkpoint: Path, parent: str) -> Origin:
+def origin_of(checkpoint: CheckpointFolder, parent: str) -> Origin:
     """Where the query of a forked checkpoint parted from its parent. Found out at its first start, and noted there:
     later the checkpoint knows only how far it has come."""
     path = checkpoint / "forked"
@@ -58,7 +58,7 @@ def origin_of(checkpoint: Path, parent: str) -> Origin:
             f"{checkpoint} is none; make it with holdfast.spark.fork.fork_checkpoint"
         )
     origin = Origin(parent, min(ends))
-    Disk().replace_file(path, seal(origin))
+    disk_for(checkpoint).replace_file(path, seal(origin))
     return origin
 
 
@@ -85,7 +85,8 @@ class Spec(msgspec.Struct, frozen=True):
         from holdfast.spark.versions import Scratch  # Not where only tuples are read: it brings polars with it.
 
         return Scratch(
-            self.scratch, self.operator, self.partitions, self.lineage, self.parents, self.arrived, self.arrived_of
+            self.scratch, self.operator, self.partitions, self.lineage, self.parents, self.arrived, self.arrived_of,
+            shared=not self.always,
         )  # fmt: skip
 
 

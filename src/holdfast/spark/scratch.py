@@ -5,6 +5,8 @@ Rules:
 2. Scratch that is damaged counts as lost as well: it is removed, and the state comes from the store that outlives the
    machine, or the operator's policy says what is done without it.
 3. One task at a time is in a partition's scratch; the next one waits for a while, for the one before it to let go.
+4. What partition p of n has lies under "p-of-n". Earlier versions wrote "p". States that lie as another number of
+   partitions left them are dealt out anew, if those of none are missing.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import contextlib
 import shutil
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from holdfast.checkpoint.slots import Slots
@@ -24,21 +26,49 @@ from holdfast.stream.disk import VolatileDisk
 
 #: How long a task waits for the one before it, on another worker, to let go of the scratch.
 _BUSY_S = 20.0
-_BOOT = "boot-"
+_BOOT, _OF = "boot-", "-of-"
 
 
 class ScratchLost(CorruptLog):
     """Something in scratch is damaged; all of it was removed."""
 
 
-def of_this_boot(folder: Path) -> Path:
-    """Rule 1: the part of a scratch folder that was written since the machine started."""
+def of_this_boot(folder: Path, prefix: str = _BOOT) -> Path:
+    """Rule 1: the part of a scratch folder that was written since the machine started. Without a prefix, nothing else
+    may lie there."""
     boot = Path("/proc/sys/kernel/random/boot_id")
-    name = _BOOT + (boot.read_text().strip() if boot.exists() else "unknown")
-    for other in folder.glob(f"{_BOOT}*"):
+    name = prefix + (boot.read_text().strip() if boot.exists() else "unknown")
+    for other in folder.glob(f"{prefix}*"):
         if other.name != name:
             shutil.rmtree(other, ignore_errors=True)  # Nobody is left who could want it.
     return folder / name
+
+
+def partition_name(partition: int, partitions: int) -> str:
+    """Rule 4."""
+    return f"{partition}{_OF}{partitions}"
+
+
+def is_of(name: str, partitions: int) -> bool:
+    """Whether it is that of one of so many."""
+    return name.endswith(f"{_OF}{partitions}")
+
+
+def layouts(names: Iterable[str], unsaid: int | None = None, *, whole: bool = True) -> Iterator[list[str]]:
+    """Rule 4: the names of all partitions in order, for each number of them of which none is missing; or, if not
+    `whole`, of those that are there.
+
+    `unsaid` is the number of those that do not say it; None: as many as there are.
+    """
+    found: dict[str, dict[int, str]] = {}
+    for name in names:
+        partition, _, of = name.partition(_OF)
+        if partition.isdigit() and (of.isdigit() or name == partition):
+            found.setdefault(of, {})[int(partition)] = name
+    for of, named in sorted(found.items()):
+        number = int(of) if of else unsaid or len(named)
+        if not whole or set(named) == set(range(number)):
+            yield [named[partition] for partition in sorted(named)]
 
 
 @contextlib.contextmanager

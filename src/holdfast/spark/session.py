@@ -5,26 +5,38 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import logging
 import os
+import shutil
 import stat
 import sys
 import tempfile
 import threading
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from holdfast.model.errors import StorageError
-from holdfast.spark.cluster_security import secured
+from holdfast.spark.cluster_security import secured, serving
 from holdfast.spark.ending import attend
 from holdfast.spark.format import HoldfastSource
+from holdfast.spark.grants import AUTO, FOLDER, VARIABLE, checked_choice
 from holdfast.spark.java import ensure_java
-from holdfast.spark.noise import DAEMON, keep_quiet
+from holdfast.spark.noise import quiet_accumulators, quiet_refusals
+from holdfast.spark.reader_server import READER
+from holdfast.spark.worker_daemon import NO_THREADS
 from holdfast.stream.frame import crc32c
+
+if TYPE_CHECKING:
+    from holdfast.spark.stream_host import StreamHost
+
+log = logging.getLogger(__name__)
 
 
 class Setting(NamedTuple):
@@ -50,6 +62,10 @@ SETTINGS = (
     Setting("spark.sql.execution.arrow.pyspark.enabled", "true", "Rows go to and from Python by column."),
     Setting("spark.sql.python.filterPushdown.enabled", "true", "A filter on stime opens only the segments it needs."),
     Setting("spark.executorEnv.POLARS_MAX_THREADS", "1", "Every core has a task of its own; threads would only queue."),
+    Setting("spark.executorEnv.MALLOC_MMAP_THRESHOLD_", "33554432",
+            "A worker keeps the memory of one batch for the next: to give it back to the system and get it again, page "
+            "by page, takes a third of a task. Both numbers must be said, or the C library changes the other."),
+    Setting("spark.executorEnv.MALLOC_TRIM_THRESHOLD_", "67108864", "That much of it, at most."),
     Setting("spark.ui.enabled", "false", "A library should not open a port unasked; set it to true to see the UI."),
     Setting("spark.sql.ui.retainedExecutions", "50",
             "Spark keeps the plans of the last 1,000 batches, UI or not: what grows for the first hour of a stream."),
@@ -69,6 +85,8 @@ _WRITTEN_LATER = {
     "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
 }  # fmt: skip
 _registering = threading.Lock()
+#: Who serves the executors of an application, by its id.
+_serving: dict[str, StreamHost] = {}
 
 
 def session(app: str = "holdfast", *, master: str | None = None, **settings: str) -> SparkSession:
@@ -103,16 +121,18 @@ def build_session(app: str, *, master: str | None = None, **settings: str) -> Sp
         builder = builder.config(key, value)
     made = SparkContext._active_spark_context is None
     spark = builder.getOrCreate()
+    quiet_refusals()
     if made:
-        keep_quiet(getattr(spark.sparkContext, "_accumulatorServer", None))
+        quiet_accumulators(getattr(spark.sparkContext, "_accumulatorServer", None))
     register(spark)
     return spark
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Make the format "holdfast" known to a session."""
+    """Make the format "holdfast" known to a session; on a cluster, serve its executors (`stream_host`)."""
     context = spark.sparkContext
     with _registering:
+        serve_executors(spark)
         known = context.environment
         context.environment = {**_WRITTEN_LATER, **known}  # Another one: threads that plan just now go through theirs.
         try:
@@ -120,6 +140,35 @@ def register(spark: SparkSession) -> SparkSession:
         finally:
             context.environment = known
     return spark
+
+
+def serve_executors(spark: SparkSession) -> None:
+    """On a cluster, a way to the streams for executors that do not see their folder."""
+    context = spark.sparkContext
+    for id in [id for id in _serving if id != context.applicationId]:
+        _serving.pop(id).close()  # Of a session that was stopped: a process has one at a time.
+    settings = dict(context.getConf().getAll())
+    local = str(context.master).startswith("local") and "spark.holdfast.executors" not in settings
+    if local or context.applicationId in _serving:
+        return
+    choice = checked_choice(settings.get("spark.holdfast.executors", AUTO))
+    if choice == FOLDER:
+        return
+    from holdfast.spark.stream_host import StreamHost  # Not for sessions on this machine: it brings a server with it.
+
+    folder = Path(tempfile.mkdtemp(prefix="executors-", dir=own_folder()))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    access, advertised = serving(settings, folder)
+    note = folder / "host"
+    host = _serving[context.applicationId] = StreamHost(access, advertised, choice, note, partial(active_runs, spark))
+    os.environ[VARIABLE] = context.environment[VARIABLE] = str(note)
+    log.info("executors that do not see the folder of a stream are served at %s", host.address)
+
+
+def active_runs(spark: SparkSession) -> set[str]:
+    """The runs of streaming queries that are active, of all sessions of the application."""
+    queries = spark._jsparkSession.sharedState().activeStreamingQueries()
+    return {str(query.runId()) for query in dict(queries).values()}
 
 
 def make_active(spark: SparkSession) -> None:
@@ -160,7 +209,7 @@ def own_folder() -> Path:
 
 
 def quick_python() -> str:
-    """An interpreter for Python workers that skips Spark's zipped copy of pyspark, and some of its noise.
+    """An interpreter for Python workers that skips Spark's zipped copy of pyspark, and forks where Spark would import.
 
     Spark puts pyspark.zip in front of the path; modules in a zip are compiled anew in every process, which costs 0.7 s
     for each query that starts. The installed pyspark is the same code with its bytecode at hand.
@@ -169,15 +218,21 @@ def quick_python() -> str:
         folder = own_folder()
     except StorageError:
         return sys.executable  # Somebody else made the folder: what lies there is not ours to run.
-    script = folder / f"python-{crc32c(sys.executable.encode()):08x}"
+    settings = "".join(f'export {name}="${{{name}:-{value}}}"\n' for name, value in NO_THREADS.items())
+    client = Path(__file__).with_name("reader_client.py")
     text = (
         "#!/bin/sh\n"
         "PYTHONPATH=$(printf %s \"$PYTHONPATH\" | tr ':' '\\n'"
         " | grep -v -e 'pyspark\\.zip$' -e 'py4j-.*\\.zip$' | paste -sd: -)\n"
         "export PYTHONPATH\n"
-        f'if [ "$1 $2" = "-m pyspark.daemon" ]; then shift 2; exec "{sys.executable}" -c \'{DAEMON}\' "$@"; fi\n'
+        f"{settings}"
+        'case "$1 $2" in\n'
+        f'"-m pyspark.daemon") shift 2; exec "{sys.executable}" -m holdfast.spark.worker_daemon "$@";;\n'
+        f'"-m {READER}") exec "{sys.executable}" -I -S "{client}" "$0.$PPID" "{sys.executable}" "$@";;\n'
+        "esac\n"
         f'exec "{sys.executable}" "$@"\n'
     )
+    script = folder / f"python-{crc32c(text.encode()):08x}"  # Another version of Holdfast has one of its own.
     with contextlib.suppress(OSError):
         if not script.exists() or script.read_text() != text:
             temporary = script.with_suffix(f".{os.getpid()}")

@@ -2,8 +2,8 @@
 
 Rules:
 1. Executors hand their rows to the driver: small ones inside the commit message, large ones in a staged file below the
-   stream's folder. Only the driver appends, so a task that ran twice, or ran on after the query was stopped, has no
-   effect.
+   stream's folder, which goes to the driver's host if they do not see that (`stream_host`). Only the driver appends, so
+   a task that ran twice, or ran on after the query was stopped, has no effect.
 2. A batch is one unit of the log with the token (query id, batch id). The last batch, executed again, adds nothing
    (S2). Which input it stands for is in Spark's own log, which Spark does not sync: it is made durable before the unit.
    Otherwise a power cut could lose it, and the next batch of that number, which takes in more, would be left out. A
@@ -13,7 +13,8 @@ Rules:
 4. `filing` orders the rows: the stream does not depend on how Spark cut the batches (D9).
 5. Of two drivers on one checkpoint, the later one wins and the earlier one fails (L7). Each run of a query notes itself
    in the log with the number after the last run's; a run that finds a later one there gives up.
-6. A fork writes to the tentative branch, and only what lies behind the branch's root.
+6. A fork writes to the tentative branch, and only what lies behind the branch's root. Until it has one, it files
+   nothing: what would wait for its bucket to be complete is kept in a file, and is the branch's when that begins.
 """
 
 from __future__ import annotations
@@ -30,10 +31,13 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from holdfast.clock import now_us
-from holdfast.model.errors import CorruptLog, Fenced, SchemaError, StorageError, UnknownStream, UsageError
+from holdfast.model.errors import CorruptLog, EarlyTuple, Fenced, SchemaError, StorageError, UnknownStream, UsageError
 from holdfast.model.schema import STIME_TYPE, result_columns, schema_text, type_text
-from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, duration_us
+from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, MAX_AHEAD, duration_us, early_text
 from holdfast.spark import control
+from holdfast.spark.grants import RUN, SESSION, Sight, way_for
+from holdfast.spark.hadoop_path import local_path
+from holdfast.spark.host_client import stage_results
 from holdfast.spark.options import WRITE_OPTIONS, Options
 from holdfast.spark.time_column import time_path
 from holdfast.spark.wal import batch_boundary, keep_wal
@@ -44,6 +48,7 @@ from holdfast.stream.frame import crc32c
 from holdfast.stream.merge import FOREVER_US
 from holdfast.stream.record import FORGET
 from holdfast.stream.store import Stream
+from holdfast.stream.waiting import Waiting, keep_waiting, kept_waiting
 from holdfast.stream.writer import LogWriter
 
 #: Larger results go by file: commit messages pass through the driver's JVM heap.
@@ -71,7 +76,7 @@ class Rows(WriterCommitMessage):
 class Target:
     """The stream that a query writes to, and how its rows fit."""
 
-    def __init__(self, given: dict[str, str], schema: pa.Schema) -> None:
+    def __init__(self, given: dict[str, str], schema: pa.Schema, ends: str = SESSION) -> None:
         self.options = Options(given, WRITE_OPTIONS)
         names = self.options.names("stream")
         if len(names) != 1:
@@ -80,6 +85,10 @@ class Target:
         columns = [f for f in result_columns(schema, f"the query of {names[0]}") if f.name != control.COLUMN]
         self._controlled = control.COLUMN in schema.names
         self.stream = self._open(names[0], pa.schema(columns))
+        self.stream.definition.require_replay("a query of Spark that writes it")
+        self._way = way_for((), ends, results=str(self.stream.folder))
+        checkpoint = local_path(self.options.get("checkpointlocation") or "")
+        self._checkpoint = Sight.of(checkpoint) if checkpoint is not None else None
         wanted = self.stream.definition.schema
         if {f.name: type_text(f.type) for f in wanted} != {f.name: type_text(f.type) for f in columns}:
             raise SchemaError(
@@ -110,6 +119,7 @@ class Target:
 
     def take(self, iterator: Iterator[pa.RecordBatch], query_id: str, run_id: str, batch_id: str) -> Rows:
         """Rule 1, in an executor."""
+        self._check_state()
         sink = pa.BufferOutputStream()
         rows, high = 0, BEGINNING_US
         found: list[bytes] = []
@@ -125,12 +135,25 @@ class Target:
         data = bytes(memoryview(sink.getvalue())) if rows else b""
         if len(data) <= INLINE_BYTES:
             return Rows(query_id, run_id, rows, high, inline=data, control=tuple(found))
-        staging = self.staging
-        disk = Disk()
-        disk.make_dir(staging)
-        name = f"{query_id}.{batch_id}.{os.urandom(8).hex()}.arrow"
-        disk.replace_file(staging / name, data)
+        if self._way is None or self._way.sees_folder():
+            disk = Disk()
+            disk.make_dir(self.staging)
+            name = f"{query_id}.{batch_id}.{os.urandom(8).hex()}.arrow"
+            disk.replace_file(self.staging / name, data)
+        else:
+            name = stage_results(self._way, query_id, batch_id, data)
         return Rows(query_id, run_id, rows, high, staged=name, crc=crc32c(data), control=tuple(found))
+
+    def _check_state(self) -> None:
+        """Spark's state stores write into the checkpoint from the executors. Where they do not see that of the driver,
+        each has one of its own, and the next batch would begin with the wrong state or none."""
+        seen = self._checkpoint
+        if seen is not None and seen.number and not seen.same and Path(seen.path, "state").is_dir():
+            raise UsageError(
+                f"a query with state of Spark's own needs a checkpoint that executors and driver share; {seen.path} is "
+                f"another folder on this executor; put it on HDFS or an object store, or use Holdfast's own operators "
+                f"(flow)"
+            )
 
     @staticmethod
     def _without_control(batch: pa.RecordBatch, found: list[bytes]) -> pa.RecordBatch:
@@ -160,9 +183,7 @@ class Target:
         """Rule 6: a fork repeats results that main has or will have; a query that lost input begins with wrong ones."""
         first_us = begun_us if self.options.get("branch") is not None else self.options.instant("from")
         batches = self.collected(messages)
-        if first_us is None:
-            return batches
-        return [b.filter(pc.greater_equal(b.column(0).cast(pa.int64()), first_us)) for b in batches]
+        return batches if first_us is None else _since(first_us, batches)
 
     def _timely(self, batches: list[pa.RecordBatch], before_us: int) -> list[pa.RecordBatch]:
         """A function of the user's may date its results as it likes; what lies below the promise is filed at it.
@@ -172,22 +193,54 @@ class Target:
         lifted = [pc.max_element_wise(b.column(0).cast(pa.int64()), before_us).cast(STIME_TYPE) for b in batches]
         return [b.set_column(0, b.schema.field(0), stimes) for b, stimes in zip(batches, lifted, strict=True)]
 
+    def check_ahead(self, high: int) -> None:
+        """Where the boundary follows the rows, one that is dated far ahead would make all others late (D19)."""
+        allowed = self.options.get("maxahead") or MAX_AHEAD
+        now = now_us()
+        if allowed != "none" and high > now + duration_us(allowed):
+            raise EarlyTuple(early_text(self.stream.name, high, high - now))
+
     def discard(self, query_id: str, batch: str) -> None:
         """Remove what the tasks of this batch, and of earlier ones that were killed, have staged."""
         if not self.staging.is_dir():
             return
         for path in self.staging.iterdir():
-            owner, number, *_ = [*path.name.split("."), "", ""]
+            # With a point in front: half of a file, of whoever was killed while it wrote.
+            owner, number, *_ = [*path.name.removeprefix(".").split("."), "", ""]
             if owner == query_id and number.isdigit() and batch.isdigit() and int(number) <= int(batch):
                 Disk().unlink(path)
 
     def append(self, messages: list[Rows], boundary_us: int, query_id: str, run_id: str, batch_id: int) -> None:
-        """Rules 2 to 5, in the driver. The branch is let go after each batch: the next may be another process's."""
+        """Rules 2 to 6, in the driver. The log is let go after each batch: the next may be another process's."""
+        if self._unbranched(messages, boundary_us):
+            return
         writer = self._writer(f"spark:{query_id}:{run_id}")
         try:
             self._append(writer, messages, boundary_us, query_id, run_id, batch_id)
         finally:
             writer.release(now_us())
+
+    def _unbranched(self, messages: list[Rows], boundary_us: int) -> bool:
+        """Rule 6: whether the batch is one of a fork without a branch, and done."""
+        path = self.options.get("waiting")
+        known = None if path is None else kept_waiting(Path(path))
+        if path is None or known is None:
+            return False
+        root = self.stream.branch()
+        if root is not None and root.id == self.options.get("branch"):
+            return False
+        before_us = known.boundary_us
+        results = _since(before_us, self._timely(self.collected(messages), before_us))
+        until_us = END_OF_TIME_US if boundary_us >= FOREVER_US else boundary_us
+        filed = file_results(results, known.body, self.stream.definition, before_us, until_us)
+        keep_waiting(Path(path), Waiting({}, filed.pending_rows, filed.pending, filed.boundary_us))
+        return True
+
+    def _pending(self, writer: LogWriter) -> bytes:
+        """What waits in front of this batch. A branch that nobody has written to yet begins with what the fork kept."""
+        path = self.options.get("waiting")
+        known = None if path is None or writer.state.tokens else kept_waiting(Path(path))
+        return writer.pending if known is None else known.since(writer.state.boundary_us)[1]
 
     def _writer(self, owner: str) -> LogWriter:
         branch = self.options.get("branch")
@@ -219,8 +272,9 @@ class Target:
         before_us = writer.state.boundary_us
         results = self._timely(self._wanted(messages, before_us), before_us)
         filed = file_results(
-            results, writer.pending, self.stream.definition, before_us, END_OF_TIME_US if closed else boundary_us
-        )
+            results, self._pending(writer), self.stream.definition, before_us,
+            END_OF_TIME_US if closed else boundary_us,
+        )  # fmt: skip
         if writer.state.closed and not filed.events:
             return
         old = {id: FORGET for id, n in runs.items() if n <= last - RUNS_KEPT}
@@ -231,6 +285,12 @@ class Target:
                       pending=(filed.pending_rows, filed.pending), control=checkpoints)  # fmt: skip
         if checkpoints:
             control.discard(self.staging, max(c.position_us for c in checkpoints))
+        if (path := self.options.get("waiting")) is not None:
+            Path(path).unlink(missing_ok=True)
+
+
+def _since(first_us: int, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    return [b.filter(pc.greater_equal(b.column(0).cast(pa.int64()), first_us)) for b in batches]
 
 
 class StreamSink(DataSourceStreamArrowWriter):
@@ -238,7 +298,7 @@ class StreamSink(DataSourceStreamArrowWriter):
 
     def __init__(self, given: dict[str, str], schema: pa.Schema) -> None:
         # Made when the query is planned, so that what does not fit is said before the first row moves.
-        self._target = Target(dict(given), schema)
+        self._target = Target(dict(given), schema, RUN)
         self._boundary = self._target.options.choice("boundary", "auto", "input", "watermark", "data") or "auto"
         self._slack_us = duration_us(self._target.options.get("slack") or "0s")
         self._lag_us = duration_us(self._target.options.get("lag") or "0s")
@@ -257,11 +317,16 @@ class StreamSink(DataSourceStreamArrowWriter):
         query_id, run_id = (rows[0].query_id, rows[0].run_id) if rows else ("", "")
         high = max((m.stime_max_us for m in rows), default=BEGINNING_US)
         checkpoint = target.options.get("checkpointlocation")
-        boundary = batch_boundary(checkpoint, batchId, self._boundary, high, self._slack_us, self._lag_us)
+        boundary = batch_boundary(checkpoint, batchId, self._boundary, lambda: self._behind(high), self._lag_us)
         if checkpoint is not None and target.options.get("branch") is None:
             keep_wal(checkpoint, batchId, Disk())
         target.append(rows, boundary, query_id, run_id, batchId)
         target.discard(query_id, str(batchId))
+
+    def _behind(self, high: int) -> int:
+        """The boundary where it follows the rows: the largest stime less the slack."""
+        self._target.check_ahead(high)
+        return high - self._slack_us if high > BEGINNING_US else BEGINNING_US
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         for message in messages:
@@ -283,6 +348,7 @@ class BatchSink(DataSourceArrowWriter):
         target = self._target
         rows = [m for m in messages if isinstance(m, Rows)]
         high = max((m.stime_max_us for m in rows), default=BEGINNING_US)
+        target.check_ahead(high)
         writer = target.stream.writer(owner="spark:batch")
         try:
             # A frame is all there will be of its time: the next one begins behind it.

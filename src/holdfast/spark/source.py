@@ -33,6 +33,9 @@ from pyspark.sql.streaming.datasource import (
 from holdfast.clock import now_us
 from holdfast.model.errors import StorageError, UsageError
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, instant_text, instant_us
+from holdfast.spark.grants import PROCESS, SESSION, Way, way_for
+from holdfast.spark.host_client import bodies_for
+from holdfast.spark.idle import IdleWait
 from holdfast.spark.options import READ_OPTIONS, Options
 from holdfast.spark.pushdown import narrowed
 from holdfast.spark.restore import Restore
@@ -61,6 +64,7 @@ class Task(InputPartition):
         self.pieces, self.start_us, self.end_us, self.boundary_us = pieces, start_us, end_us, boundary_us
         self.marks: Marks | None = None
         """Partitions, and the times that each of them is told."""
+        self.way: Way | None = None
 
 
 def split(pieces: Sequence[Piece], start_us: int, end_us: int, tasks_max: int, boundary_us: int | None) -> list[Task]:
@@ -82,7 +86,7 @@ def split(pieces: Sequence[Piece], start_us: int, end_us: int, tasks_max: int, b
 
 def read_task(task: Task, sources: Sequence[Source], stream_column: bool) -> Iterator[pa.RecordBatch]:
     """Runs in an executor."""
-    reader = PieceReader(sources, stream_column=stream_column)
+    reader = PieceReader(sources, stream_column=stream_column, bodies=bodies_for(task.way))
     try:
         rows = reader.read(task.pieces, task.start_us, task.end_us)
         yield from together(rows, reader, task.boundary_us, task.marks)
@@ -124,7 +128,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-class _Reading:
+class SourceReading:
     """What batch and streaming reads share."""
 
     def __init__(self, given: dict[str, str]) -> None:
@@ -133,6 +137,7 @@ class _Reading:
         self._sources = self._merge.sources
         self._stream_column = self._options.flag("streamcolumn", len(self._sources) > 1)
         self._tasks_max = self._options.integer("tasks", TASKS_MAX) or TASKS_MAX
+        self._way: Way | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Executors get a copy of the reader: they need the sources, not open files.
@@ -141,6 +146,14 @@ class _Reading:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Task)
         return read_task(partition, self._sources, self._stream_column)
+
+    def _sent(self, tasks: list[Task], ends: str) -> list[Task]:
+        """Tasks that know their way to the streams."""
+        if self._way is None:
+            self._way = way_for([source.folder for source in self._sources], ends)
+        for task in tasks:
+            task.way = self._way
+        return tasks
 
     def _bucket_us(self, option: str) -> int | None:
         bucket = self._options.integer(option)
@@ -154,7 +167,7 @@ class _Reading:
         return bucket * sizes.pop()
 
 
-class RangeReader(_Reading, DataSourceReader):
+class RangeReader(SourceReading, DataSourceReader):
     """Past data as a plain DataFrame: complete buckets only, so that the same range gives the same rows for ever."""
 
     def __init__(self, given: dict[str, str]) -> None:
@@ -177,14 +190,16 @@ class RangeReader(_Reading, DataSourceReader):
         pieces = self._merge.pieces(self._start_us, end, strict=False)
         # A range that was asked for must be there; a filter takes what there is.
         self._merge.check_present(self._asked_us)
-        return split(pieces, self._start_us, end, self._tasks_max, None)
+        return self._sent(split(pieces, self._start_us, end, self._tasks_max, None), SESSION)
 
 
-class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class BucketReader(SourceReading, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A streaming query's inputs, as one source with one offset."""
 
     def __init__(self, given: dict[str, str]) -> None:
         super().__init__(given)
+        for stream in self._options.streams:
+            stream.definition.require_replay("a streaming query of Spark that reads it")
         self._boundaries = self._options.choice("boundaries", "before", "exact")
         self._subscriber = self._options.get("subscriber")
         self._rows_max = self._options.integer("maxrowsperbatch")
@@ -198,6 +213,7 @@ class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         self._told_us = None if start in ("beginning", "live") else instant_us(start or "")
         self._initial: int | None = None
         self._last: int | None = None
+        self._idle = IdleWait()
 
     def initialOffset(self) -> dict[str, int]:
         if self._initial is None:
@@ -221,12 +237,15 @@ class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
         since = until_of(start)
+        settles = self._settles(since) and not settled(start)
+        if (decision := self._decision) is not None and not settles:
+            self._idle.until(start, lambda: decision.until_us > since)
         if self._last is None:
             self._merge.refresh()
         until = self._last if self._last is not None else self._merge.complete_until_us
         if self._decision is not None:
             until = min(until, self._decision.until_us)
-        if self._settles(since) and not settled(start):
+        if settles:
             return settled_at(since)
         if until <= since:
             if until < since:
@@ -255,12 +274,14 @@ class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         since, until = until_of(start), until_of(end)
-        self._check_reach(until)
+        if until > since:  # A query that begins anew behind a gap may be ahead of an input that is away.
+            self._check_reach(until)
         # A first batch without tuples still has a state at its end, which the next one begins with.
         if self._marks is not None and until > BEGINNING_US:
             return self._marked(self._marks, since, until)
         boundary = boundary_row(self._boundaries, since, until)
-        return split(self._merge.pieces(since, until), since, until, self._tasks_max, boundary)
+        tasks = split(self._merge.pieces(since, until), since, until, self._tasks_max, boundary)
+        return self._sent(tasks, PROCESS)
 
     def _check_reach(self, until: int) -> None:
         if until > self._merge.complete_until_us:
@@ -280,7 +301,7 @@ class BucketReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
             again = self._restore.again_us(since)
         tasks = split(self._merge.pieces(again, until), again, until, self._tasks_max, None)
         tasks[-1].marks = (partitions, (since, until, again))
-        return tasks
+        return self._sent(tasks, PROCESS)
 
     def commit(self, end: dict[str, int]) -> None:
         if self._subscriber is not None:

@@ -15,11 +15,9 @@ Rules:
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,7 +34,6 @@ from holdfast.operators.footprints import (
     Kernel,
     Restored,
     blocks_of,
-    partitions_of,
     replay,
     restore,
     save,
@@ -46,22 +43,14 @@ from holdfast.operators.numbering import NULL_KEY, partition_of
 from holdfast.operators.state import Blocks
 from holdfast.protocol.cec.policy import EVERYTHING, Continuous, Measured
 from holdfast.spark import control
-from holdfast.spark.logged import logged_mark
-from holdfast.spark.restore import Origin, checkpoints
+from holdfast.spark.checkpoint_figures import Figures, figures
+from holdfast.spark.grants import FRAME, Way, way_for
+from holdfast.spark.remote_stage_files import stage_files_for
+from holdfast.spark.stage_files import Output as Output
+from holdfast.spark.stage_files import StageFiles, StageNote
 from holdfast.spark.versions import Scratch, Version
 from holdfast.stream.frame import checksum
 from holdfast.stream.merge import FOREVER_US, MARKS
-from holdfast.stream.store import StreamStore
-
-
-@dataclass(frozen=True)
-class Output:
-    """Where the results go, as far as a stage must know."""
-
-    root: str
-    stream: str
-    origin: Origin | None = None
-    """If the query is a fork: where its windows from before the fork have their checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +74,10 @@ class StagePlan:
         origin = None if self.output is None else self.output.origin
         has_own = self.policy is not None and self.output is not None
         return has_own or (origin is not None and position_us <= origin.root_us)
+
+    @property
+    def note(self) -> StageNote:
+        return StageNote(self.operator, self.scratch, self.output)
 
     @property
     def kernel_keys(self) -> tuple[str, ...]:
@@ -147,8 +140,9 @@ class _Start(NamedTuple):
 
 
 class Stage:
-    def __init__(self, plan: StagePlan, partition: int, batch_id: int) -> None:
+    def __init__(self, plan: StagePlan, partition: int, batch_id: int, files: StageFiles | None = None) -> None:
         self.plan, self.partition, self.batch_id = plan, partition, batch_id
+        self._files = files or StageFiles(plan.note)
 
     def run(self, batch: Batch) -> Iterator[pa.RecordBatch]:
         began = time.perf_counter()
@@ -164,20 +158,23 @@ class Stage:
         if self.plan.policy is not None:
             busy, began_saving = time.perf_counter() - began, time.perf_counter()
             policy = self.plan.policy
-            shot = policy.shot(batch.until_us, span, sum(map(len, after.values())), busy, measured)
+            count = sum(map(len, after.values()))
+            period_us = policy.in_force(span, count, measured).period_us
+            shot = policy.shot(batch.until_us, span, count, busy, measured)
             shot = shot if in_log else EVERYTHING
             plan, partitions = self.plan, self.plan.scratch.partitions
             after, saved = save(step, shot, batch.until_us, plan.operator, plan.kernel.by_group, partitions)
             message = control.Message(self.plan.operator, self.partition, saved.rows, saved.windows, saved.since_us,
                                       batch.until_us)  # fmt: skip
-            yield self._control(control.encode(message, saved.body, self._staging()))
+            control_message = self._files.stage(message, saved.body)
             mark = checksum(saved.body)
             measured = measured.after(
                 busy_s=busy, span_us=span, saved=saved.opened + saved.checked,
                 saving_s=time.perf_counter() - began_saving,
             )  # fmt: skip
+            yield self._control(control_message, figures(saved, batch.until_us, policy, period_us, measured))
         if not getattr(self.plan.kernel, "stateless", False):
-            self.plan.scratch.store(self.partition, batch.until_us, Version(after, measured, mark))
+            self._files.store(self.partition, batch.until_us, Version(after, measured, mark))
 
     # -- state -------------------------------------------------------------------------------------------------------
 
@@ -187,7 +184,7 @@ class Stage:
             return _Start({}, Measured())
         if self.batch_id == 0 or batch.since_us == BEGINNING_US:
             return _Start({}, Measured())
-        found = self.plan.scratch.load(self.partition, batch.since_us)
+        found = self._files.load(self.partition, batch.since_us)
         if found is not None:
             return _Start(found.blocks, found.measured, self._in_log(found, batch.since_us))
         if not self.plan.restores(batch.since_us):
@@ -198,11 +195,10 @@ class Stage:
         return self._restored(batch)
 
     def _in_log(self, version: Version, position_us: int) -> bool:
-        plan, out = self.plan, self.plan.output
-        if plan.policy is None or out is None or version.mark is None:
+        plan = self.plan
+        if plan.policy is None or plan.output is None or version.mark is None:
             return plan.policy is None
-        store = StreamStore(out.root)
-        return version.mark == logged_mark(store, out.stream, out.origin, plan.operator, self.partition, position_us)
+        return version.mark == self._files.mark(self.partition, position_us)
 
     def _restored(self, batch: Batch) -> _Start:
         plan, began = self.plan, time.perf_counter()
@@ -212,57 +208,34 @@ class Stage:
         else:
             restored = together([self._logged(p, batch.since_us) for p in range(count)], self._owns)
         blocks: Blocks = blocks_of(restored.table, plan.keeps_panes)
-        loading_s = time.perf_counter() - began
+        loading_s, began = time.perf_counter() - began, time.perf_counter()
         if restored.since_us < batch.since_us:
             blocks = replay(plan.kernel, restored, blocks, batch.again(restored.since_us), batch.since_us)
-        measured = Measured().restored(windows=len(restored.table), loading_s=loading_s)
+        replaying_s = time.perf_counter() - began
+        measured = Measured().restored(windows=len(restored.table), loading_s=loading_s, replaying_s=replaying_s)
         return _Start(blocks, measured, in_log=as_here)
 
     def _dealt_out(self, position_us: int) -> tuple[int, bool]:
         """Among how many partitions the groups were dealt out at that position, and whether that is so here."""
-        plan, said = self.plan, None
-        assert plan.output is not None
-        out, store, numbers = plan.output, StreamStore(plan.output.root), set[int]()
-        found = checkpoints(store, out.stream, out.origin, plan.operator, position_us, None)
-        with contextlib.closing(found):
-            for footprint, body in found:
-                if footprint.position_us != position_us:
-                    break
-                said = said if numbers else partitions_of(body.read())
-                numbers.add(footprint.partition)
+        plan, (said, numbers) = self.plan, self._files.dealt(position_us)
         count = len(numbers) if said is None else said
-        if numbers and numbers != set(range(count)):
+        if numbers and numbers != tuple(range(count)):
             raise CorruptLog(
                 f"{plan.operator}: the log must have checkpoints of {count} partitions at {instant_text(position_us)}; "
-                f"it has those of {sorted(numbers)}; nothing was restored; run `holdfast verify`"
+                f"it has those of {list(numbers)}; nothing was restored; run `holdfast verify`"
             )
         return count, not numbers or said == plan.scratch.partitions
 
     def _logged(self, partition: int, position_us: int) -> Restored:
         """The checkpoints of one partition, among however many it was."""
-        plan = self.plan
-        assert plan.output is not None
-        out, store = plan.output, StreamStore(plan.output.root)
-        oldest: list[int] = []
-
-        def bodies() -> Iterator[bytes]:
-            for footprint, body in checkpoints(store, out.stream, out.origin, plan.operator, position_us, partition):
-                if oldest and footprint.position_us < oldest[0]:
-                    return
-                oldest.append(footprint.since_us)
-                yield body.read()
-
-        return restore(bodies(), plan.operator, position_us, plan.kernel.by_group)
+        bodies, plan = self._files.bodies(partition, position_us), self.plan
+        return restore(bodies, plan.operator, position_us, plan.kernel.by_group)
 
     def _owns(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         owned: npt.NDArray[np.bool_] = partition_of(numbers, self.plan.scratch.partitions) == self.partition
         return owned
 
     # -- what leaves -------------------------------------------------------------------------------------------------
-
-    def _staging(self) -> Path:
-        assert self.plan.output is not None
-        return StreamStore(self.plan.output.root).open(self.plan.output.stream).folder / "staging"
 
     def _shaped(self, results: pl.DataFrame) -> Iterator[pa.RecordBatch]:
         table = results.to_arrow()
@@ -272,30 +245,37 @@ class Stage:
             if name == "_h":
                 column = pc.if_else(pc.equal(column, NULL_KEY), pa.scalar(None, column.type), column)
             columns.append(column if column.type == field.type else column.cast(field.type))
-        if len(columns) < len(self.plan.schema):
-            columns.append(pa.nulls(table.num_rows, self.plan.schema.field(control.COLUMN).type))
+        columns += [pa.nulls(table.num_rows, hidden.type) for hidden in list(self.plan.schema)[len(columns) :]]
         yield from pa.Table.from_arrays(columns, schema=self.plan.schema).to_batches(max_chunksize=64 << 10)
 
-    def _control(self, message: bytes) -> pa.RecordBatch:
-        arrays = [
-            pa.array([message], f.type) if f.name == control.COLUMN else pa.nulls(1, f.type) for f in self.plan.schema
-        ]
+    def _control(self, message: bytes, said: Figures) -> pa.RecordBatch:
+        hidden = {control.COLUMN: message, control.FIGURES: said._asdict()}
+        arrays = [pa.array([hidden.get(f.name)], f.type) for f in self.plan.schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self.plan.schema)
 
 
 def mapped(plan: StagePlan) -> Any:
     """The function that Spark maps over the partitions of a shuffle."""
+    way = way_of(plan, (), FRAME)
 
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         given = list(batches)
         if sum(b.num_rows for b in given):
-            yield from this_task(plan).run(shuffled(given, plan.order_us, plan.operator))
+            yield from this_task(plan, way).run(shuffled(given, plan.order_us, plan.operator))
 
     return stage
 
 
-def this_task(plan: StagePlan, partition: int | None = None) -> Stage:
+def way_of(plan: StagePlan, streams: Sequence[str], ends: str) -> Way | None:
+    """The way for tasks of a stage that read these folders of streams."""
+    folder = "" if plan.output is None else str(plan.output.folder)
+    scratch = plan.scratch.folder if plan.scratch.shared else ""
+    return way_for(streams, ends, results=folder, stage=plan.note.encode(), scratch=scratch)
+
+
+def this_task(plan: StagePlan, way: Way | None, partition: int | None = None) -> Stage:
     context = TaskContext.get()
     assert context is not None
     batch_id = int(context.getLocalProperty("streaming.sql.batchId") or 0)
-    return Stage(plan, context.partitionId() if partition is None else partition, batch_id)
+    files = stage_files_for(way, plan.note)
+    return Stage(plan, context.partitionId() if partition is None else partition, batch_id, files)

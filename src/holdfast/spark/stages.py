@@ -15,9 +15,10 @@ from holdfast.model.errors import UsageError
 from holdfast.model.tuples import TupleType
 from holdfast.operators.numbering import NULL_KEY
 from holdfast.protocol.cec.policy import Continuous
-from holdfast.spark import control
+from holdfast.spark import checkpoint_figures, control
 from holdfast.spark.restore import NULLS_APART
-from holdfast.spark.stage import Output, StagePlan, mapped
+from holdfast.spark.stage import StagePlan, mapped
+from holdfast.spark.stage_files import Output
 from holdfast.spark.versions import Scratch
 from holdfast.stream.merge import MARKS
 
@@ -105,4 +106,5 @@ def staged(frame: DataFrame, columns: list[Column], inputs: Inputs, plan: StageP
 def with_control(schema: T.StructType, policy: Continuous | None) -> T.StructType:
     if policy is None:
         return schema
-    return T.StructType([*schema.fields, T.StructField(control.COLUMN, T.BinaryType())])
+    hidden = [T.StructField(control.COLUMN, T.BinaryType()), T.StructField(control.FIGURES, checkpoint_figures.TYPE)]
+    return T.StructType([*schema.fields, *hidden])

@@ -25,7 +25,7 @@ import itertools
 import os
 import shutil
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +37,7 @@ import pyarrow as pa
 from holdfast.operators.numbering import partition_of
 from holdfast.operators.state import Blocks, in_order
 from holdfast.protocol.cec.policy import Measured
+from holdfast.spark.scratch import is_of, layouts, of_this_boot, partition_name
 from holdfast.stream.frame import crc32c
 from holdfast.stream.untrusted import check_plain
 
@@ -45,8 +46,6 @@ KEPT = 4
 #: Mark, format, length and checksum of the notes and of the table. The notes follow; then the table, aligned.
 _PREFIX = struct.Struct("<8sIIIIQ")
 _MAGIC, _FORMAT, _ALIGNMENT = b"HOLDVERS", 1, 64
-#: Between the number of a partition and how many there are.
-_OF = "-of-"
 #: Versions that a worker holds in memory: more than it has partitions of living queries.
 _MEMORY_MAX = 64
 #: What those say who read bytes that are no table of ours.
@@ -76,9 +75,11 @@ class Scratch:
     """The folder of versions that came with the checkpoint (rule 5); empty: it began here."""
     arrived_of: int = 0
     """How many partitions those are of."""
+    shared: bool = True
+    """False: each machine of a cluster has a folder of its own under that name."""
 
     def _folder(self, lineage: str, partition: int) -> Path:
-        return Path(self.folder, self.operator, lineage, f"{partition}{_OF}{self.partitions}")
+        return Path(self.folder, self.operator, lineage, partition_name(partition, self.partitions))
 
     def _path(self, lineage: str, partition: int, position_us: int) -> Path:
         return self._folder(lineage, partition) / f"{position_us}.state"
@@ -99,6 +100,11 @@ class Scratch:
                 with contextlib.suppress(*_UNREADABLE if foreign else ()):
                     return _owned(versions, partition, self.partitions)
         return None
+
+    def file(self, partition: int, position_us: int) -> Path | None:
+        """The file that holds exactly that version, as it was written."""
+        paths = (self._path(lineage, partition, position_us) for lineage in (self.lineage, *self.parents))
+        return next((path for path in paths if _whole(path)), None)
 
     def _others(self, position_us: int) -> Iterator[tuple[list[Path], bool]]:
         """Rule 6: files that hold that position together, and whether they came from elsewhere."""
@@ -126,7 +132,7 @@ class Scratch:
                 return False
             path = to / str(partition) / f"{position_us}.state"
             path.parent.mkdir(parents=True)
-            _write(path, version._replace(mark=None))
+            _write(path, encoded(version._replace(mark=None)))
         return True
 
     def pin(self, position_us: int) -> None:
@@ -137,19 +143,32 @@ class Scratch:
                 os.link(self._path(parent, partition, position_us), self._path(self.lineage, partition, position_us))
 
     def store(self, partition: int, position_us: int, version: Version) -> None:
-        folder = self._folder(self.lineage, partition)
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f".{position_us}.{os.getpid()}.{os.urandom(4).hex()}"  # Two machines may share a number.
-        _write(temporary, version)
-        written = temporary.stat()
-        os.rename(temporary, self._path(self.lineage, partition, position_us))
+        written = self.put(partition, position_us, encoded(version))
         key = (self._key(self.lineage), self.operator, partition)
         _memory.pop(key, None)
         _memory[key] = (written, version)
         while len(_memory) > _MEMORY_MAX:
             del _memory[next(iter(_memory))]  # Of a query that has ended, or of a partition that runs elsewhere now.
+
+    def put(self, partition: int, position_us: int, parts: Iterable[bytes]) -> os.stat_result:
+        """Write an encoded version; the file that it became."""
+        temporary = self.beside(partition, position_us)
+        _write(temporary, parts)
+        return self.adopt(partition, position_us, temporary)
+
+    def beside(self, partition: int, position_us: int) -> Path:
+        """A new name for a version that is on its way."""
+        folder = self._folder(self.lineage, partition)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f".{position_us}.{os.getpid()}.{os.urandom(4).hex()}"  # Two machines may share a number.
+
+    def adopt(self, partition: int, position_us: int, temporary: Path) -> os.stat_result:
+        """The version that was written there is whole."""
+        folder, written = temporary.parent, temporary.stat()
+        os.rename(temporary, self._path(self.lineage, partition, position_us))
         if self._forget(folder, position_us) and partition == 0:
             self._forget_others(folder.parent)
+        return written
 
     def _key(self, lineage: str) -> str:
         return f"{self.folder}/{lineage}"
@@ -169,21 +188,18 @@ class Scratch:
     def _forget_others(self, lineage: Path) -> None:
         """Versions of another number of partitions: all that stay are newer by now."""
         for name in os.listdir(lineage):
-            if name.partition(_OF)[2] != str(self.partitions):
+            if not is_of(name, self.partitions):
                 shutil.rmtree(lineage / name, ignore_errors=True)
 
 
 def _layouts(lineage: Path, position_us: int, unsaid: int) -> Iterator[list[Path]]:
-    """The files of that position for each number of partitions of which none is missing; `unsaid` is the number of
-    those whose names do not say it."""
-    found: dict[str, list[Path]] = {}
+    """The files of that position for each number of partitions of which none is missing."""
+    names: list[str] = []
     with contextlib.suppress(FileNotFoundError):
-        for name in os.listdir(lineage):
-            partition, _, of = name.partition(_OF)
-            if partition.isdigit():
-                found.setdefault(of, []).append(lineage / name / f"{position_us}.state")
-    for of, paths in sorted(found.items()):
-        if len(paths) == int(of or unsaid) and all(map(_whole, paths)):
+        names = os.listdir(lineage)
+    for layout in layouts(names, unsaid):
+        paths = [lineage / name / f"{position_us}.state" for name in layout]
+        if all(map(_whole, paths)):
             yield paths
 
 
@@ -212,34 +228,24 @@ def scratch_folder(root: str, stream: str, given: str | os.PathLike[str] | None,
     own = f"{crc32c(f'{root}/{stream}'.encode()):08x}"
     if given is not None:
         return os.path.join(given, own)
-    return str(local_scratch() / own) if local else os.path.join(root, stream, "state")
-
-
-def local_scratch() -> Path:
-    """A folder of this user on this machine, since this boot."""
     from holdfast.spark.session import own_folder
 
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    folder = own_folder() / "state"
-    if not boot.exists():
-        return folder / "unknown-boot"
-    name = boot.read_text().strip()
-    for other in folder.glob("*"):
-        if other.name != name:
-            shutil.rmtree(other, ignore_errors=True)  # Of an earlier boot: nobody is left who could want it.
-    return folder / name
+    return str(of_this_boot(own_folder() / "state", "") / own) if local else os.path.join(root, stream, "state")
 
 
-def _write(path: Path, version: Version) -> None:
+def _write(path: Path, parts: Iterable[bytes]) -> None:
+    with path.open("wb") as file:
+        file.writelines(parts)
+
+
+def encoded(version: Version) -> list[bytes]:
+    """A version as its file has it, in parts."""
     notes = msgspec.json.encode({**asdict(version.measured), "mark": version.mark})
     sink = io.BytesIO()
     _joined(version.blocks).write_ipc(sink, compression="uncompressed")
     body = sink.getvalue()
-    with path.open("wb") as file:
-        file.write(_PREFIX.pack(_MAGIC, _FORMAT, len(notes), crc32c(notes), crc32c(body), len(body)))
-        file.write(notes)
-        file.write(bytes(-(_PREFIX.size + len(notes)) % _ALIGNMENT))
-        file.write(body)
+    prefix = _PREFIX.pack(_MAGIC, _FORMAT, len(notes), crc32c(notes), crc32c(body), len(body))
+    return [prefix, notes, bytes(-(_PREFIX.size + len(notes)) % _ALIGNMENT), body]
 
 
 def _parts(prefix: bytes) -> tuple[int, int, int, int, int]:
@@ -272,15 +278,23 @@ def _read(path: Path, foreign: bool = False) -> Version | None:
             whole = source.read_buffer()
     except (OSError, pa.ArrowInvalid):
         return None
+    found = decoded(whole, foreign)
+    if found is not None:
+        return found
+    if not foreign:  # Nobody has another copy of what came from elsewhere.
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return None
+
+
+def decoded(whole: pa.Buffer, foreign: bool = False) -> Version | None:
+    """A version from the bytes of its file; None if they are damaged."""
     length, notes_crc, start, body_crc, end = _parts(bytes(whole.slice(0, min(whole.size, _PREFIX.size))))
     if end == whole.size:
         notes, body = whole.slice(_PREFIX.size, length), whole.slice(start)
         if crc32c(notes) == notes_crc and crc32c(body) == body_crc:
             with contextlib.suppress(*_UNREADABLE):
                 return _decoded(notes, body, foreign)
-    if not foreign:  # Nobody has another copy of what came from elsewhere.
-        with contextlib.suppress(OSError):
-            path.unlink()
     return None
 
 

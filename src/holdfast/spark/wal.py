@@ -9,34 +9,32 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
-from urllib.parse import unquote, urlparse
+from collections.abc import Callable
 
 from holdfast.model.errors import StorageError, UsageError
 from holdfast.model.time import BEGINNING_US
+from holdfast.spark.hadoop_path import CheckpointFolder, HadoopPath, checkpoint_folder
 from holdfast.stream.disk import Disk
 from holdfast.stream.merge import FOREVER_US
 
 _FORMATS = ("v1", "v2")
 
 
-def batch_boundary(
-    checkpoint: str | None, batch_id: int, mode: str, stime_max_us: int, slack_us: int, lag_us: int = 0
-) -> int:
+def batch_boundary(checkpoint: str | None, batch_id: int, mode: str, data: Callable[[], int], lag_us: int = 0) -> int:
     """What the output stream may promise once the batch is committed.
 
     `watermark`: later results have a larger stime than the batch's watermark less the lag, if stime is a window's end
-    or an event time. `input`: later results come from later input, if the query keeps no rows back. `data`: the largest
-    stime less the slack.
+    or an event time. `input`: later results come from later input, if the query keeps no rows back. `data`: what the
+    function of that name makes of the rows.
     """
     if mode == "data":
-        return stime_max_us - slack_us if stime_max_us > BEGINNING_US else BEGINNING_US
+        return data()
     if checkpoint is None:
         raise UsageError(
             "the sink needs .option('checkpointLocation', …) on the query itself, because the output boundary is read "
             "from there; a default in the session's settings is not enough"
         )
-    folder = local_folder(checkpoint)
+    folder = checkpoint_folder(checkpoint)
     watermark_ms, ends = read_wal(folder, batch_id)
     # Spark makes the folder of a query's state before the first batch is committed, and none for a query without state.
     if mode == "watermark" or (mode == "auto" and (folder / "state").exists()):
@@ -46,18 +44,17 @@ def batch_boundary(
     if ends is None:
         if mode == "input":
             raise UsageError("boundary 'input' needs inputs that are streams of Holdfast; use 'watermark' or 'data'")
-        return batch_boundary(None, batch_id, "data", stime_max_us, slack_us)
+        return data()
     return min(ends)
 
 
-def local_folder(checkpoint: str) -> Path:
-    parsed = urlparse(checkpoint)
-    return Path(unquote(parsed.path)) if parsed.scheme == "file" else Path(checkpoint)
-
-
 def keep_wal(checkpoint: str, batch_id: int, disk: Disk) -> None:
-    """Make the record of a batch durable, where it lies on a filesystem that the driver mounts."""
-    path = local_folder(checkpoint) / "offsets" / str(batch_id)
+    """Make the record of a batch durable, where it lies on a disk of this machine; elsewhere it was when Spark had
+    written it."""
+    folder = checkpoint_folder(checkpoint)
+    if isinstance(folder, HadoopPath):
+        return
+    path = folder / "offsets" / str(batch_id)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -69,15 +66,15 @@ def keep_wal(checkpoint: str, batch_id: int, disk: Disk) -> None:
     disk.sync_dir(path.parent)
 
 
-def read_wal(folder: Path, batch_id: int) -> tuple[int, list[int] | None]:
+def read_wal(folder: CheckpointFolder, batch_id: int) -> tuple[int, list[int] | None]:
     """Watermark of a batch in milliseconds, and the ends of its inputs if all of them are Holdfast's."""
     path = folder / "offsets" / str(batch_id)
     try:
         text = path.read_text()
     except OSError as error:
         raise StorageError(
-            f"the sink reads the output boundary from {path}: {error.strerror}; "
-            f"the checkpoint must lie on a filesystem that the driver mounts"
+            f"the sink reads the output boundary from {path}: {error.strerror or 'it is not there'}; "
+            f"the checkpoint must lie where the driver can read it"
         ) from error
     try:
         return _parsed(text.splitlines(), path)
@@ -88,7 +85,7 @@ def read_wal(folder: Path, batch_id: int) -> tuple[int, list[int] | None]:
         ) from error
 
 
-def _parsed(lines: list[str], path: Path) -> tuple[int, list[int] | None]:
+def _parsed(lines: list[str], path: CheckpointFolder) -> tuple[int, list[int] | None]:
     if lines[0] not in _FORMATS:
         raise StorageError(f"{path}: Spark's log has format {lines[0]}; this Holdfast reads {', '.join(_FORMATS)}")
     watermark = int(json.loads(lines[1]).get("batchWatermarkMs", 0))

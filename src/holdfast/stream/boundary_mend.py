@@ -28,14 +28,15 @@ import pyarrow as pa
 
 from holdfast.model.errors import UsageError
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, closed_until, instant_text
-from holdfast.stream import retention
 from holdfast.stream.acks import Acknowledged, read_acks
+from holdfast.stream.archive.catalog import read_note
 from holdfast.stream.branch import find_branch
 from holdfast.stream.control import has_frames
 from holdfast.stream.damaged import keep
 from holdfast.stream.definition import Definition
 from holdfast.stream.disk import Disk
 from holdfast.stream.frame import Kind
+from holdfast.stream.head import alone
 from holdfast.stream.index import index_path
 from holdfast.stream.manifest import Manifest, load_manifest, manifest_path, unlink_older
 from holdfast.stream.mended import Mend, add_mend
@@ -76,7 +77,7 @@ def mend_boundary(
     disk = disk or Disk()
     writer = LogWriter.open(folder / "main", definition.id_bytes, now_us=now_us, disk=disk)
     try:
-        with contextlib.closing(reader), retention.alone(folder / "main"):
+        with contextlib.closing(reader), alone(folder / "main"):
             found = _plan(folder, definition, reader, to_us)
             _Mending(folder, definition, writer, reader, now_us, disk).run(found)
             return found._replace(applied=True)
@@ -97,6 +98,11 @@ def _plan(folder: Path, definition: Definition, reader: LogReader, to_us: int) -
     if find_branch(folder) is not None or has_frames(reader, Kind.CONTROL, Kind.PENDING):
         raise UsageError(
             f"{whose}: a node writes it, and its results follow its inputs; mend those, and let the node start anew"
+        )
+    if read_note(folder / "main") is not None:
+        raise UsageError(
+            f"{whose}: some of it is in the archive {definition.archive}, where nothing is changed; let its source "
+            f"send into a new stream, or wait until the boundary {instant_text(reader.boundary_us)} has come"
         )
     ahead = reader.entries(to_us, END_OF_TIME_US)
     return BoundaryMend(

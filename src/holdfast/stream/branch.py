@@ -13,18 +13,27 @@ import contextlib
 import errno
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 
-from holdfast.model.errors import CorruptLog, Fenced, UsageError
-from holdfast.model.time import instant_text
-from holdfast.stream.definition import Definition
+from holdfast.model.errors import CorruptLog, Fenced, Removed, UsageError
+from holdfast.model.time import BEGINNING_US, instant_text
+from holdfast.stream.definition import Definition, Retention
 from holdfast.stream.disk import Disk, VolatileDisk, storage_error
 from holdfast.stream.frame import FORMAT_VERSION
+from holdfast.stream.head import read_head
+from holdfast.stream.index import Fields
 from holdfast.stream.reader import LogReader
+from holdfast.stream.retention import AutomaticRetention
 from holdfast.stream.sealed import seal, unseal
 from holdfast.stream.writer import LogWriter
+
+#: A branch keeps its newest part: a reader is near its end, and whoever comes late wants news. A failure may last for
+#: weeks, and what is tentative will be replaced.
+BRANCH_BYTES = 256 << 20
 
 
 class BranchRoot(msgspec.Struct, frozen=True):
@@ -55,12 +64,8 @@ def create_branch(
     now_us: int,
     *,
     id: str | None = None,
-    pending: tuple[int, bytes] = (0, b""),
 ) -> BranchRoot:
-    """Begin the tentative branch at `root_us`, which must be the beginning of a bucket.
-
-    `pending` are results behind the root that main has computed but not filed: they are the branch's as well.
-    """
+    """Begin the tentative branch at `root_us`, which must be the beginning of a bucket."""
     if root_us % definition.bucket_us:
         raise UsageError(
             f"stream {definition.name}: a branch must begin where a bucket begins, at a multiple of "
@@ -71,10 +76,6 @@ def create_branch(
     staging = stream_folder / f".branch-{root.id}"
     disk.make_dir(staging)
     disk.replace_file(staging / "branch", seal(root))
-    if pending[0]:
-        writer = LogWriter.open(staging, definition.id_bytes, now_us=now_us, disk=VolatileDisk())
-        writer.commit([], now_us=now_us, boundary_us=root_us, pending=pending)
-        writer.release(now_us)
     try:
         os.rename(staging, branch_folder(stream_folder))
     except OSError as error:
@@ -117,8 +118,10 @@ def branch_writer(
         raise UsageError(f"stream {definition.name}: it has no tentative branch; create one first")
     if id is not None and root.id != id:
         raise Fenced(f"stream {definition.name}: branch {id} was dropped, {root.id} took its place; stop writing to it")
+    newest = msgspec.structs.replace(definition, retention=Retention(size_bytes=BRANCH_BYTES), bound=None, archive=None)
     writer = LogWriter.open(branch_folder(stream_folder), definition.id_bytes, now_us=now_us, takeover=takeover,
-                            disk=VolatileDisk(), segment_bytes=definition.segment_bytes)  # fmt: skip
+                            disk=VolatileDisk(), segment_bytes=min(definition.segment_bytes, BRANCH_BYTES // 8),
+                            retention=AutomaticRetention(newest, readers=False))  # fmt: skip
     writer.commit([], now_us=now_us, boundary_us=root.root_us)
     return writer
 
@@ -151,6 +154,31 @@ class BranchReader:
                 if trouble is not None:
                     raise trouble
                 return self.root
+
+    @property
+    def cut_us(self) -> int:
+        """What lies before it, in whole buckets, was there and is no more."""
+        until_us, size = read_head(branch_folder(self._folder)).removed_until_us, self._definition.bucket_us
+        return -(-until_us // size) * size if until_us > BEGINNING_US else BEGINNING_US
+
+    @property
+    def cut_rows(self) -> int:
+        """How many tuples that were."""
+        return read_head(branch_folder(self._folder)).removed_rows
+
+    def scan(self, start_us: int, end_us: int) -> Iterator[tuple[Fields, pa.RecordBatch]]:
+        """What the branch still has of [start, end), bucket by bucket."""
+        assert self.log is not None
+        while True:
+            start_us = max(start_us, self.cut_us)
+            try:
+                yield from self.log.scan(start_us, end_us)
+                return
+            except Removed:
+                # Before it gives what lies there, a scan looks whether that was cut meanwhile; so nothing comes twice.
+                if not self.current() or self.cut_us <= start_us:
+                    raise
+                self.log.refresh()
 
     def current(self) -> bool:
         """Is the branch that was last seen still there?"""

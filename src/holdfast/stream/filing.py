@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from holdfast.model.errors import LateTuple
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, closed_until, instant_text
+from holdfast.stream.columns import widened
 from holdfast.stream.definition import Definition
 from holdfast.stream.pack import pack
 from holdfast.stream.writer import Event
@@ -44,8 +45,9 @@ def file_results(
     else:
         until = closed_until(boundary_us, definition.bucket_us) if boundary_us > BEGINNING_US else BEGINNING_US
     until = max(until, before_us)
-    waiting = list(pa.ipc.open_stream(pa.py_buffer(pending))) if pending else []
-    table = pa.Table.from_batches([*waiting, *results], schema=definition.stored).combine_chunks()
+    stored = definition.stored
+    waiting = [widened(batch, stored) for batch in pa.ipc.open_stream(pa.py_buffer(pending))] if pending else []
+    table = pa.Table.from_batches([*waiting, *results], schema=stored).combine_chunks()
     if not table.num_rows:
         return Filed([], until, 0, b"")
     stimes = np.asarray(table.column(0).cast(pa.int64()))
@@ -53,7 +55,8 @@ def file_results(
     if lowest < before_us:
         raise LateTuple(
             f"stream {definition.name}: a result at {instant_text(lowest)} comes after its boundary "
-            f"{instant_text(before_us)}; name the column that gives stime, or let the boundary follow the watermark"
+            f"{instant_text(before_us)}; a result must not be dated before the rows it comes from; name the column "
+            f"that gives stime, keep a computed time in another column, or let the boundary follow the watermark"
         )
     ready = table.filter(pa.array(stimes < until)) if until <= int(stimes.max()) else table
     events = pack(in_order(ready), definition) if ready.num_rows else []

@@ -31,14 +31,13 @@ GATHER_S_MAX = 0.02
 
 
 class _Ticket(Generic[I, R]):
-    __slots__ = ("done", "error", "items", "results", "wake")
+    done = False
+    results: Sequence[R | BaseException] = ()
+    error: BaseException | None = None
+    wake: _thread.LockType | None = None
 
     def __init__(self, items: Sequence[I]) -> None:
         self.items = items
-        self.done = False
-        self.results: Sequence[R | BaseException] = ()
-        self.error: BaseException | None = None
-        self.wake: _thread.LockType | None = None
 
 
 class GroupCommit(Generic[I, R]):
@@ -68,12 +67,17 @@ class GroupCommit(Generic[I, R]):
     def submit_all(self, items: Sequence[I]) -> Sequence[R | BaseException]:
         """The same for several items of one caller, in their order; each has a result or an error of its own."""
         ticket: _Ticket[I, R] = _Ticket(items)
+        alone = False
         try:
             with self._mutex:
-                self._queue.append(ticket)
-                if self._leader is None:
+                if self._leader is None and not self._queue and self._expected == 1:
+                    self._leader, self._group = ticket, [ticket]  # Nobody waits and nobody is expected.
+                    alone = True
+                elif self._leader is None:
+                    self._queue.append(ticket)
                     self._leader = ticket
                 else:
+                    self._queue.append(ticket)
                     ticket.wake = _thread.allocate_lock()
                     ticket.wake.acquire()
                     if len(self._queue) == self._wanted:
@@ -81,7 +85,9 @@ class GroupCommit(Generic[I, R]):
                         self._bell.release()
             if ticket.wake is not None:
                 ticket.wake.acquire()  # Held until our group is committed or the lead is ours.
-            if not ticket.done:
+            if alone:
+                self._commit_group(ticket)
+            elif not ticket.done:
                 self._lead(ticket)
         except BaseException:  # Ctrl-C: nobody may wait for us to lead.
             self._leave(ticket)
@@ -114,21 +120,31 @@ class GroupCommit(Generic[I, R]):
             self._gather()
         with self._mutex:
             self._group, self._queue = self._queue[:GROUP_MAX], self._queue[GROUP_MAX:]
+        self._expected = len(self._group)
+        self._commit_group(leader)
+
+    def _commit_group(self, leader: _Ticket[I, R]) -> None:
+        """Commit for the group, then wake it."""
         group = self._group
-        self._expected = len(group)
         try:
-            results = self._commit([item for ticket in group for item in ticket.items])
-            at = 0
-            for ticket in group:
-                ticket.results = results[at : at + len(ticket.items)]
-                at += len(ticket.items)
-            assert at == len(results)
+            if len(group) == 1:
+                leader.results = self._commit(leader.items)
+            else:
+                self._commit_all(group)
         except BaseException as error:
             for ticket in group:
                 # Ctrl-C is meant for the thread that got it; the others learn that they cannot know.
                 ticket.error = error if isinstance(error, Exception) or ticket is leader else _unknown()
         with self._mutex:
             self._finish()
+
+    def _commit_all(self, group: list[_Ticket[I, R]]) -> None:
+        results = self._commit([item for ticket in group for item in ticket.items])
+        at = 0
+        for ticket in group:
+            ticket.results = results[at : at + len(ticket.items)]
+            at += len(ticket.items)
+        assert at == len(results)
 
     def _leave(self, ticket: _Ticket[I, R]) -> None:
         with self._mutex:

@@ -14,12 +14,15 @@ from holdfast.stream.disk import Disk
 from holdfast.stream.frame import FORMAT_VERSION
 from holdfast.stream.sealed import seal, unseal
 
+INPUT_GONE = "the input for them was gone"
+
 
 class Hole(msgspec.Struct, frozen=True):
     """Nothing was written of [first, upto)."""
 
     first_us: int
     upto_us: int
+    why: str = INPUT_GONE
 
 
 class Holes(msgspec.Struct, frozen=True):
@@ -40,9 +43,12 @@ def read_holes(stream_folder: Path) -> tuple[Hole, ...]:
         return ()
 
 
-def note_hole(stream_folder: Path, first_us: int, upto_us: int, disk: Disk) -> None:
-    """Add a hole, durably. One that the last one covers is noted already."""
+def note_hole(stream_folder: Path, first_us: int, upto_us: int, disk: Disk, why: str = INPUT_GONE) -> None:
+    """Add a hole, durably. One that the last one covers is noted already; one that reaches into the last makes it
+    longer: an input that is away for a week is given up a thousand times, and that is one hole."""
     known = read_holes(stream_folder)
     if known and known[-1].upto_us >= upto_us:
         return
-    disk.replace_file(holes_path(stream_folder), seal(Holes(holes=(*known, Hole(first_us, upto_us)))))
+    if known and known[-1].upto_us >= first_us and known[-1].why == why:
+        known, first_us = known[:-1], min(known[-1].first_us, first_us)
+    disk.replace_file(holes_path(stream_folder), seal(Holes(holes=(*known, Hole(first_us, upto_us, why)))))

@@ -6,7 +6,9 @@ Rules:
    notes gets one at its next start.
 3. Texts of plans and of Python's instructions are compared only between equal versions of Spark and Python, and of
    Holdfast's rules; what was noted by others is noted anew.
-4. A start that was refused leaves what it would have computed beside the node. An operator's answer to it (`Upgrade`)
+4. Inputs that are read where they are written count by the id of their stream: one that was deleted and made anew under
+   its name holds nothing of what the state has counted. Mirrors do not: replicas of a stream have ids of their own.
+5. A start that was refused leaves what it would have computed beside the node. An operator's answer to it (`Upgrade`)
    holds for exactly that definition: another change is refused again.
 """
 
@@ -41,6 +43,8 @@ class Identity(msgspec.Struct, frozen=True):
     """Whose text of plans this is, and by which rules of ours (rule 3)."""
     python: Annotated[str, Meta(max_length=64)] = ""
     """Whose instructions the fingerprints of functions are of."""
+    inputs: Annotated[dict[str, str], Meta(max_length=10_000)] = {}
+    """Ids of the streams that are read where they are written, by name (rule 4)."""
     format: int = FORMAT_VERSION
 
     @property
@@ -68,6 +72,8 @@ class Refused(msgspec.Struct, frozen=True):
     output: str
     bucket_us: int
     differences: _LINES
+    misfits: _LINES = ()
+    """Those of them by which the state cannot be carried over: operators with state, their keys and windows."""
     format: int = FORMAT_VERSION
 
 
@@ -118,9 +124,15 @@ def _read(path: Path, kind: type[T]) -> T | None:
 
 
 def differences(before: Identity, now: Identity) -> list[str]:
-    """What changed, as lines that begin with - and +, long ones cut down to where they differ (rule 3)."""
-    if before.spark != now.spark:
-        return []
+    """What changed, as lines that begin with - and +, long ones cut down to where they differ (rules 3 and 4)."""
+    found: list[str] = []
+    for name, id in now.inputs.items():
+        if before.inputs.get(name, id) != id:
+            found += [f"- input {name}: stream {before.inputs[name]}", f"+ input {name}: stream {id}, made anew since"]
+    return found if before.spark != now.spark else found + _changed_lines(before, now)
+
+
+def _changed_lines(before: Identity, now: Identity) -> list[str]:
     olds, news = before.lines, now.lines
     if before.python != now.python:
         olds, news = (tuple(_CODE.sub("code", line) for line in lines) for lines in (olds, news))

@@ -98,12 +98,13 @@ def build_entries(segment: Path, length: int) -> Entries:
     """The index as the segment's own headers tell it."""
     fd = os.open(segment, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return _built(Window(fd, segment, length))
+        return build_window(Window(fd, segment, length))
     finally:
         os.close(fd)
 
 
-def _built(window: Window) -> Entries:
+def build_window(window: Window) -> Entries:
+    """The same of a segment that is open already, up to the window's end."""
     end, fields = FILE_HEADER_SIZE, []
     for unit in walk(window, FILE_HEADER_SIZE):
         fields += [fields_of(f) for f in unit.frames if f.header.kind == Kind.EVENT]
@@ -134,7 +135,7 @@ def load_prefix(window: Window) -> Entries:
     # Whoever extends an index writes the entries first: those that the header does not count are not yet part of it.
     found = decode_index(data[: _stated_size(data)], stated_length(data))
     if found is None or stated_length(data) < window.end:
-        return _built(window)
+        return build_window(window)
     return found[found["offset"] < window.end]
 
 

@@ -23,7 +23,7 @@ from holdfast.model.schema import parse_schema, reader_schema, stored_schema
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US
 from holdfast.model.tuples import STREAM_COLUMN, TupleType
 from holdfast.stream.index import Fields
-from holdfast.stream.reader import LogReader, cut, read_extent, with_header
+from holdfast.stream.reader import LogReader, cut, decode_body, raw_body, with_header
 from holdfast.stream.store import Stream
 
 #: The year 9999, the end of time as Spark can write it.
@@ -52,6 +52,11 @@ class Piece(NamedTuple):
     source: int
     segment: str
     fields: Fields
+
+
+def path_of(sources: Sequence[Source], piece: Piece) -> Path:
+    """The file that holds a piece, where its stream's folder is mounted."""
+    return Path(sources[piece.source].folder, "main", piece.segment)
 
 
 class Merge:
@@ -94,21 +99,8 @@ class Merge:
         return [entry[3] for entry in found]
 
     def admit(self, start_us: int, end_us: int, *, rows_max: int | None = None, bytes_max: int | None = None) -> int:
-        """The furthest end of a bucket up to which the limits hold; at least one bucket, to get on at all.
-
-        Looks ahead in growing steps, so that catching up on a long history costs what is admitted, not what is left.
-        """
-        if rows_max is None and bytes_max is None:
-            return end_us
-        firsts = [r.stime_min_us for r in self.readers if r.stime_min_us is not None]
-        begin = max(start_us, min(firsts, default=end_us))
-        step = _LOOK_AHEAD_BUCKETS * max(self.bucket_us)
-        while begin + step < end_us:
-            admitted = self._within_limits(start_us, begin + step, rows_max, bytes_max)
-            if admitted < begin + step:
-                return admitted
-            step *= 4
-        return self._within_limits(start_us, end_us, rows_max, bytes_max)
+        """See `admitted`."""
+        return admitted(self.readers, self.bucket_us, start_us, end_us, rows_max=rows_max, bytes_max=bytes_max)
 
     def step(self, start_us: int, end_us: int, step_us: int, *, begins: bool = False) -> int:
         """The end of one step of stime behind `start_us`. The first one, where a query begins, is that of the first
@@ -121,21 +113,55 @@ class Merge:
             return end_us
         return min((start_us // step_us + 1) * step_us, end_us)
 
-    def _within_limits(self, start_us: int, end_us: int, rows_max: int | None, bytes_max: int | None) -> int:
-        looks = [(r.entries(start_us, end_us), size) for r, size in zip(self.readers, self.bucket_us, strict=True)]
-        ends = np.concatenate([(entries["bucket"] + 1) * size for entries, size in looks])
-        order = np.argsort(ends, kind="stable")
-        over = np.zeros(len(ends), bool)
-        for limit, column in ((rows_max, "rows"), (bytes_max, "length")):
-            if limit is not None:
-                sizes = np.concatenate([entries[column] for entries, _ in looks]).astype(np.int64)
-                over |= np.cumsum(sizes[order]) > limit
-        if not over.any():
-            return end_us
-        ends = ends[order]
-        first_over = int(ends[int(np.argmax(over))])
-        before = ends[ends < first_over]
-        return min(end_us, int(before[-1]) if len(before) else first_over)
+
+def admitted(
+    readers: Sequence[LogReader],
+    bucket_us: Sequence[int],
+    start_us: int,
+    end_us: int,
+    *,
+    rows_max: int | None = None,
+    bytes_max: int | None = None,
+) -> int:
+    """The furthest end of a bucket up to which the limits hold; at least one bucket, to get on at all.
+
+    Looks ahead in growing steps, so that catching up on a long history costs what is admitted, not what is left.
+    """
+    if rows_max is None and bytes_max is None:
+        return end_us
+    firsts = [r.stime_min_us for r in readers if r.stime_min_us is not None]
+    begin = max(start_us, min(firsts, default=end_us))
+    step = _LOOK_AHEAD_BUCKETS * max(bucket_us)
+    while begin + step < end_us:
+        found = _within_limits(readers, bucket_us, start_us, begin + step, rows_max, bytes_max)
+        if found < begin + step:
+            return found
+        step *= 4
+    return _within_limits(readers, bucket_us, start_us, end_us, rows_max, bytes_max)
+
+
+def _within_limits(
+    readers: Sequence[LogReader],
+    bucket_us: Sequence[int],
+    start_us: int,
+    end_us: int,
+    rows_max: int | None,
+    bytes_max: int | None,
+) -> int:
+    looks = [(r.entries(start_us, end_us), size) for r, size in zip(readers, bucket_us, strict=True)]
+    ends = np.concatenate([(entries["bucket"] + 1) * size for entries, size in looks])
+    order = np.argsort(ends, kind="stable")
+    over = np.zeros(len(ends), bool)
+    for limit, column in ((rows_max, "rows"), (bytes_max, "length")):
+        if limit is not None:
+            sizes = np.concatenate([entries[column] for entries, _ in looks]).astype(np.int64)
+            over |= np.cumsum(sizes[order]) > limit
+    if not over.any():
+        return end_us
+    ends = ends[order]
+    first_over = int(ends[int(np.argmax(over))])
+    before = ends[ends < first_over]
+    return min(end_us, int(before[-1]) if len(before) else first_over)
 
 
 def sources_of(streams: Sequence[Stream]) -> tuple[Source, ...]:
@@ -159,22 +185,48 @@ def merged_schema(sources: Sequence[Source], *, stream_column: bool) -> pa.Schem
     return schema.append(pa.field(STREAM_COLUMN, pa.string())) if stream_column else schema
 
 
-class PieceReader:
-    """Reads pieces where the folder is mounted: in an executor, for instance. Keeps files open between pieces."""
+class Bodies:
+    """The bytes of events, from where the folder is mounted. Keeps files open between events."""
 
-    def __init__(self, sources: Sequence[Source], *, stream_column: bool) -> None:
+    def __init__(self) -> None:
+        self._files: dict[Path, int] = {}
+
+    def expect(self, events: Sequence[tuple[Path, Fields]]) -> None:
+        """These will be asked for next, each once and in this order: for who brings them from afar."""
+
+    def raw(self, path: Path, fields: Fields) -> bytes | pa.Buffer:
+        """The padded body of an event, unchecked."""
+        return raw_body(self._files, path, fields)
+
+    def read(
+        self, path: Path, fields: Fields, stored: pa.Schema, columns: Sequence[str] | None = None
+    ) -> pa.RecordBatch:
+        """The tuples of an event, or these columns of theirs, checksum first."""
+        return decode_body(self.raw(path, fields), fields, stored, f"{path} at byte {fields.offset}", columns)
+
+    def close(self) -> None:
+        for fd in self._files.values():
+            os.close(fd)
+        self._files = {}
+
+
+class PieceReader:
+    """Reads pieces: in an executor, for instance."""
+
+    def __init__(self, sources: Sequence[Source], *, stream_column: bool, bodies: Bodies | None = None) -> None:
         self._sources = sources
         self._stored = [stored_schema(s.schema) for s in sources]
         self._own = [reader_schema(s.schema) for s in sources]
         self.schema = merged_schema(sources, stream_column=stream_column)
         self._stream_column = stream_column
-        self._files: dict[Path, int] = {}
+        self._bodies = bodies or Bodies()
 
     def read(self, pieces: Sequence[Piece], start_us: int, end_us: int) -> Iterator[pa.RecordBatch]:
         """The tuples of the pieces within [start, end), in order."""
-        for piece in pieces:
-            path = Path(self._sources[piece.source].folder, "main", piece.segment)
-            batch = read_extent(self._files, path, piece.fields, self._stored[piece.source])
+        paths = [path_of(self._sources, piece) for piece in pieces]
+        self._bodies.expect([(path, piece.fields) for path, piece in zip(paths, pieces, strict=True)])
+        for path, piece in zip(paths, pieces, strict=True):
+            batch = self._bodies.read(path, piece.fields, self._stored[piece.source])
             for fields, part in cut(piece.fields, batch, start_us, end_us):
                 yield self._shaped(piece.source, fields, part)
 
@@ -216,6 +268,4 @@ class PieceReader:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def close(self) -> None:
-        for fd in self._files.values():
-            os.close(fd)
-        self._files = {}
+        self._bodies.close()

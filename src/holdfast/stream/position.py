@@ -80,6 +80,17 @@ def parse_position(text: str, stream: str, bucket_us: int) -> Position:
     return Position(until_us, last_id, last_stime_us, "T" in match[7], "U" in match[7], goal_us)
 
 
+def holding_more(before: str, after: str) -> str:
+    """The position `before`, of a consumer that may have got the tentative tuples on the way to `after`, or may not."""
+    (stream, size, old), (_, _, new) = _read(before), _read(after)
+    return old._replace(tentative=True, goal_us=max(old.goal_us, new.goal_us)).text(stream, size)
+
+
+def _read(text: str) -> tuple[str, int, Position]:
+    _, _, stream, size, *_ = text.split(":")
+    return stream, int(size), parse_position(text, stream, int(size))
+
+
 def ahead(stream: str, position: Position, closed_until_us: int) -> UsageError:
     """A position that the stream has not reached: it is not the stream, or not the copy, that it came from."""
     return UsageError(

@@ -1,8 +1,8 @@
 """The data-source proxy (003 §4.10.2): gives tuples their header, logs them, and keeps boundaries coming.
 
 Rules:
-1. `send` returns when the tuples are durable (L1). Callers on many threads share commits; `send_async` lets one thread
-   share them with itself.
+1. `send` returns when the tuples are durable (L1), or in memory where the stream may be (`persistence`). Callers on
+   many threads share commits; `send_async` lets one thread share them with itself.
 2. stime is the time of arrival, or a column of the user's with a declared slack: then the boundary trails the largest
    stime by the slack, and a tuple below the boundary is refused (D10) or, if asked for, dropped and counted.
 3. Arrival times follow a steady clock (`clock.ArrivalClock`): a wall clock that jumps moves no stream (D19). A tuple
@@ -34,7 +34,16 @@ from holdfast.clock import ArrivalClock, Clock, monotonic_us, now_us, pause
 from holdfast.model.errors import EarlyTuple, HoldfastError, LateTuple, StreamFull, UsageError
 from holdfast.model.names import check_name
 from holdfast.model.schema import STIME_TYPE
-from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, bucket_of, duration_shown, duration_us, instant_text
+from holdfast.model.time import (
+    BEGINNING_US,
+    END_OF_TIME_US,
+    MAX_AHEAD,
+    bucket_of,
+    duration_shown,
+    duration_us,
+    early_text,
+    instant_text,
+)
 from holdfast.stream.definition import Definition
 from holdfast.stream.group import GroupCommit
 from holdfast.stream.pack import pack, pack_arrived, stime_array
@@ -43,14 +52,13 @@ from holdfast.stream.row_encoder import row_encoder
 from holdfast.stream.rows import UNITS_US, Columns, Row, stimes_of
 from holdfast.stream.send_window import SendWindow
 from holdfast.stream.tables import table_batch
+from holdfast.stream.values import STIME_US_MAX, shown
 from holdfast.stream.writer import Event, LogWriter
 
 log = logging.getLogger(__name__)
 
 #: How long a full stream makes its producer wait before it says so; long enough for a reader to catch its breath.
 FULL_TIMEOUT = "30s"
-#: How far ahead of the clock a tuple's own stime may lie. Clocks of machines differ by less; a wrong year does not.
-MAX_AHEAD = "1h"
 _FULL_POLL_US = 20_000
 
 
@@ -149,7 +157,7 @@ class Producer:
         self._say_if_ahead()
         self._group: GroupCommit[_Request, Ack] = GroupCommit(self._commit)
         self._sends: SendWindow[_Request, Ack] = SendWindow(f"sends-{definition.name}", self._group.submit_all)
-        self._closed = False
+        self._closed = self._strayed = False
         self.late_dropped = 0
         every = definition.bucket_us if boundary_every is None else duration_us(boundary_every)
         self._ticker = _Ticker(self, every)
@@ -158,11 +166,24 @@ class Producer:
         if not self.writer.state.closed and self.ahead_us > duration_us(MAX_AHEAD):
             log.warning("%s", ahead_text(self.definition.name, self.boundary_us, self.ahead_us))
 
+    def _say_if_strayed(self) -> None:
+        """A clock that was set right for good, as on a machine that starts without one, is followed at twice the pace:
+        in a case like that somebody must know, and can do better."""
+        strayed_us = self._clock.strayed_us
+        far = abs(strayed_us) > duration_us(MAX_AHEAD)
+        if far and not self._strayed:
+            log.warning(
+                "stream %s: the wall clock has jumped and lies %s %s the times that this producer gives; it follows "
+                "step by step; if the wall clock is right, open the stream anew to follow at once",
+                self.definition.name, duration_shown(strayed_us), "ahead of" if strayed_us > 0 else "behind",
+            )  # fmt: skip
+        self._strayed = far
+
     # -- what callers use --------------------------------------------------------------------------------------------
 
     def send(self, row: Row, *, seq: int | None = None, producer_id: str | None = None) -> Ack:
         """Send one row; return when it is durable. `seq` counts per `producer_id` (this producer's own if unset)."""
-        return self._submit(_Request(rows=(row,), numbers=self._numbers(seq, producer_id)))
+        return self._submit(_Request((row,), None, self._numbers(seq, producer_id)))
 
     def send_many(self, rows: Sequence[Row], *, seq: int | None = None, producer_id: str | None = None) -> Ack:
         """Send rows as one atomic unit."""
@@ -177,8 +198,9 @@ class Producer:
         """Send what several sources brought as one atomic unit: the rows, as for `send_batch`, the number that each
         source has then, and the boundary from then on. It was committed before if no number is above the last one."""
         batch = table_batch(data, self._schema, self.definition.name)
-        return self._submit(_Request(batch=batch, numbers={check_name(i): n for i, n in numbers.items()},
-                                     boundary_us=boundary))  # fmt: skip
+        counted = {check_name(i): self._number(n) for i, n in numbers.items()}
+        promised = None if boundary is None else self._promised(boundary)
+        return self._submit(_Request(batch=batch, numbers=counted, boundary_us=promised))
 
     def send_async(self, row: Row, *, seq: int | None = None, producer_id: str | None = None) -> Future[Ack]:
         """Send one row without waiting for it: the future has its `Ack` once it is durable. One thread so shares
@@ -189,7 +211,7 @@ class Producer:
 
     def advance(self, boundary: int) -> Ack:
         """Promise that no later tuple has an stime below `boundary` (microseconds)."""
-        return self._submit(_Request(boundary_us=boundary))
+        return self._submit(_Request(boundary_us=self._promised(boundary)))
 
     @property
     def last_seq(self) -> int:
@@ -223,8 +245,26 @@ class Producer:
         return END_OF_TIME_US if self._max_ahead_us is None else self._clock() + self._max_ahead_us
 
     def _numbers(self, seq: int | None, producer_id: str | None) -> Mapping[str, int] | None:
+        if seq is None and producer_id is None:
+            return None
         id = self.id if producer_id is None else check_name(producer_id)
-        return None if seq is None else {id: seq}
+        return None if seq is None else {id: self._number(seq)}
+
+    def _number(self, seq: int) -> int:
+        """Refused before it can spoil the commit that it shares with others (rule 6)."""
+        if not isinstance(seq, int) or isinstance(seq, bool) or not 0 <= seq < 1 << 63:
+            raise UsageError(
+                f"stream {self.definition.name}: a sequence number must be whole, from 0 to 2^63 - 1; got {shown(seq)}"
+            )
+        return seq
+
+    def _promised(self, boundary_us: int) -> int:
+        if not isinstance(boundary_us, int) or not BEGINNING_US <= boundary_us <= STIME_US_MAX:
+            raise UsageError(
+                f"stream {self.definition.name}: a boundary must be microseconds since 1970, in the years to 9999; got "
+                f"{shown(boundary_us)}"
+            )
+        return boundary_us
 
     @property
     def boundary_us(self) -> int:
@@ -259,6 +299,8 @@ class Producer:
     # -- committing a group (one thread at a time) -------------------------------------------------------------------
 
     def _commit(self, requests: Sequence[_Request]) -> list[Ack | BaseException]:
+        if len(requests) == 1 and (ack := self._answer_row(requests[0])) is not None:
+            return [ack]
         try:
             return self._answer(requests)
         finally:
@@ -266,8 +308,6 @@ class Producer:
                 self.writer.release(self._clock())
 
     def _answer(self, requests: Sequence[_Request]) -> list[Ack | BaseException]:
-        if len(requests) == 1 and (ack := self._answer_row(requests[0])) is not None:
-            return [ack]
         now = self._clock()
         arrival = self._arrival()
         if all(r.beat for r in requests):
@@ -320,17 +360,20 @@ class Producer:
         does not fit."""
         if self._encoder is None or request.rows is None or len(request.rows) != 1 or request.numbers is not None:
             return None
-        arrived = max(self._arrival(), self._stime_max, self.boundary_us)
+        arrival = self._arrival()
+        arrived = max(arrival, self._stime_max, self.writer.state.boundary_us)
         body = self._encoder.encode(arrived, request.rows[0])
         if body is None:
             return None
-        if self._make_room(len(body)):
+        definition = self.definition
+        if definition.bound is not None and self._make_room(len(body)):
             return self._answer_row(request)
-        bucket = arrived // self.definition.bucket_us
-        event = Event(bucket, bucket % self.definition.partitions, 1, arrived, arrived, body)
+        bucket = arrived // definition.bucket_us
+        event = Event(bucket, bucket % definition.partitions, 1, arrived, arrived, body)
         state = self.writer.commit((event,), now_us=self._clock(), boundary_us=arrived)
         self._stime_max = arrived
-        self._arrival.not_before(arrived)
+        if arrived > arrival:
+            self._arrival.not_before(arrived)
         return Ack(state.commit_seq, 1)
 
     def _prepare_rows(
@@ -372,11 +415,7 @@ class Producer:
         boundary = self.boundary_us
         if len(stimes) and int(stimes.max()) > self._early_us:
             worst = int(stimes.max())
-            raise EarlyTuple(
-                f"stream {self.definition.name}: a tuple at {instant_text(worst)} lies "
-                f"{duration_shown(worst - self._clock())} ahead of the clock, and every tuple after it would be late; "
-                f"correct its time, or allow more (max_ahead)"
-            )
+            raise EarlyTuple(early_text(self.definition.name, worst, worst - self._clock()))
         late = stimes < boundary
         if not late.any():
             return _Ready(batch, stimes)
@@ -461,6 +500,7 @@ class Producer:
 
     def tick(self) -> None:
         """Rule 4: a boundary when a bucket has ended; otherwise only a sign of life."""
+        self._say_if_strayed()
         if self._stime is None:
             boundary = self._arrival()
         else:

@@ -14,22 +14,26 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from holdfast.model.errors import CorruptLog, Removed
+from holdfast.model.errors import CorruptLog, Removed, StorageError
 from holdfast.model.schema import stored_schema
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, closed_until, instant_text
 from holdfast.model.tuples import TupleType
+from holdfast.stream.archive.catalog import ArchivedSegment, note_path, overlaps
+from holdfast.stream.archive.objects import OnlyArchived
+from holdfast.stream.archive.view import NOTHING, ArchiveView, Totals, view_at
+from holdfast.stream.columns import read_batch
 from holdfast.stream.disk import storage_error
 from holdfast.stream.frame import FILE_HEADER_SIZE, HEADER_SIZE, Kind, crc32c, padded
 from holdfast.stream.head import read_head
 from holdfast.stream.index import EMPTY, ENTRY, Entries, Fields, fields_of, load_entries, load_prefix, make_entries
-from holdfast.stream.manifest import Manifest, SegmentEntry, load_manifest, manifest_path
+from holdfast.stream.manifest import Manifest, SegmentEntry, kept_elsewhere, load_manifest, manifest_path, unsettled
 from holdfast.stream.mended import read_mends, refusal, went_back
 from holdfast.stream.resume import ResumePoint, resumed
 from holdfast.stream.segment import LastControl, Window, recover, walk
@@ -130,6 +134,8 @@ class LogReader:
         self._tail: TailReader | None = None
         self._sealed: dict[str, Entries] = {}
         self._files: dict[Path, int] = {}
+        self.waits = True
+        """May it wait for the archive? If not, what only the archive has is `OnlyArchived`."""
 
     # -- what is there -----------------------------------------------------------------------------------------------
 
@@ -161,16 +167,32 @@ class LogReader:
 
     def _superseded(self) -> bool:
         assert self._manifest is not None
-        return (
-            os.path.exists(manifest_path(self.folder, self._manifest.version + 1))
-            or os.fstat(self._manifest_fd).st_nlink == 0
-        )
+        if os.path.exists(manifest_path(self.folder, self._manifest.version + 1)):
+            return True
+        try:  # By its name: a copy made of links has more of the same file, which nobody unlinks.
+            there = os.stat(manifest_path(self.folder, self._manifest.version))
+        except FileNotFoundError:
+            return True
+        return there.st_ino != os.fstat(self._manifest_fd).st_ino
 
     def _reload(self) -> bool:
         while True:
             manifest = load_manifest(self.folder)
             if manifest is None:
                 return False
+            if unsettled(manifest):
+                if writer_lives(self.folder, manifest.epoch):
+                    if kept_elsewhere(manifest):
+                        raise StorageError(
+                            f"stream {self._stream.name}: {manifest.owner} keeps its tuples in the memory of another "
+                            f"machine or container; read it there or over the network, or create it with "
+                            f"persist='always'"
+                        )
+                    return False  # It is about to say what is left.
+                raise StorageError(
+                    f"stream {self._stream.name}: its machine stopped while tuples were kept in memory, and what is "
+                    f"left of them is not settled yet; open it for writing (its producer), then read again"
+                )
             with contextlib.suppress(FileNotFoundError):
                 fd = os.open(manifest_path(self.folder, manifest.version), os.O_RDONLY | os.O_CLOEXEC)
                 break
@@ -255,14 +277,44 @@ class LogReader:
 
     @property
     def segments(self) -> tuple[SegmentEntry, ...]:
-        """Segments that retention has left, oldest first."""
+        """Segments on this disk, oldest first."""
         if self._manifest is None:
             return ()
         first = read_head(self.folder).first_base_seq
         return tuple(s for s in self._manifest.segments if s.base_seq >= first)
 
+    def segments_within(self, start_us: int, end_us: int) -> Iterator[SegmentEntry]:
+        """Segments that may have tuples in [start, end), oldest first, on this disk or only in the archive."""
+        present, archive = self._tiers()
+        if present and archive is not None:
+            for found in archive.segments(start_us, end_us, before_seq=present[0].base_seq):
+                yield found.entry
+        active = None if self._active is None else self._active.entry.name
+        for entry in present:
+            if entry.name == active or overlaps(entry.stime_min_us, entry.stime_max_us, start_us, end_us):
+                yield entry
+
+    @property
+    def archived(self) -> Totals:
+        """What only the archive has."""
+        present, archive = self._tiers()
+        return archive.totals(present[0].base_seq) if archive is not None and present else NOTHING
+
+    def _tiers(self) -> tuple[tuple[SegmentEntry, ...], ArchiveView | None]:
+        """Segments on this disk, and the archive of those before them, if there is one."""
+        present = self.segments  # Before the archive: what is taken from the disk was noted there before.
+        archive = view_at(self.folder)
+        if archive is not None and (away := read_head(self.folder).archived_seq):
+            note = archive.catalog()
+            if note is None or note.end_seq < away:
+                raise CorruptLog(
+                    f"{note_path(self.folder)}: the note of what is archived is lost; run `holdfast archive "
+                    f"{self._stream.name}`, which takes it from the archive"
+                )
+        return present, archive
+
     def ends(self) -> list[tuple[Path, int]]:
-        """Every segment that is there, oldest first, with the length up to which it is committed."""
+        """Every segment on this disk, oldest first, with the length up to which it is committed."""
         active = self._active
         return [
             (self.folder / s.name, active.end if active is not None and s.name == active.entry.name else s.length or 0)
@@ -278,6 +330,8 @@ class LogReader:
     @property
     def stime_max_us(self) -> int | None:
         found = [s.stime_max_us for s in self.segments if s.stime_max_us is not None]
+        if (archived := self.archived.stime_max_us) is not None:
+            found.append(archived)
         if self._active is not None and len(self._active.entries):
             found.append(int(self._active.entries["stime_max_us"].max()))
         return max(found, default=None)
@@ -285,17 +339,21 @@ class LogReader:
     @property
     def stime_min_us(self) -> int | None:
         found = [s.stime_min_us for s in self.segments if s.stime_min_us is not None]
+        if (archived := self.archived.stime_min_us) is not None:
+            found.append(archived)
         if self._active is not None and len(self._active.entries):
             found.append(int(self._active.entries["stime_min_us"].min()))
         return min(found, default=None)
 
     @property
     def rows(self) -> int:
-        sealed = sum(s.rows for s in self.segments[:-1])
+        """Tuples on this disk and in the archive."""
+        sealed = self.archived.rows + sum(s.rows for s in self.segments[:-1])
         return sealed + (int(self._active.entries["rows"].sum()) if self._active is not None else 0)
 
     @property
     def size_bytes(self) -> int:
+        """Bytes on this disk."""
         return sum(s.length or 0 for s in self.segments[:-1]) + (self._active.end if self._active else 0)
 
     def check_present(self, start_us: int) -> None:
@@ -345,7 +403,7 @@ class LogReader:
         if tuples == 0:
             return until // size, 0
         rows: Counter[int] = Counter()
-        before = list(self.segments)
+        before = list(self.segments_within(BEGINNING_US, until))
         while before:
             segment = before.pop()
             entries = self.entries_of(segment, BEGINNING_US, until)
@@ -366,7 +424,7 @@ class LogReader:
         return (until // size, 0) if bucket is None else (bucket, max(0, found - tuples))
 
     def _within(self, start_us: int, end_us: int) -> Iterator[tuple[SegmentEntry, Entries]]:
-        for segment in self.segments:
+        for segment in self.segments_within(start_us, end_us):
             entries = self.entries_of(segment, start_us, end_us)
             if entries is not None:
                 mask = (entries["stime_max_us"] >= start_us) & (entries["stime_min_us"] < end_us)
@@ -386,7 +444,7 @@ class LogReader:
             try:
                 entries = load_entries(self.folder / segment.name, segment.length)
             except FileNotFoundError:
-                raise gone(self.folder / segment.name) from None
+                entries = _archived_entries(self.folder / segment.name, self.waits)
             held = sum(e.nbytes for e in self._sealed.values()) + entries.nbytes
             while self._sealed and held > _INDEX_BYTES_MAX:
                 held -= self._sealed.pop(next(iter(self._sealed))).nbytes  # The one that was used longest ago.
@@ -401,18 +459,38 @@ class LogReader:
 
     def read(self, extent: Extent) -> pa.RecordBatch:
         """The tuples of one event as stored: stime and the user's columns, in tuple_id order."""
-        return read_extent(self._files, self.folder / extent.segment, extent.fields, self.stored)
+        return read_extent(self._files, self.folder / extent.segment, extent.fields, self.stored, waits=self.waits)
 
     def body(self, segment: str, fields: Fields) -> bytes:
         """The same still encoded, checksum compared: to hand it on as it is."""
-        raw = _raw_body(self._files, self.folder / segment, fields)
+        raw = raw_body(self._files, self.folder / segment, fields, self.waits)
         check_body(raw, fields, f"{self.folder / segment} at byte {fields.offset}")
         return raw[: fields.length]
 
     def scan(self, start_us: int, end_us: int) -> Iterator[tuple[Fields, pa.RecordBatch]]:
-        """Events in [start, end) with their tuples, cut at the ends of the range."""
-        for extent in self.extents(start_us, end_us):
-            yield from cut(extent.fields, self.read(extent), start_us, end_us)
+        """Events in [start, end) with their tuples, cut at the ends of the range.
+
+        Looked up as it goes on: whoever reads a year gets the first tuple as soon as whoever reads a day.
+        """
+        removed_us = read_head(self.folder).removed_until_us
+        self.check_present(start_us)
+        for first_us, upto_us in self._stretches(start_us, end_us):
+            extents = self.extents(first_us, upto_us, strict=False)
+            if removed_us != (now_us := read_head(self.folder).removed_until_us) and first_us < now_us:
+                raise Removed(
+                    f"stream {self._stream.name}: tuples before {instant_text(now_us)} were removed by retention while "
+                    f"they were being read; acknowledge positions (name the subscriber) so that retention waits for you"
+                )
+            for extent in extents:
+                yield from cut(extent.fields, self.read(extent), first_us, upto_us)
+
+    def _stretches(self, start_us: int, end_us: int) -> Iterator[tuple[int, int]]:
+        """[start, end) in parts that end where the tuples of a segment begin, by whole buckets: each concerns one
+        segment, or few where their times overlap."""
+        size = self.bucket_us
+        begins = {s.stime_min_us // size * size for s in self.segments_within(start_us, end_us) if s.stime_min_us}
+        cuts = sorted(us for us in begins if start_us < us < end_us)
+        yield from zip([start_us, *cuts], [*cuts, end_us], strict=True)
 
     def close(self) -> None:
         for fd in self._files.values():
@@ -440,12 +518,37 @@ def _last_bucket(rows: Mapping[int, int], tuples: int) -> tuple[int | None, int]
     return bucket, found
 
 
-def read_extent(files: dict[Path, int], path: Path, fields: Fields, stored: pa.Schema) -> pa.RecordBatch:
-    """The tuples of the event that `fields` describe; `files` keeps what was opened."""
-    return decode_body(_raw_body(files, path, fields), fields, stored, f"{path} at byte {fields.offset}")
+def _archived(path: Path, waits: bool) -> tuple[ArchiveView, ArchivedSegment]:
+    """A segment that is no longer on the disk."""
+    archive = view_at(path.parent)
+    found = None if archive is None else archive.find(path.name)
+    if archive is None or found is None:
+        raise gone(path) from None
+    if not waits:
+        raise OnlyArchived(f"{path}: the segment is in the archive {archive.url} only")
+    return archive, found
 
 
-def _raw_body(files: dict[Path, int], path: Path, fields: Fields) -> bytes:
+def _archived_entries(path: Path, waits: bool) -> Entries:
+    archive, found = _archived(path, waits)
+    return archive.entries([found])[0]
+
+
+def read_extent(
+    files: dict[Path, int],
+    path: Path,
+    fields: Fields,
+    stored: pa.Schema,
+    columns: Sequence[str] | None = None,
+    *,
+    waits: bool = True,
+) -> pa.RecordBatch:
+    """The tuples of the event that `fields` describe, or these columns of theirs; `files` keeps what was opened."""
+    raw = raw_body(files, path, fields, waits)
+    return decode_body(raw, fields, stored, f"{path} at byte {fields.offset}", columns)
+
+
+def raw_body(files: dict[Path, int], path: Path, fields: Fields, waits: bool = True) -> bytes:
     fd = files.get(path)
     if fd is None:
         if len(files) >= _FILES_MAX:
@@ -453,7 +556,8 @@ def _raw_body(files: dict[Path, int], path: Path, fields: Fields) -> bytes:
         try:
             fd = files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise gone(path) from None
+            archive, found = _archived(path, waits)
+            return archive.body(found, fields)
     return os.pread(fd, padded(fields.length), fields.offset + HEADER_SIZE)
 
 
@@ -464,16 +568,19 @@ def gone(segment: Path) -> Removed:
     )
 
 
-def check_body(raw: bytes, fields: Fields, where: str) -> None:
+def check_body(raw: bytes | pa.Buffer, fields: Fields, where: str) -> None:
     if len(raw) != padded(fields.length) or crc32c(raw) != fields.body_crc:
         raise CorruptLog(f"{where}: the body of the event does not match its checksum; run `holdfast verify`")
 
 
-def decode_body(raw: bytes, fields: Fields, stored: pa.Schema, where: str) -> pa.RecordBatch:
-    """An event's tuples from its padded body, checksum first (rule 4)."""
+def decode_body(
+    raw: bytes | pa.Buffer, fields: Fields, stored: pa.Schema, where: str, columns: Sequence[str] | None = None
+) -> pa.RecordBatch:
+    """An event's tuples from its padded body, checksum first (rule 4). Others than `columns` are not looked at."""
     check_body(raw, fields, where)
     try:
-        batch = pa.ipc.read_record_batch(pa.py_buffer(raw), stored)
+        batch = read_batch(pa.ipc.read_message(pa.py_buffer(raw)), stored)
+        batch = batch if columns is None else batch.select(columns)
         batch.validate(full=True)
     except (pa.ArrowException, OSError) as error:
         raise CorruptLog(f"{where}: the event cannot be decoded as the stream's columns ({error})") from error

@@ -21,7 +21,7 @@ import msgspec
 from holdfast.clock import monotonic_us, now_us
 from holdfast.model.errors import CorruptLog, StorageError
 from holdfast.model.time import BEGINNING_US
-from holdfast.protocol.dpc.local import REPORT_US
+from holdfast.protocol.dpc.local import REPORT_US, REPORT_US_MAX
 from holdfast.protocol.dpc.messages import StreamReport
 from holdfast.protocol.dpc.states import StreamState
 from holdfast.stream.disk import Disk
@@ -120,6 +120,11 @@ class ReportReader:
             self.renewed_us = now - max(age_us, 0) if first else max(self._looked_us, now - max(age_us, 0))
             self._seen, self.report = seen, self._read()
         self._looked_us = now
+
+    @property
+    def lives(self) -> bool:
+        """Whether somebody has renewed the report lately, as of the last look."""
+        return self.report is not None and monotonic_us() - self.renewed_us <= REPORT_US_MAX
 
     def _read(self) -> StreamReport:
         try:

@@ -4,7 +4,8 @@ Rules:
 1. Nobody may be writing. For as long as steps are carried out the next epoch's tail is locked, so nobody can begin to.
 2. Everything new is durable before the manifest that names it is published, and nothing old goes before that. A repair
    that is cut short anywhere can simply be repeated.
-3. Without `drop_damaged` only what loses nothing is done. With it, what cannot be read is left out and named.
+3. A segment that the archive has is fetched from there, whatever is wrong with it.
+4. Without `drop_damaged` only what loses nothing is done. With it, what cannot be read is left out and named.
 """
 
 from __future__ import annotations
@@ -17,15 +18,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.model.errors import CorruptLog, StreamBusy
+from holdfast.model.errors import CorruptLog, StorageError, StreamBusy
 from holdfast.model.time import BEGINNING_US
-from holdfast.stream import retention
+from holdfast.stream.archive.catalog import ArchivedSegment
+from holdfast.stream.archive.download import download
+from holdfast.stream.archive.upload import sound_note
+from holdfast.stream.archive.view import view_at
 from holdfast.stream.chain import rebuild_chain
 from holdfast.stream.damaged import keep
 from holdfast.stream.disk import Disk, file_mode
 from holdfast.stream.ending import Ended, committed_end
 from holdfast.stream.examine import Examined, examine
-from holdfast.stream.head import Head, write_head
+from holdfast.stream.head import Head, alone, write_head
 from holdfast.stream.index import Entries, build_entries, decode_index, index_path, write_index
 from holdfast.stream.losses import Loss, Losses, add_losses, losses_path
 from holdfast.stream.manifest import (
@@ -66,6 +70,11 @@ class BranchRepair:
                 raise StreamBusy(f"{folder}: a writer lives; stop it before you repair what it writes to")
         self._damaged_manifest = False
         self._known = self._read_manifest()
+        if self._known is not None and any(s.lease is not None for s in self._known.segments):
+            raise StorageError(
+                f"{folder}: tuples were kept in memory when its writer ended; open the stream for writing first (its "
+                f"producer), which makes durable what is left of them and names what is not"
+            )
         self._epoch = (self._known.epoch if self._known is not None else self._epoch_seen()) + 1
         self._examined: list[Examined] = []
         self._before: list[Step] = []
@@ -75,7 +84,7 @@ class BranchRepair:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Rule 1; retention waits as well."""
-        with retention.alone(self.folder), self._next_epoch_locked():
+        with alone(self.folder), self._next_epoch_locked():
             yield
 
     @contextlib.contextmanager
@@ -149,6 +158,10 @@ class BranchRepair:
             removed_until_us=max(until, default=state.boundary_us if state is not None else BEGINNING_US),
             removed_rows=state.next_tuple_id - 1 if state is not None else 0,
         )
+        if (note := sound_note(self.folder)) is not None:  # What is missing in front is in the archive.
+            gone = note.removed
+            head = Head(first_base_seq=head.first_base_seq, removed_until_us=gone.until_us, removed_rows=gone.rows,
+                        removed_bytes=gone.bytes, archived_seq=min(head.first_base_seq, note.end_seq))  # fmt: skip
 
         def run(disk: Disk) -> None:
             keep(self.stream_folder, path, disk)
@@ -187,6 +200,10 @@ class BranchRepair:
             if one.sound and one.header:
                 entries.append(self._summed(one))
                 before = one.last
+            elif (archived := self._archived(one)) is not None:
+                self._publish |= archived.entry != one.entry
+                entries.append(archived.entry)
+                before = None
             elif one.sound or self._drop:
                 done = self._rewrite(one, before, after)
                 entries.append(done.entry)
@@ -206,6 +223,24 @@ class BranchRepair:
             return e
         self._publish = True
         return SegmentEntry(e.name, e.base_seq, e.epoch, e.length, x.rows, x.stime_min_us, x.stime_max_us, e.wall_us)
+
+    def _archived(self, one: Examined) -> ArchivedSegment | None:
+        """A segment that is damaged or lost here, and that the archive has: it is fetched from there."""
+        path = self.folder / one.entry.name
+        view, found = None, None
+        with contextlib.suppress(CorruptLog):
+            view = view_at(self.folder)
+            found = None if view is None else view.find(one.entry.name)
+        if view is None or found is None:
+            return None
+
+        def run(disk: Disk) -> None:
+            if path.exists():
+                keep(self.stream_folder, path, disk)
+            download(view.objects, view.place, found, path, disk)
+
+        self._say(path, f"fetch it from the archive {view.url}", run)
+        return found
 
     def _rewrite(self, one: Examined, before: State | None, after: State | None) -> Rewritten:
         path = self.folder / one.entry.name

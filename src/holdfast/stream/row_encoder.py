@@ -31,6 +31,9 @@ _ALIGNMENT = 8
 _ZEROS = bytes(_ALIGNMENT)
 #: In a message: the mark and the length of what describes the body.
 _PREFIX = struct.Struct("<iI")
+_STIME, _LENGTH = struct.Struct("<q").pack, struct.Struct("<q").pack_into
+#: Where a text begins and ends in its column's buffer.
+_OFFSETS = struct.Struct("<ii").pack
 
 
 def row_encoder(stored: pa.Schema) -> RowEncoder | None:
@@ -67,31 +70,32 @@ class RowEncoder:
             return None
         if tuple(map(type, row)) != self._types:
             return None
-        parts: list[bytes] = [stime_us.to_bytes(8, "little", signed=True)]
+        parts: list[bytes] = [_STIME(stime_us)]
         places = [0, 0, 0, 8]  # Where the buffers of a column begin, and their lengths: nulls, values.
         at = 8
         try:
             for value, fixed in zip(row, self._fixed, strict=True):
-                places += (at, 0)
                 if fixed is None:
                     data = value.encode() if type(value) is str else value
-                    if len(data) > _TEXT_MAX:
+                    length = len(data)
+                    if length > _TEXT_MAX:
                         return None
-                    parts.append((len(data) << 32).to_bytes(8, "little"))  # Two offsets of 32 bits, of which 0 is one.
-                    places += (at, 8)
+                    parts.append(_OFFSETS(0, length))
+                    places += (at, 0, at, 8, at + 8, length)
                     at += 8
                 else:
                     data = fixed(value)
+                    length = len(data)
+                    places += (at, 0, at, length)
                 parts.append(data)
-                places += (at, len(data))
-                if padding := -len(data) % _ALIGNMENT:
+                if padding := -length % _ALIGNMENT:
                     parts.append(_ZEROS[:padding])
-                at += len(data) + padding
+                at += length + padding
         except (struct.error, UnicodeEncodeError):
             return None
         head = self._head.copy()
         self._buffers.pack_into(head, self._buffers_at, *places)
-        head[self._length_at : self._length_at + 8] = at.to_bytes(8, "little")
+        _LENGTH(head, self._length_at, at)
         return b"".join((head, *parts))
 
     def is_exact(self, row: Sequence[Any]) -> bool:

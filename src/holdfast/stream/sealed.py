@@ -40,6 +40,6 @@ def unseal(data: bytes, kind: type[T], where: str) -> T:
         value = decoder_of(kind).decode(text)
     except msgspec.MsgspecError as error:
         raise CorruptLog(f"{where}: the file is unreadable ({error}); run `holdfast repair`") from error
-    if value.format != FORMAT_VERSION:  # type: ignore[attr-defined]
+    if value.format not in getattr(kind, "FORMATS", (FORMAT_VERSION,)):  # type: ignore[attr-defined]
         raise CorruptLog(f"{where}: the file has another format than {FORMAT_VERSION}; upgrade Holdfast")
     return value

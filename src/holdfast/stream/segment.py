@@ -56,9 +56,12 @@ class Window:
         at = offset - self._start
         if at < 0 or at + length > len(self._data):
             want = min(max(length, _CHUNK), self.end - offset)
-            self._data = os.pread(self.fd, want, offset) if want > 0 else b""
+            self._data = self.read(offset, want) if want > 0 else b""
             self._start, at = offset, 0
         return self._data[at : at + length]
+
+    def read(self, offset: int, length: int) -> bytes:
+        return os.pread(self.fd, length, offset)
 
 
 def frame_at(window: Window, offset: int, kind: Kind) -> Frame:
@@ -138,7 +141,8 @@ class Extent:
         return tuple(self._controls.values())
 
     def copy(self) -> Extent:
-        twin = Extent(self.rows, self.stime_min_us, self.stime_max_us)
+        twin = Extent.__new__(Extent)
+        twin.rows, twin.stime_min_us, twin.stime_max_us = self.rows, self.stime_min_us, self.stime_max_us
         twin._controls = self._controls.copy()
         return twin
 
@@ -219,8 +223,11 @@ def recover(
 def _later_unit_follows(window: Window, offset: int, seq: int) -> bool:
     """Is there a frame of the unit after the next one? A writer begins a unit only when the one before is durable."""
     while offset + HEADER_SIZE <= window.end:
+        raw = window.take(offset, HEADER_SIZE)
+        if len(raw) < HEADER_SIZE:
+            return False  # Shorter than it was: whoever took over has cut it at its last unit.
         try:
-            header = decode_header(window.take(offset, HEADER_SIZE), 0, "")
+            header = decode_header(raw, 0, "")
         except CorruptLog:
             header = None
         if header is not None and header.commit_seq > seq + 1:

@@ -13,17 +13,36 @@ import msgspec
 from holdfast.clock import Clock, now_us
 from holdfast.model.errors import StorageError, UnknownStream, UsageError
 from holdfast.model.names import check_name, contained
-from holdfast.model.schema import SchemaLike
+from holdfast.model.schema import SchemaLike, parse_schema, schema_text
+from holdfast.model.time import SECOND_US
 from holdfast.stream.acks import Acknowledged, forget, read_acks
+from holdfast.stream.archive.catalog import read_note
+from holdfast.stream.archive.objects import check_url
 from holdfast.stream.branch import BranchRoot, branch_writer, create_branch, drop_branch, find_branch
-from holdfast.stream.definition import SEGMENT_BYTES_MIN, Definition, Retention, StreamOptions, define
+from holdfast.stream.definition import (
+    ARCHIVE_FORMAT,
+    SEGMENT_BYTES_MIN,
+    ArchivePolicy,
+    Definition,
+    Retention,
+    StreamOptions,
+    added_columns,
+    check_archive,
+    define,
+    with_columns,
+)
 from holdfast.stream.disk import Disk, storage_error
+from holdfast.stream.persistence import persistence_of
+from holdfast.stream.presence import forget_presence
 from holdfast.stream.producer import Producer, ProducerOptions
 from holdfast.stream.reader import LogReader
 from holdfast.stream.retention import AutomaticRetention, Removal, retain
 from holdfast.stream.sealed import seal, unseal
 from holdfast.stream.subscriber import Subscriber, SubscriberOptions
 from holdfast.stream.writer import LogWriter
+
+#: A segment of a stream with an archive is sealed after so long, so that not much is lost with the disk.
+ARCHIVE_SEGMENT_US = 300 * SECOND_US
 
 
 class Stream:
@@ -39,14 +58,18 @@ class Stream:
     def writer(self, *, takeover: bool = False, owner: str | None = None) -> LogWriter:
         """The raw writer of the main branch; most callers want `producer`."""
         retention, segment_bytes = self.definition.retention, self.definition.segment_bytes
+        retains = retention != Retention() or self.definition.archive is not None
         # A stream kept for a day, or to a size, gives up a quarter of that at a time.
         age_us = None if retention.age_us is None else max(retention.age_us // 4, 1)
+        if self.definition.archive is not None:
+            age_us = min(age_us or ARCHIVE_SEGMENT_US, ARCHIVE_SEGMENT_US)
         if retention.size_bytes is not None:
             segment_bytes = min(segment_bytes, max(retention.size_bytes // 4, SEGMENT_BYTES_MIN))
         return LogWriter.open(
             self.folder / "main", self.definition.id_bytes, now_us=self._clock(), owner=owner, takeover=takeover,
             disk=self._disk, segment_bytes=segment_bytes, segment_age_us=age_us,
-            retention=None if retention == Retention() else AutomaticRetention(self.definition),
+            retention=AutomaticRetention(self.definition) if retains else None,
+            persistence=persistence_of(self.folder, self.definition),
         )  # fmt: skip
 
     def producer(self, *, takeover: bool = False, **options: Unpack[ProducerOptions]) -> Producer:
@@ -83,6 +106,7 @@ class Stream:
 
     def forget(self, subscriber: str) -> None:
         forget(self.folder, subscriber, self._disk)
+        forget_presence(self.folder, subscriber, self._disk)
 
     def branch(self) -> BranchRoot | None:
         return find_branch(self.folder)
@@ -135,7 +159,50 @@ class StreamStore:
     def change_retention(self, name: str, retention: Retention) -> Stream:
         """The same stream, of which so much is kept. Who has it open goes by what held before, until it opens it."""
         present = self.open(name)
+        if present.definition.persist != "always":
+            raise UsageError(
+                f"stream {name} is kept persist={present.definition.persist!r}: what its readers have acknowledged is "
+                f"removed, and nothing else; its retention must stay as it is"
+            )
         definition = msgspec.structs.replace(present.definition, retention=retention)
+        self._disk.replace_file(present.folder / "stream", seal(definition))
+        return Stream(present.folder, definition, self._disk, self._clock)
+
+    def change_archive(self, name: str, policy: ArchivePolicy) -> Stream:
+        """The same stream with this archive, and with what is kept on the disk and in it. Who has it open goes on as
+        before until it opens it."""
+        present = self.open(name)
+        before = present.definition
+        url = check_url(policy.url)
+        if before.archive not in (None, url) and read_note(present.folder / "main") is not None:
+            raise UsageError(
+                f"stream {name} is archived at {before.archive}; it cannot move to {url} while it is there: restore it "
+                f"below another root from a copy of that archive, or leave its archive as it is"
+            )
+        if before.archive is None:
+            check_archive(url, policy.archive, before.persist, before.bound)
+        definition = msgspec.structs.replace(
+            before, archive=url, archive_retention=policy.archive, format=max(before.format, ARCHIVE_FORMAT),
+            retention=before.retention if policy.disk is None else policy.disk,
+        )  # fmt: skip
+        if definition != before:
+            self._disk.replace_file(present.folder / "stream", seal(definition))
+        return Stream(present.folder, definition, self._disk, self._clock)
+
+    def add_columns(self, name: str, wanted: SchemaLike) -> Stream:
+        """The same stream with the columns of `wanted` that it has not got; they are null in what is there. Who has it
+        open goes on with those it knew."""
+        present, schema = self.open(name), parse_schema(wanted)
+        added = added_columns(present.definition, schema)
+        if added is None:
+            raise UsageError(
+                f"stream {name} keeps the columns that it has ({present.definition.columns}), others may be added; got "
+                f"({schema_text(schema)}); write to a new stream"
+            )
+        if not len(added):
+            return present
+        present.definition.require_replay("who adds columns")
+        definition = with_columns(present.definition, added)
         self._disk.replace_file(present.folder / "stream", seal(definition))
         return Stream(present.folder, definition, self._disk, self._clock)
 

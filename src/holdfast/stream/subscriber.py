@@ -12,7 +12,7 @@ of its last `ack` for those who have no better place (`subscribe(name=…, resum
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
@@ -24,18 +24,19 @@ from holdfast.model.errors import CorruptLog, HoldfastError, Removed, UsageError
 from holdfast.model.schema import STIME_TYPE, reader_schema
 from holdfast.model.time import BEGINNING_US, duration_us, instant_text, instant_us
 from holdfast.model.tuples import TupleType
-from holdfast.protocol.dpc.local import BranchView, LocalReader, View
+from holdfast.protocol.dpc.local import LocalReader
 from holdfast.protocol.dpc.sequence import Delivery
 from holdfast.stream.acks import Acknowledged, acknowledge, check_subscriber, read_acks
-from holdfast.stream.branch import BranchReader
 from holdfast.stream.definition import Definition
 from holdfast.stream.disk import Disk
+from holdfast.stream.head import read_head
 from holdfast.stream.holes import Hole, read_holes
 from holdfast.stream.index import Fields
+from holdfast.stream.look import StreamLook, earlier
 from holdfast.stream.position import Position, ahead, parse_position
-from holdfast.stream.reader import LogReader, with_header
-from holdfast.stream.report import ReportReader
-from holdfast.stream.worth import Worth, Worths
+from holdfast.stream.presence import Presence
+from holdfast.stream.reader import with_header
+from holdfast.stream.worth import WORTH, Worth, Worths
 
 _logger = logging.getLogger(__name__)
 
@@ -63,12 +64,28 @@ def control_tuple(schema: pa.Schema, kind: TupleType, tuple_id: int, stime_us: i
     return pa.RecordBatch.from_arrays([*header, *nothing], schema=schema)
 
 
+WorthOf = Callable[[int], Worth | None]
+
+
+def asked_schema(definition: Definition, worth: bool) -> pa.Schema:
+    """The columns of a reader; with `worth`, one more that says what tentative tuples are worth."""
+    schema = reader_schema(definition.schema)
+    if not worth:
+        return schema
+    if WORTH in schema.names:
+        raise UsageError(f"stream {definition.name} has a column {WORTH} of its own; read it without worth=True")
+    return schema.append(pa.field(WORTH, pa.float64()))
+
+
 class Marks:
     """Tuples with their header, and UNDO and REC_DONE between them: only where there is something to take back. Buckets
     without tuples leave nothing (D2). It knows the position of whoever was handed all this."""
 
-    def __init__(self, schema: pa.Schema, definition: Definition, position: Position) -> None:
-        self._schema, self._definition = schema, definition
+    def __init__(
+        self, schema: pa.Schema, definition: Definition, position: Position, worth: WorthOf | None = None
+    ) -> None:
+        """`worth` says what a tentative bucket is worth, where the schema has a column for it."""
+        self._schema, self._definition, self._worth = schema, definition, worth
         self._begun, self._holds = position, position.tentative
         #: After what was last handed out.
         self.position = position
@@ -91,16 +108,26 @@ class Marks:
                 last_id=fields.first_tuple_id + batch.num_rows - 1,
                 last_stime_us=batch.column(0)[-1].value,
             )
-            yield with_header(fields, batch, TupleType.INSERTION, self._schema)
+            yield self._headed(fields, batch, TupleType.INSERTION, None)
 
     def passed(self, until_us: int) -> None:
         """Everything stable before this was handed out."""
         self.position = self.position._replace(until_us=max(self.position.until_us, until_us))
 
     def tentative(self, fields: Fields, batch: pa.RecordBatch) -> pa.RecordBatch:
-        end_us = (fields.bucket + 1) * self._definition.bucket_us
+        self.held(fields.bucket)
+        worth = None if self._worth is None else self._worth(fields.bucket)
+        return self._headed(fields, batch, TupleType.TENTATIVE, None if worth is None else worth.worth)
+
+    def _headed(self, fields: Fields, batch: pa.RecordBatch, kind: TupleType, worth: float | None) -> pa.RecordBatch:
+        if self._worth is not None:
+            batch = batch.append_column(WORTH, pa.repeat(pa.scalar(worth, pa.float64()), batch.num_rows))
+        return with_header(fields, batch, kind, self._schema)
+
+    def held(self, bucket: int) -> None:
+        """Tentative tuples of this bucket were handed out."""
+        end_us = (bucket + 1) * self._definition.bucket_us
         self.position = self.position._replace(tentative=True, goal_us=max(self.position.goal_us, end_us))
-        return with_header(fields, batch, TupleType.TENTATIVE, self._schema)
 
     def undo(self) -> Iterator[pa.RecordBatch]:
         if self.position.tentative:
@@ -161,6 +188,8 @@ class SubscriberOptions(TypedDict, total=False):
     after: str | None
     """A position to go on behind."""
     resume: bool
+    worth: bool
+    """One more column: what tentative tuples are worth, 0 to 1 (`Subscriber.worth` says more)."""
 
 
 class Subscriber:
@@ -179,14 +208,14 @@ class Subscriber:
         name: str | None = None,
         after: str | None = None,
         resume: bool = False,
+        worth: bool = False,
     ) -> None:
         """`after` is a position that a subscriber gave: go on behind it, whatever `start` says. `resume` does so behind
         what a subscriber of this name last acknowledged, if there was one."""
         self.definition, self.folder, self.name = definition, folder, name
-        self.schema = reader_schema(definition.schema)
-        self._main = LogReader(folder / "main", definition.schema, definition.bucket_us)
-        self._branch = BranchReader(folder, definition) if tentative else None
-        self._report = ReportReader(folder)
+        self.schema = asked_schema(definition, worth)
+        self._look = StreamLook(folder, definition, tentative=tentative)
+        self._main, self._branch = self._look.main, self._look.branch
         self._worths = Worths(folder)
         self._boundaries = boundaries
         self._main.refresh()
@@ -196,12 +225,17 @@ class Subscriber:
         position = self._begin_at(start, bucket, after)
         self._delivered_us = start_us = position.until_us
         self._core = LocalReader(start_us // definition.bucket_us, goal=goal_of(position, definition.bucket_us))
-        self._marks = Marks(self.schema, definition, position)
+        self._marks = Marks(self.schema, definition, position, self._worth_of if worth else None)
         self._position = position
         self._under_way: Iterator[pa.RecordBatch] | None = None
         self._trouble: HoldfastError | None = None
         self._main.check_present(start_us)
+        self._presence: Presence | None = None
+        self._begun_us = read_head(self._main.folder).removed_until_us
         if name is not None:
+            if definition.persist == "on_demand":
+                # Its producer keeps in memory what we have not acknowledged, as long as we are there.
+                self._presence = Presence(folder, check_subscriber(name))
             # Known from now on: retention waits for what it has not acknowledged yet.
             acknowledge(folder, check_subscriber(name), start_us, now_us(), Disk(), self.position)
         #: Ranges that were passed and never written.
@@ -213,7 +247,9 @@ class Subscriber:
         position = parse_position(after, self.definition.name, self.definition.bucket_us)
         self._main.check_present(position.until_us)
         closed_us = self._main.closed_until_us
-        if position.until_us > closed_us or (position.partial_id and position.last_stime_us >= closed_us):
+        # A closed stream ends with its last bucket, which may lie before what it had promised to be complete.
+        beyond = position.until_us > closed_us and not self._main.closed
+        if beyond or (position.partial_id and position.last_stime_us >= closed_us):
             raise ahead(self.definition.name, position, closed_us)
         return position
 
@@ -261,7 +297,9 @@ class Subscriber:
         if self._trouble is not None:
             raise self._trouble  # What could not be read is not passed over.
         if self._under_way is None:
-            self._under_way = self._deliver(self._core.look(self._look(), monotonic_us()))
+            self._under_way = self._deliver(
+                self._core.look(self._look.view(self._delivered_us, self._end_us), monotonic_us())
+            )
         try:
             for batch in self._under_way:
                 self._position = self._marks.position
@@ -270,19 +308,6 @@ class Subscriber:
             self._trouble = error
             raise
         self._under_way, self._position = None, self._marks.position
-
-    def _look(self) -> View:
-        """In this order: see `local`, rule 2."""
-        if self._branch is not None:
-            self._report.refresh()
-        self._main.refresh()
-        until_us = self._until(self._main.closed_until_us)
-        main = -(-until_us // self.definition.bucket_us) if until_us > self._delivered_us else BEGINNING_US
-        ended = self._main.closed or (self._end_us is not None and until_us >= self._end_us)
-        return View(self._report.report, self._report.renewed_us, main, ended, self._branch_view())
-
-    def _until(self, until_us: int) -> int:
-        return until_us if self._end_us is None else min(until_us, self._end_us)
 
     def _deliver(self, steps: tuple[Delivery, ...]) -> Iterator[pa.RecordBatch]:
         before = self._delivered_us
@@ -300,9 +325,11 @@ class Subscriber:
             yield control_tuple(self.schema, TupleType.BOUNDARY, 0, self._delivered_us)
 
     def _stable(self, step: Delivery) -> Iterator[pa.RecordBatch]:
-        start_us, end_us = self._delivered_us, self._until(step.end * self.definition.bucket_us)
+        start_us, end_us = self._delivered_us, earlier(step.end * self.definition.bucket_us, self._end_us)
+        self._check_dropped(start_us)
         for fields, batch in self._main.scan(start_us, end_us):
             yield from self._marks.stable(fields, batch)
+        self._check_dropped(start_us)  # Or while we looked.
         self._pass_holes(start_us, end_us)
         self._delivered_us = end_us
         self._marks.passed(end_us)
@@ -312,8 +339,8 @@ class Subscriber:
         assert self._branch is not None
         assert self._branch.log is not None
         try:
-            for fields, batch in self._branch.log.scan(
-                max(step.bucket * size, self._delivered_us), self._until(step.end * size)
+            for fields, batch in self._branch.scan(
+                max(step.bucket * size, self._delivered_us), earlier(step.end * size, self._end_us)
             ):
                 yield self._marks.tentative(fields, batch)
         except (Removed, CorruptLog):
@@ -321,30 +348,36 @@ class Subscriber:
             if self._branch.current():
                 raise
 
+    def _check_dropped(self, start_us: int) -> None:
+        """One with a name that begins at the beginning was promised all that was there then: a full stream may have
+        dropped it all the same."""
+        if self.name is None or start_us > BEGINNING_US:
+            return
+        dropped_us = read_head(self._main.folder).removed_until_us
+        if dropped_us > self._begun_us:
+            raise Removed(
+                f"stream {self.definition.name}: tuples before {instant_text(dropped_us)} were removed before "
+                f"{self.name} had read them; start at {instant_text(dropped_us)}, or subscribe anew"
+            )
+
     def _pass_holes(self, start_us: int, end_us: int) -> None:
         for hole in read_holes(self.folder):
             if hole.first_us < end_us and hole.upto_us > start_us and hole not in self.holes:
                 self.holes.append(hole)
                 first, upto = instant_text(hole.first_us), instant_text(hole.upto_us)
                 _logger.warning(
-                    "stream %s has no tuples from %s to %s: the input for them was gone",
-                    self.definition.name,
-                    first,
-                    upto,
+                    "stream %s has no tuples from %s to %s: %s", self.definition.name, first, upto, hole.why
                 )
 
-    def _branch_view(self) -> BranchView | None:
-        root = self._branch.refresh() if self._branch is not None else None
-        if self._branch is None or root is None or self._branch.log is None:
-            return None
-        size = self.definition.bucket_us
-        return BranchView(root.id, root.root_us // size, -(-self._until(self._branch.log.closed_until_us) // size))
-
     def worth(self, stime: datetime | None) -> Worth | None:
-        """What the tentative bucket of this stime is worth; None if nobody said so, or the branch is gone."""
-        if self._branch is None or self._branch.root is None or stime is None:
+        """What the tentative results of this stime are worth: the mean over all that they cover, the least, and the
+        inputs that are missing; None if nobody said so, or the branch is gone."""
+        return None if stime is None else self._worth_of(instant_us(stime) // self.definition.bucket_us)
+
+    def _worth_of(self, bucket: int) -> Worth | None:
+        if self._branch is None or self._branch.root is None:
             return None
-        return self._worths.read(self._branch.root.id).get(instant_us(stime) // self.definition.bucket_us)
+        return self._worths.read(self._branch.root.id).get(bucket)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         return self.batches()
@@ -387,9 +420,9 @@ class Subscriber:
         acknowledge(self.folder, self.name, self._position.until_us, now_us(), Disk(), self.position)
 
     def close(self) -> None:
-        self._main.close()
-        if self._branch is not None:
-            self._branch.close()
+        if self._presence is not None:
+            self._presence.close()
+        self._look.close()
 
     def __enter__(self) -> Subscriber:
         return self

@@ -3,7 +3,8 @@
 Rules:
 1. Values keep their meaning: numbers become numbers, times times. Text is never read as anything else.
 2. A cast must survive the way back; only floats may be rounded.
-3. What no reader could show (a year beyond 9999) is refused here, whatever type it came in (X5).
+3. What no reader could show (a year beyond 9999, text that is not UTF-8) is refused here, whatever type it came in
+   (X5): Arrow itself looks into no buffer that it is handed, and neither do readers of Parquet.
 """
 
 from __future__ import annotations
@@ -134,6 +135,12 @@ def _infinite(array: pa.Array) -> int:
 
 
 def _check(array: pa.Array, field: pa.Field, stream: str) -> None:
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise SchemaError(
+            f"stream {stream}: column {field.name!r} must be {field.type}; {first_words(error)}"
+        ) from None
     if not field.nullable and array.null_count:
         raise SchemaError(f"stream {stream}: column {field.name!r} must not be null; got {array.null_count} nulls")
     if any(_outside(leaf) for leaf in _leaves(array)):

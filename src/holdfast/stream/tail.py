@@ -20,6 +20,8 @@ from holdfast.stream.disk import file_mode
 from holdfast.stream.frame import crc32c
 
 _SLOT = struct.Struct("<QQQQqqI12x")
+_NOTE, _CHECKSUM = struct.Struct("<QQQQqq"), struct.Struct("<I12x")
+"""The two parts of a slot."""
 _SLOT_BYTES = 64
 assert _SLOT.size == _SLOT_BYTES
 
@@ -63,9 +65,8 @@ class TailWriter:
 
     def note(self, base_seq: int, offset: int, commit_seq: int, boundary_us: int, wall_us: int) -> None:
         self._counter += 1
-        raw = _SLOT.pack(self._counter, base_seq, offset, commit_seq, boundary_us, wall_us, 0)
-        raw = raw[:48] + crc32c(raw[:48]).to_bytes(4, "little") + raw[52:]
-        os.pwrite(self.fd, raw, self._counter % 2 * _SLOT_BYTES)
+        note = _NOTE.pack(self._counter, base_seq, offset, commit_seq, boundary_us, wall_us)
+        os.pwrite(self.fd, note + _CHECKSUM.pack(crc32c(note)), self._counter % 2 * _SLOT_BYTES)
 
     def close(self) -> None:
         if self.fd >= 0:

@@ -4,6 +4,7 @@ Rules:
 1. The controller appends buckets, in order, to a file; the fork's source follows it. A line names files, places and
    numbers of rows, so a batch that is repeated reads the same tuples although more of them have arrived since.
 2. A line counts once it ends. The file lives as long as the fork: a host that restarts begins with none.
+3. A fork may follow main for weeks. Once it has read all that the file holds, a long file is replaced by a new one.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
-from holdfast.stream.disk import file_mode
+from holdfast.model.time import BEGINNING_US
+from holdfast.stream.disk import VolatileDisk, file_mode
 from holdfast.stream.index import Fields
 from holdfast.stream.merge import PieceReader
-from holdfast.stream.reader import read_extent
 
 _FORMAT = 1
 ALL_ROWS = -1
+#: A longer file is replaced when it can be: some minutes of small buckets.
+PLAN_BYTES = 1 << 18
 
 
 class PlannedPiece(NamedTuple):
@@ -50,14 +53,33 @@ class PlanWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, file_mode())
+        self._fd = self._open(path)
+        self._bytes, self._until_us = 0, BEGINNING_US
 
-    def append(self, buckets: Sequence[tuple[int, tuple[PlannedPiece, ...]]]) -> None:
-        """Buckets as (end, pieces), in order."""
+    @staticmethod
+    def _open(path: Path) -> int:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, file_mode())
+
+    def append(self, buckets: Sequence[tuple[int, tuple[PlannedPiece, ...]]], done_us: int = BEGINNING_US) -> None:
+        """Buckets as (end, pieces), in order. The fork has committed what ends at `done_us` or before."""
         lines = [msgspec.json.encode(PlannedBucket(_FORMAT, end, pieces)) + b"\n" for end, pieces in buckets]
         data = b"".join(lines)
+        if self._bytes > PLAN_BYTES and self._until_us <= done_us:
+            self._replace(data)
+        else:
+            self._write(data)
+        self._bytes += len(data)
+        self._until_us = max([self._until_us, *(end for end, _ in buckets)])
+
+    def _write(self, data: bytes) -> None:
         while data:
             data = data[os.write(self._fd, data) :]
+
+    def _replace(self, data: bytes) -> None:
+        """Rule 3. The old file is there until the new one is: the reader tells them apart by their inodes."""
+        VolatileDisk().replace_file(self.path, data)
+        self.close()
+        self._fd, self._bytes = self._open(self.path), 0
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -70,15 +92,18 @@ class PlanReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._offset = 0
+        self._inode, self._offset = 0, 0
         self._until_us: int | None = None
         self._buckets: list[PlannedBucket] = []
 
     def refresh(self) -> None:
         try:
-            if os.path.getsize(self._path) <= self._offset:
-                return
+            found = os.stat(self._path)
         except FileNotFoundError:
+            return
+        if found.st_ino != self._inode:
+            self._inode, self._offset = found.st_ino, 0
+        if found.st_size <= self._offset:
             return
         with open(self._path, "rb") as file:
             file.seek(self._offset)
@@ -107,11 +132,12 @@ class PlanReader:
 
 
 class PlannedReader(PieceReader):
-    """Reads planned pieces where their files are mounted."""
+    """Reads planned pieces."""
 
     def planned(self, pieces: Sequence[PlannedPiece]) -> Iterator[pa.RecordBatch]:
+        self._bodies.expect([(Path(piece.path), piece.fields) for piece in pieces])
         for piece in pieces:
-            batch = read_extent(self._files, Path(piece.path), piece.fields, self._stored[piece.source])
+            batch = self._bodies.read(Path(piece.path), piece.fields, self._stored[piece.source])
             if piece.rows != ALL_ROWS:
                 batch = batch.slice(0, piece.rows)
             yield self._shaped(piece.source, piece.fields, batch)

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.model.errors import PeerError, SchemaError
+from holdfast.stream.columns import read_batch
 from holdfast.stream.definition import Definition
 from holdfast.stream.pack import key_partitions
 from holdfast.stream.writer import Event
@@ -105,7 +106,7 @@ def _event_batch(event: Event, stored: pa.Schema) -> pa.RecordBatch:
         raise ValueError(f"it holds {_rows(metadata)} rows instead of {event.rows}")
     if _field(metadata, _batch(metadata), _COMPRESSION) is not None:
         raise ValueError("it is compressed")
-    batch = pa.ipc.read_record_batch(message, stored)
+    batch = read_batch(message, stored)
     batch.validate(full=True)
     return batch
 

@@ -4,7 +4,8 @@ Rules:
 1. Every byte that counts is compared with a checksum: the definition, acknowledgements, manifests, the head, indexes,
    and every frame of every segment up to the committed end. A single flipped bit is named with file and place (L4).
 2. What is sound is compared with everything else that speaks of it (`audit`), and an index with one built anew (L5).
-3. It runs beside a living writer: it looks only at what that writer has acknowledged, and takes a segment that
+3. Of what only the archive has, the catalog is compared with what the store lists, and every byte if asked to.
+4. It runs beside a living writer: it looks only at what that writer has acknowledged, and takes a segment that
    retention removes meanwhile for what it is.
 """
 
@@ -19,8 +20,12 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.clock import pause
-from holdfast.model.errors import CorruptLog
+from holdfast.model.errors import CorruptLog, StorageError
 from holdfast.stream.acks import Acknowledged
+from holdfast.stream.archive.catalog import Catalog, note_path
+from holdfast.stream.archive.inspect import look_at_archive
+from holdfast.stream.archive.objects import MissingObject
+from holdfast.stream.archive.view import view_of
 from holdfast.stream.audit import Auditor
 from holdfast.stream.branch import BranchRoot, branch_folder
 from holdfast.stream.definition import Definition
@@ -37,6 +42,7 @@ from holdfast.stream.manifest import (
     load_manifest,
     manifest_path,
     manifest_versions,
+    unsettled,
 )
 from holdfast.stream.report import Report, report_path
 from holdfast.stream.sealed import unseal
@@ -52,14 +58,15 @@ _REBUILD = "`holdfast repair` builds it again"
 _LOOKS, _LOOK_US = 200, 5_000
 
 
-def verify(stream_folder: Path, *, progress: Progress | None = None) -> Iterator[Finding]:
-    """All that is wrong with the stream in `stream_folder`; nothing if all is well."""
-    return _Verification(stream_folder, progress or (lambda done, total: None)).run()
+def verify(stream_folder: Path, *, progress: Progress | None = None, archive: bool = False) -> Iterator[Finding]:
+    """All that is wrong with the stream in `stream_folder`; nothing if all is well. With `archive`, every byte that
+    only the archive has is fetched and checked as well."""
+    return _Verification(stream_folder, progress or (lambda done, total: None), archive).run()
 
 
 class _Verification:
-    def __init__(self, folder: Path, progress: Progress) -> None:
-        self.folder, self._progress = folder, progress
+    def __init__(self, folder: Path, progress: Progress, archive: bool) -> None:
+        self.folder, self._progress, self._fetch = folder, progress, archive
         self._faults = 0
         self._done, self._total = 0, _segment_bytes(folder)
 
@@ -110,7 +117,14 @@ class _Verification:
         segments = manifest.segments if manifest is not None else _unlisted(folder)
         if manifest is not None:
             yield from _order(folder, manifest)
+        if manifest is not None and unsettled(manifest):
+            yield Finding(Severity.ERROR, manifest_path(folder, manifest.version), 0, 0,
+                          "the machine stopped while the last segments were kept in memory",
+                          "open the stream for writing (its producer), which names what is lost")  # fmt: skip
+            segments = tuple(s for s in segments if s.lease is None)
         auditor = Auditor(definition, losses.losses if losses is not None else ())
+        if folder.name == "main" and definition is not None and definition.archive is not None:
+            yield from self._archived(folder, head or Head(), definition, auditor)
         for entry in segments:
             if head is not None and entry.base_seq < head.first_base_seq:
                 continue
@@ -118,6 +132,35 @@ class _Verification:
             yield from self._segment(folder, entry, auditor, definition, ended if last else None)
         if manifest is not None:
             yield from _leftovers(folder, manifest)
+
+    def _archived(self, folder: Path, head: Head, definition: Definition, auditor: Auditor) -> Iterator[Finding]:
+        """Rule 3: what only the archive has."""
+        view = view_of(definition, folder)
+        assert view is not None
+        found, note = self._sealed(note_path(folder), Catalog)
+        yield from found
+        if found:
+            return
+        if head.archived_seq > (note.end_seq if note is not None else 0):
+            yield _error(note_path(folder), 0, 1, "the note of what is archived is lost, or old",
+                         "`holdfast archive` takes it from the archive")  # fmt: skip
+        try:
+            yield from look_at_archive(view, folder, head.first_base_seq)
+            for segment in view.segments(before_seq=head.first_base_seq) if self._fetch else ():
+                window = view.window(segment)
+                self._total += window.end
+                yield from _file_header(window.path, window.take(0, FILE_HEADER_SIZE), segment.entry, definition)
+                yield from auditor.begin(window.path, segment.entry.base_seq)
+                self._faults = 0
+                yield from self._units(window, auditor)
+                if not self._faults:
+                    yield from _sums(window.path, segment.entry, auditor)
+        except MissingObject:
+            auditor.lost_track()  # It was told already.
+        except StorageError as error:
+            yield Finding(Severity.WARNING, note_path(folder), 0, 1, f"the archive could not be looked at: {error}",
+                          "verify again when it is back")  # fmt: skip
+            auditor.lost_track()
 
     def _snapshot(self, folder: Path) -> tuple[list[Finding], Manifest | None, Ended | None]:
         """The manifest and the end of its last segment, seen at one moment."""

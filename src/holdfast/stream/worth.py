@@ -1,12 +1,13 @@
-"""What tentative results are worth (003 §5.8.3): which inputs went into a bucket, and what share of what was expected.
+"""What tentative results are worth (003 §5.8.3): which inputs went into them, and what share of what was expected.
 
 Lines beside the branch, added before the bucket itself is written. A bucket without a line is worth what a reader makes
-of it: nothing is known.
+of it: nothing is known. Results that cover several buckets, those of a window, are worth the mean of all of them.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,14 @@ import msgspec
 
 from holdfast.model.errors import CorruptLog
 from holdfast.stream.branch import branch_folder
+from holdfast.stream.disk import VolatileDisk
+
+#: Longer files are cut to half of it: that is more buckets than any reader is told of at once (`wire.WORTHS_MAX`).
+_BYTES_MAX = 32 << 20
+#: As many as that are remembered.
+_BUCKETS_MAX = 65_536
+#: The column of readers that ask for it.
+WORTH = "worth"
 
 
 class Worth(msgspec.Struct, frozen=True):
@@ -21,18 +30,30 @@ class Worth(msgspec.Struct, frozen=True):
 
     bucket: int
     worth: float
-    """The share of the expected tuples that went in: 1.0 if nothing was missing."""
+    """The share of the expected tuples that went in, over all buckets that the results cover: 1.0 if nothing was
+    missing."""
     inputs: tuple[str, ...] = ()
-    """The inputs of which something went in."""
+    """The inputs of which something went into this bucket."""
+    least: float | None = None
+    """The least of those buckets; None: a host of an earlier version has not said."""
+    missing: tuple[str, ...] = ()
+    """The inputs of which something was missing from any of them."""
 
 
 _decoder = msgspec.json.Decoder(Worth)
 
 
 def note_worth(stream_folder: Path, buckets: Sequence[Worth]) -> None:
-    """Add buckets to the branch that the stream has now."""
-    with open(branch_folder(stream_folder) / "worth", "ab") as file:
+    """Add buckets to the branch that the stream has now. A failure may last for weeks: of a long file the newer half is
+    kept, in a new one, which readers tell from the old by its inode."""
+    path = branch_folder(stream_folder) / "worth"
+    with open(path, "ab+") as file:
         file.write(b"".join(msgspec.json.encode(bucket) + b"\n" for bucket in buckets))
+        if file.tell() <= _BYTES_MAX:
+            return
+        file.seek(-_BYTES_MAX // 2, os.SEEK_END)
+        newer = file.read()
+    VolatileDisk().replace_file(path, newer[newer.index(b"\n") + 1 :])
 
 
 class Worths:
@@ -40,15 +61,17 @@ class Worths:
 
     def __init__(self, stream_folder: Path) -> None:
         self._path = branch_folder(stream_folder) / "worth"
-        self._branch, self._read = "", 0
+        self._branch, self._inode, self._read = "", 0, 0
         self._known: dict[int, Worth] = {}
 
     def read(self, branch: str) -> dict[int, Worth]:
         """All buckets of this branch that were noted so far."""
         if branch != self._branch:
-            self._branch, self._read, self._known = branch, 0, {}
+            self._branch, self._inode, self._read, self._known = branch, 0, 0, {}
         try:
             with self._path.open("rb") as file:
+                if (inode := os.fstat(file.fileno()).st_ino) != self._inode:
+                    self._inode, self._read = inode, 0
                 file.seek(self._read)
                 data = file.read()
         except FileNotFoundError:
@@ -60,6 +83,8 @@ class Worths:
                 said = _decoder.decode(line)
             except msgspec.MsgspecError as error:
                 raise CorruptLog(f"{self._path}: a line cannot be read ({error})") from error
-            if math.isfinite(said.worth):
+            if math.isfinite(said.worth) and (said.least is None or math.isfinite(said.least)):
                 self._known[said.bucket] = said
+        while len(self._known) > _BUCKETS_MAX:
+            del self._known[next(iter(self._known))]
         return self._known

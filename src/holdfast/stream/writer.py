@@ -5,12 +5,16 @@ Rules:
    and thereby visible (L1, L2). There is no second file to sync: the commit frame that ends the unit is the manifest
    of it.
 2. Whoever opens the branch gets a new epoch by publishing the next manifest. After each fdatasync the writer looks
-   whether it still holds the newest one, and acknowledges nothing if not (L7).
+   whether it may still speak, and acknowledges nothing if not (L7); with every unit that has no tuples, as boundaries
+   have none, also whether there is a newer one whose owner died before it came to that: readers follow the newest.
 3. An end that was not closed cleanly is read to its last whole unit, made durable again by writing it once more (after
    a failed fsync the page cache lies), sealed at that length, and followed by a new segment. Nothing is cut that could
    have been acknowledged; what was acknowledged and is damaged is reported instead (L3, L4).
 4. After any error the segment is given up at its last durable unit and the next commit begins a new one (L9).
-5. Whoever lets go notes where the next one goes on (`resume`), and adds what is new to the segment's index. So to open
+5. A stream that is not always persisted says before each unit whether it may stay in memory (`Persistence`). Then rule
+   1 goes without the fdatasync, under a lease (`memory`); before the first unit that may not, everything that was kept
+   in memory becomes durable. Whoever ends the stream or lets go makes it durable as well.
+6. Whoever lets go notes where the next one goes on (`resume`), and adds what is new to the segment's index. So to open
    a branch, append a unit and let go costs the same however many units there are.
 
 Not thread-safe: `group.GroupCommit` brings callers together.
@@ -27,21 +31,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from holdfast.model.errors import CorruptLog, Fenced, LateTuple, StorageError, StreamBusy, UsageError
 from holdfast.model.time import END_OF_TIME_US, instant_text
 from holdfast.stream.disk import Disk, storage_error
 from holdfast.stream.frame import (
     FILE_HEADER_SIZE,
+    HEADER_SIZE,
     FileHeader,
     Header,
     Kind,
     decode_file_header,
     encode_file_header,
     encode_frame,
+    padded,
 )
 from holdfast.stream.head import read_head
 from holdfast.stream.index import build_entries, extend_index, index_path, pack_entry, sync_index, write_index
 from holdfast.stream.manifest import (
+    Lease,
     Manifest,
     SegmentEntry,
     Tenure,
@@ -49,8 +58,10 @@ from holdfast.stream.manifest import (
     manifest_path,
     manifest_versions,
     unlink_older,
+    unsettled,
 )
 from holdfast.stream.manifest import segment_name as name_of_segment
+from holdfast.stream.memory import covers, grant, settle, without_leases
 from holdfast.stream.record import Commit, Control, State, encode
 from holdfast.stream.resume import ResumePoint, resumed
 from holdfast.stream.sealed import seal
@@ -60,8 +71,8 @@ from holdfast.stream.tail import TailReader, TailWriter, tail_path, writer_lives
 #: Big enough that rolling (a few fsyncs) is rare at full disk speed, small enough that retention has a fine grain.
 SEGMENT_BYTES = 128 << 20
 _SEGMENT_FILE = re.compile(r"\d{16}-(\d{8})\.(?:seg|idx)")
-
-
+#: Of every unit; to ask an enumeration takes as long as to pack a header.
+_EVENT, _COMMIT = int(Kind.EVENT), int(Kind.COMMIT)
 #: Zeroed ahead at a time, at most (at first as much as is there already, so that small streams stay small). It takes a
 #: disk about as long as two syncs, and spares several hundred small appends half of theirs.
 _RESERVE_BYTES = 1 << 20
@@ -71,6 +82,9 @@ _RESERVE_UNIT_MAX = 128 << 10
 _NO_RESERVE = 1 << 62
 #: A writer that lets go before so many units (a sink does so after one) would cut off again what it has reserved.
 _RESERVE_AFTER = 8
+#: A segment in memory is sealed after so long, so that what its readers have acknowledged is removed before the kernel
+#: writes it back (30 s, as Linux comes).
+_MEMORY_AGE_US = 5_000_000
 
 
 class Event(NamedTuple):
@@ -90,6 +104,15 @@ class Committed(Protocol):
     """Whoever wants to hear of commits, when they are durable; must not fail."""
 
     def committed(self, writer: LogWriter, now_us: int, *, rolled: bool) -> None: ...
+
+
+class Persistence(Protocol):
+    """Rule 5."""
+
+    bucket_us: int
+
+    def in_memory(self, writer: LogWriter, now_us: int) -> bool:
+        """May what is appended now stay in memory, and what is there already?"""
 
 
 class LogWriter:
@@ -122,6 +145,9 @@ class LogWriter:
         """Bytes of them that belong to committed units."""
         self._appended = 0
         self._retention: Committed | None = None
+        self._persistence: Persistence | None = None
+        self._rewrite = False
+        """A sync of what was kept in memory failed: the page cache may lie, so it is written once more."""
         self._reserved = 0
         """The segment is zeroed up to here, so that small units only overwrite."""
         self._broken = False
@@ -140,15 +166,16 @@ class LogWriter:
         segment_age_us: int | None = None,
         begin: State | None = None,
         retention: Committed | None = None,
+        persistence: Persistence | None = None,
     ) -> LogWriter:
         """Take the next epoch of the branch in `folder`; one that has no segment yet begins with the state `begin`.
 
         A living writer is respected (`StreamBusy`) unless `takeover` says that it must be fenced. `retention` hears of
-        every commit.
+        every commit, `persistence` decides about each (rule 5).
         """
         owner = owner or f"{socket.gethostname()}:{os.getpid()}"
         writer = cls(folder, stream_id, owner, disk or Disk(), segment_bytes, segment_age_us)
-        writer._retention = retention
+        writer._retention, writer._persistence = retention, persistence
         writer.disk.make_dir(folder)
         if begin is not None:
             writer.state = begin
@@ -204,17 +231,23 @@ class LogWriter:
                     f"{self.folder}: a tuple at {instant_text(event.stime_min_us)} comes after the boundary "
                     f"{instant_text(state.boundary_us)} was promised; declare more slack or send it elsewhere"
                 )
-        old = self.segment_age_us is not None and now_us - self._begun_us >= self.segment_age_us and self._extent.rows
-        rolled = self._broken or bool(old) or self._offset >= self.segment_bytes
+        if not events and not self._tenure.valid():
+            raise self._tenure.fenced()
         try:
-            if rolled:
+            rolled = self._persistence is not None and self._place(now_us, closed)
+            if not rolled and (self._broken or self._is_old(now_us) or self._offset >= self.segment_bytes):
                 self._roll(now_us)
+                rolled = True
             state = self._append(events, boundary, now_us, dict(tokens or {}), closed, pending, control)
         except OSError as error:
             raise storage_error("write to", self.folder, error) from error
         if self._retention is not None:
             self._retention.committed(self, now_us, rolled=rolled)
         return state
+
+    def _is_old(self, now_us: int) -> bool:
+        age_us = self.segment_age_us if self._lease is None else _MEMORY_AGE_US
+        return age_us is not None and now_us - self._begun_us >= age_us and bool(self._extent.rows)
 
     def _check_open(self) -> None:
         if self._fd < 0:
@@ -226,7 +259,77 @@ class LogWriter:
     def beat(self, now_us: int) -> None:
         """Show readers that the writer is alive, without touching the log."""
         if not self._broken and self._fd >= 0:
+            if self._persistence is not None:
+                self._place(now_us)
             self._note(now_us)
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    @property
+    def in_memory(self) -> bool:
+        """Is what is appended now kept in memory (rule 5)?"""
+        return self._lease is not None
+
+    @property
+    def _lease(self) -> Lease | None:
+        """Of the segment, if it is kept in memory: what the manifest says, so that no interrupt comes between."""
+        return self._tenure.manifest.segments[-1].lease
+
+    def bytes_since(self, stime_us: int) -> int:
+        """What somebody has still to read who has everything before `stime_us`, by whole segments."""
+        first, newest = read_head(self.folder).first_base_seq, self._extent.stime_max_us
+        sealed = sum(
+            s.length or 0
+            for s in self.segments[:-1]
+            if s.base_seq >= first and s.stime_max_us is not None and s.stime_max_us >= stime_us
+        )
+        return sealed + (self._offset if newest is not None and newest >= stime_us else 0)
+
+    def _place(self, now_us: int, ends: bool = False) -> bool:
+        """Rule 5: memory or log, from the next unit on. True if that began a segment."""
+        memory = self._persistence is not None and not ends and self._persistence.in_memory(self, now_us)
+        if memory and self._lease is None:
+            self._roll(now_us, memory=True)
+            return True
+        if not memory and self._lease is not None:
+            self._persist()
+        return False
+
+    def _persist(self) -> None:
+        """Make everything durable that was kept in memory, then take the leases back."""
+        rewrite, self._rewrite = self._rewrite, True
+        for entry in self.segments:
+            if entry.lease is not None:
+                self._persist_segment(self.folder / entry.name, entry.length or self._offset, rewrite)
+        self.disk.sync_dir(self.folder)
+        m = self._tenure.manifest
+        self._tenure.follow(
+            Manifest(version=m.version + 1, epoch=m.epoch, owner=m.owner, segments=without_leases(m.segments))
+        )
+        self._rewrite = False
+
+    def _persist_segment(self, path: Path, length: int, rewrite: bool) -> None:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return  # Every reader had acknowledged it, and retention has removed it.
+        try:
+            if rewrite:
+                self.disk.write(fd, path, 0, [os.pread(fd, length, 0)])
+            self.disk.sync(fd, path)
+        finally:
+            os.close(fd)
+
+    def _keep_lease(self, after: State) -> None:
+        """The lease must cover a unit before anybody can see it."""
+        lease = self._lease
+        if lease is None or covers(lease, after):
+            return
+        m = self._tenure.manifest
+        entry = msgspec.structs.replace(m.segments[-1], lease=grant(lease.state, after, lease.bucket_us))
+        self._tenure.follow(
+            Manifest(version=m.version + 1, epoch=m.epoch, owner=m.owner, segments=(*m.segments[:-1], entry))
+        )
 
     def _append(
         self,
@@ -240,46 +343,42 @@ class LogWriter:
     ) -> State:
         parts: list[bytes] = []
         entries: list[bytes] = []
-        seq, next_id, start = self.state.commit_seq + 1, self.state.next_tuple_id, self._offset
-        offset = start
+        before, start, epoch = self.state, self._offset, self.epoch
+        seq, next_id = before.commit_seq + 1, before.next_tuple_id
+        offset, extent = start, self._extent.copy()
         for e in events:
-            first_id = next_id if e.first_tuple_id is None else e.first_tuple_id
-            header = Header(Kind.EVENT, 0, e.partition, e.rows, e.bucket, first_id, e.stime_min_us, e.stime_max_us, 0,
-                            self.epoch, seq)  # fmt: skip
-            frame = encode_frame(header, e.body)
-            entries.append(pack_entry(e.bucket, offset, len(e.body), e.rows, first_id, e.stime_min_us, e.stime_max_us,
-                            int.from_bytes(frame[0][48:52], "little"), e.partition, 0))  # fmt: skip
+            bucket, partition, rows, low, high, body, given = e
+            first_id = next_id if given is None else given
+            frame = encode_frame(Header(_EVENT, 0, partition, rows, bucket, first_id, low, high, 0, epoch, seq), body)
+            entries.append(pack_entry(bucket, offset, len(body), rows, first_id, low, high,
+                                      int.from_bytes(frame[0][48:52], "little"), partition, 0))  # fmt: skip
+            extent.add(rows, low, high)
             parts += frame
-            offset += sum(map(len, frame))
-            next_id = first_id + e.rows
-        controls: list[LastControl] = []
+            offset += HEADER_SIZE + padded(len(body))
+            next_id = first_id + rows
         for c in control:
-            controls.append(LastControl(c.operator, c.partition, c.position_us, c.since_us, offset))
-            header = Header(Kind.CONTROL, 0, c.partition, c.rows, c.windows, c.operator, c.since_us, c.position_us, 0,
-                            self.epoch, seq)  # fmt: skip
-            frame = encode_frame(header, c.body)
-            parts += frame
-            offset += sum(map(len, frame))
+            extent.add_control(LastControl(c.operator, c.partition, c.position_us, c.since_us, offset))
+            parts += encode_frame(Header(Kind.CONTROL, 0, c.partition, c.rows, c.windows, c.operator, c.since_us,
+                                         c.position_us, 0, epoch, seq), c.body)  # fmt: skip
+            offset += HEADER_SIZE + padded(len(c.body))
         pending_at = self._pending_at
         if pending is None:
             pending = self.pending_rows, self.pending
         else:
             pending_at = offset
-            frame = encode_frame(Header(Kind.PENDING, 0, rows=pending[0], epoch=self.epoch, commit_seq=seq), pending[1])
-            parts += frame
-            offset += sum(map(len, frame))
-        commit = Commit(boundary, now_us, next_id, offset - start, closed or self.state.closed, tokens)
-        parts += encode_frame(Header(Kind.COMMIT, 0, epoch=self.epoch, commit_seq=seq), encode(commit))
-        after, extent = self.state.after(seq, commit), self._extent.copy()
+            parts += encode_frame(Header(Kind.PENDING, 0, rows=pending[0], epoch=epoch, commit_seq=seq), pending[1])
+            offset += HEADER_SIZE + padded(len(pending[1]))
+        commit = Commit(boundary, now_us, next_id, offset - start, closed or before.closed, tokens)
+        body = encode(commit)
+        parts += encode_frame(Header(_COMMIT, 0, 0, 0, 0, 0, 0, 0, 0, epoch, seq), body)
+        end = offset + HEADER_SIZE + padded(len(body))
+        after = before.after(seq, commit)
         del self._index[self._indexed :]
-        if entries:
-            self._index += b"".join(entries)
-            for e in events:
-                extent.add(e.rows, e.stime_min_us, e.stime_max_us)
-        for last in controls:
-            extent.add_control(last)
+        self._index += b"".join(entries)
         indexed, appended = len(self._index), self._appended + 1
-        end = self._write(start, parts)
+        if self._lease is not None:
+            self._keep_lease(after)
+        self._write(start, end - start, parts)
         # One statement without a call: Ctrl-C comes before it or after it, never between.
         (self._offset, self.state, self._extent, self._indexed, self.pending_rows, self.pending, self._commit_at,
          self._pending_at, self._appended, self._broken
@@ -287,19 +386,21 @@ class LogWriter:
         self._note(now_us)
         return after
 
-    def _write(self, start: int, parts: Sequence[bytes]) -> int:
+    def _write(self, start: int, length: int, parts: Sequence[bytes]) -> None:
         """Rule 1 and rule 2: write, sync, look whether we may still speak; only then the unit counts."""
+        durable = self._lease is None
         self._broken = True  # Until the caller has noted the end: whatever interrupts us, these bytes are given up.
-        self._reserve(start, sum(map(len, parts)))
-        written = self.disk.write(self._fd, self._path, start, parts)
-        self.disk.sync(self._fd, self._path)
-        if not self._tenure.valid():
+        if durable and start + length > self._reserved:
+            self._reserve(start, length)
+        self.disk.write(self._fd, self._path, start, parts)
+        if durable:
+            self.disk.sync(self._fd, self._path)
+        if not self._tenure.may_speak():
             raise self._tenure.fenced()
-        return start + written
 
     def _reserve(self, start: int, length: int) -> None:
         """Small units go into space that was zeroed before (see `Disk.reserve`); large ones would pay for it twice."""
-        if start + length <= self._reserved or length > _RESERVE_UNIT_MAX or self._appended < _RESERVE_AFTER:
+        if length > _RESERVE_UNIT_MAX or self._appended < _RESERVE_AFTER:
             return
         begin, ahead = max(self._reserved, start), min(start, _RESERVE_BYTES)
         if ahead < length:
@@ -309,8 +410,10 @@ class LogWriter:
 
     def _note(self, now_us: int) -> None:
         # The unit is durable whether or not the note can be written: a lost note is merely old.
-        with contextlib.suppress(OSError):
+        try:  # noqa: SIM105 - every commit comes by here, and `suppress` takes five times as long
             self._tail.note(self._base_seq, self._offset, self.state.commit_seq, self.state.boundary_us, now_us)
+        except OSError:
+            pass
 
     # -- segments ----------------------------------------------------------------------------------------------------
 
@@ -320,18 +423,20 @@ class LogWriter:
         if self._extent.rows:
             self._roll(now_us)
 
-    def _roll(self, now_us: int) -> None:
-        """Seal the segment at its last durable unit and go on in a new one."""
+    def _roll(self, now_us: int, *, memory: bool | None = None) -> None:
+        """Seal the segment at its last durable unit and go on in a new one, in memory where this one is unless said."""
+        memory = self._lease is not None if memory is None else memory
         if not self._tenure.valid():
             raise self._tenure.fenced()
         old_path, old_fd, old_length, index = self._path, self._fd, self._offset, bytes(self._index[: self._indexed])
         index_since = self._index_since
         sealed = self._sealed_entry(now_us)
-        self._begin_segment(now_us, (*self._tenure.manifest.segments[:-1], sealed))
+        self._begin_segment(now_us, (*self._tenure.manifest.segments[:-1], sealed), memory)
         with contextlib.suppress(StorageError):
             self.disk.truncate(old_fd, old_path, old_length)
             self._extend_index(old_path, index, index_since, old_length)
-            sync_index(old_path, self.disk)
+            if sealed.lease is None:
+                sync_index(old_path, self.disk)
         os.close(old_fd)
 
     def _extend_index(self, path: Path, entries: bytes, since: int, length: int) -> None:
@@ -351,9 +456,9 @@ class LogWriter:
         controls = extent.controls
         noted = (max(c.position_us for c in controls), min(c.since_us for c in controls)) if controls else ()
         return SegmentEntry(last.name, last.base_seq, last.epoch, self._offset, extent.rows, extent.stime_min_us,
-                            extent.stime_max_us, now_us, noted)  # fmt: skip
+                            extent.stime_max_us, now_us, noted, last.lease)  # fmt: skip
 
-    def _begin_segment(self, now_us: int, before: tuple[SegmentEntry, ...]) -> None:
+    def _begin_segment(self, now_us: int, before: tuple[SegmentEntry, ...], memory: bool = False) -> None:
         """Create a segment that knows all it needs, then let the manifest name it."""
         base, epoch = self.state.commit_seq, self.epoch
         path = self.folder / name_of_segment(base, epoch)
@@ -373,10 +478,16 @@ class LogWriter:
                             self.state.closed)  # fmt: skip
             parts += encode_frame(Header(Kind.COMMIT, 0, epoch=epoch, commit_seq=seq), encode(commit))
             length = self.disk.write(fd, path, 0, parts)
-            self.disk.sync(fd, path)
-            self.disk.sync_dir(self.folder)  # The segment's name first: no cut may leave a manifest that names nothing.
+            after, lease = self.state.after(seq, commit), None
+            if memory:
+                assert self._persistence is not None
+                lease = grant(self.state, after, self._persistence.bucket_us)
+            else:
+                self.disk.sync(fd, path)
+                # The segment's name first: no cut may leave a manifest that names nothing.
+                self.disk.sync_dir(self.folder)
             manifest = self._tenure.manifest
-            entry = SegmentEntry(path.name, base, epoch)
+            entry = SegmentEntry(path.name, base, epoch, lease=lease)
             head = read_head(self.folder)
             before = tuple(s for s in before if s.base_seq >= head.first_base_seq)
             self._tenure.follow(
@@ -385,7 +496,7 @@ class LogWriter:
         except BaseException:
             os.close(fd)
             raise
-        after, extent, index, name = self.state.after(seq, commit), Extent(), bytearray(), path.name
+        extent, index, name = Extent(), bytearray(), path.name
         # One statement, as in `_append`.
         (self._fd, self._path, self._name, self._offset, self._base_seq, self._extent, self._index_since, self._index,
          self._indexed, self._commit_at, self._pending_at, self._broken, self._begun_us, self._reserved, self.state
@@ -410,9 +521,16 @@ class LogWriter:
                 # Nobody writes, so reading first is safe, and readers never find the branch without its tail.
                 self._resume(previous, now_us)
                 self._claim(previous, epoch)
+            elif unsettled(previous):
+                self._claim(previous, epoch)
+                segments, self.state = settle(self.folder, previous, self.disk)
+                self._begin_segment(now_us, segments)
             else:
                 self._claim(previous, epoch)
                 self._salvage(previous, now_us)
+                if any(s.lease is not None for s in self.segments):
+                    self._rewrite = True  # A sync of the previous owner may have failed: only it could know.
+                    self._persist()
             self._sweep()
         except BlockingIOError:
             self._close_files()
@@ -514,11 +632,18 @@ class LogWriter:
                     self.disk.unlink(self.folder / name)
 
     def release(self, now_us: int) -> None:
-        """Let go of the branch so that the next writer can simply go on. Safe to call twice."""
+        """Let go of the branch so that the next writer can simply go on. Safe to call twice.
+
+        Raises `StorageError` if what was kept in memory could not be made durable; the rest only helps the next writer.
+        """
         if self._fd < 0:
             return
         try:
-            if not self._broken and self.segments[-1].name == self._name and self._tenure.valid():
+            if self.segments[-1].name != self._name or not self._tenure.valid():
+                return
+            if self._lease is not None:
+                self._persist()
+            if not self._broken:
                 with contextlib.suppress(StorageError):
                     self.disk.truncate(self._fd, self._path, self._offset)
                     self._extend_index(self._path, bytes(self._index[: self._indexed]), self._index_since, self._offset)
@@ -526,6 +651,8 @@ class LogWriter:
                     segments = (*m.segments[:-1], self._sealed_entry(now_us))
                     self._tenure.follow(Manifest(version=m.version + 1, epoch=m.epoch, owner=m.owner, released=True,
                                                  segments=segments, resume=self._resume_point()))  # fmt: skip
+        except Fenced:
+            return  # Whoever took over makes durable what it found.
         finally:
             self._close_files()
 

@@ -156,20 +156,28 @@ class Replica:
 
     # -- forks -------------------------------------------------------------------------------------------------------
 
-    def forked(self, number: int, seconds: range) -> Branch:
-        """What a fork of the stable query gives for these seconds, which come next for it."""
+    def fork(self, number: int) -> Fork:
+        """One of the stable query, ready."""
         fork = self.queries.start_fork(number)
         self._started.append(fork.query)
         self.until(lambda: self.queries.ready(fork), fork.query)
         assert fork.root_us == self.queries.position().until_us
-        root_us = closed_until(self.queries.promised_us(_T0 + seconds[0] * _SECOND), _SECOND)
-        self.output.create_branch(root_us, id=fork.branch, pending=fork.waiting.since(root_us))
+        return fork
+
+    def lead(self, fork: Fork, seconds: range) -> None:
+        """The fork reads these seconds, which come next for it."""
         plan, end_us = PlanWriter(fork.plan), _T0 + seconds.stop * _SECOND
         plan.append([(_T0 + (second + 1) * _SECOND, self._pieces(second)) for second in seconds])
         self.until(lambda: self._read(fork) >= end_us, fork.query)
-        promised_us = closed_until(self.queries.promised_us(end_us), _SECOND)
-        self.until(lambda: _boundary_us(self._branch()) >= promised_us, fork.query)
         plan.close()
+
+    def release(self, fork: Fork, seconds: range) -> Branch:
+        """What the fork gives for these seconds; then it ends."""
+        root_us = closed_until(self.queries.promised_us(_T0 + seconds[0] * _SECOND), _SECOND)
+        self.output.create_branch(root_us, id=fork.branch)
+        self.lead(fork, seconds)
+        promised_us = closed_until(self.queries.promised_us(_T0 + seconds.stop * _SECOND), _SECOND)
+        self.until(lambda: _boundary_us(self._branch()) >= promised_us, fork.query)
         found = Branch(root_us, _boundary_us(self._branch()), _by_time(self._branch()))
         for _ in range(2):
             self.queries.stop_fork(fork)
@@ -280,13 +288,32 @@ class EngineConformance(ABC):
             query = replica.start()
             replica.reaches(query, 3)
             before = replica.queries.position()
-            forks = [replica.forked(number, range(3, 6)) for number in (1, 2)]
+            forks = [replica.release(replica.fork(number), range(3, 6)) for number in (1, 2)]
             assert replica.queries.position() == before
             replica.ends(query)
             assert replica.results() == Input.expected(range(6))
             for branch in forks:
                 assert branch.by_time, "a fork gives something"
                 assert branch.by_time == branch.part_of(replica.by_time())
+
+    def test_a_fork_that_has_followed_the_stable_query_gives_what_one_started_then_gives(self, tmp_path: Path) -> None:
+        """D17: the results that waited at its start, and those that it computed on the way, are where they belong."""
+        with self._replica(tmp_path) as replica:
+            replica.input.feed(9)
+            replica.decide(3)
+            query = replica.start()
+            replica.reaches(query, 3)
+            early = replica.fork(1)
+            replica.decide(6)
+            replica.reaches(query, 6)
+            for seconds in (range(3, 5), range(5, 6)):
+                replica.lead(early, seconds)
+                assert replica.output.branch() is None
+            followed = replica.release(early, range(6, 9))
+            assert followed == replica.release(replica.fork(2), range(6, 9))
+            replica.ends(query)
+            assert followed.by_time, "a fork gives something"
+            assert followed.by_time == followed.part_of(replica.by_time())
 
     def test_what_is_stopped_while_it_starts_leaves_nothing_running(self, tmp_path: Path) -> None:
         with self._replica(tmp_path) as replica:

@@ -131,5 +131,5 @@ def test_a_fork_is_prepared_early_enough_for_what_starting_one_takes():
     what = plan({"s": ("p", "q")}, delay_us=3 * SECOND)
     fork = Scene(what).core.fork
     fork.prepare(0, 0)
-    fork.prepared(fork.id, 0, 2_200_000)
+    fork.prepared(0, 2_200_000)
     assert fork.wanted_us(400_000) == 800_000  # X less what it took last time; a doubt would come after 1.1 s.

@@ -495,3 +495,59 @@ def test_a_bucket_that_is_to_come_as_late_as_allowed_is_given_sooner_by_what_a_b
     assert len(late) > 10
     assert max(late) <= SECOND + 40_000
     assert min(late) > SECOND - 150_000
+
+
+def test_complete_buckets_that_main_has_not_committed_yet_are_no_corrections():
+    """D5: main is slow; when the first tentative bucket goes out, it is not through with what came before the failure.
+    That is no stabilisation, and its end no new failure, whose delay all later buckets would have to wait for."""
+    scene = two_inputs()
+    for bucket in (11, 12):
+        scene.until(bucket * BUCKET)
+        for stream in ("x", "y"):
+            scene.says(stream, stream, StreamState.STABLE, bucket)
+            scene.main(stream, bucket)
+    scene.dies("x")
+    for bucket in range(13, 24):
+        scene.until(bucket * BUCKET)
+        scene.says("y", "y", StreamState.STABLE, bucket)
+        scene.main("y", bucket)
+        if scene.core.fork.state.name == "PREPARING":
+            scene.prepared()
+    assert scene.core.stable == 10
+    assert (scene.core.fork.first, scene.state) == (12, NodeState.UP_FAILURE)
+    scene.commit()
+    assert (scene.core.stable, scene.state, scene.core.fork.overdue) == (12, NodeState.UP_FAILURE, True)
+    begun = len(scene.log)
+    scene.until(24 * BUCKET)
+    scene.says("y", "y", StreamState.STABLE, 24)
+    scene.main("y", 24)
+    assert [b.bucket for given in extends(scene.log[begun:]) for b in given.buckets] == [23]
+
+
+def test_a_main_that_is_always_slower_than_the_delay_catches_up_all_the_same():
+    """D3: a batch takes 1.5 s, in quiet times as well; what it is about to deliver is left to it, as it is then."""
+    scene = two_inputs()
+    order = scene.core._ordered
+
+    def run(first: int, upto: int, streams: tuple[str, ...] = ("x", "y")) -> None:
+        nonlocal order
+        for bucket in range(first, upto + 1):
+            scene.until(bucket * BUCKET)
+            for stream in streams:
+                scene.says(stream, stream, StreamState.STABLE, bucket)
+                scene.main(stream, bucket)
+            if bucket % 15 == 0:
+                scene.tell(StableCompleted(order, order * BUCKET))
+                order = scene.core._ordered
+            if scene.core.fork.state.name == "PREPARING":
+                scene.prepared()
+            elif scene.core.fork.state.name == "RUNNING":
+                scene.forked()
+
+    run(11, 90)
+    assert scene.state == NodeState.STABLE
+    scene.dies("x")
+    run(91, 130, ("y",))
+    assert scene.core.fork.outstanding(scene.core.stable)
+    run(131, 230)
+    assert scene.state == NodeState.STABLE

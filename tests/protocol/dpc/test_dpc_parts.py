@@ -122,9 +122,11 @@ def test_main_is_better_than_a_branch_and_something_better_than_nothing():
     union = SUnion(("x", "y", "z"), BUCKET, 0, 0)
     advance(union, "x", 1, 1)
     union.advance(InputAdvanced("y", "r", Lane.BRANCH, BUCKET, (Arrival(0, 9, 0.5),)), 1)
-    parts, worth = union.parts(0)
+    parts, (worth, least, missing) = union.parts(0)
     assert [(part.lane, part.closed) for part in parts] == [(Lane.MAIN, True), (Lane.BRANCH, True), (None, False)]
     assert 0 < worth < 1
+    assert least == worth
+    assert missing == ("y", "z")
 
 
 def test_an_unknown_lane_position_leaves_other_inputs_alone():

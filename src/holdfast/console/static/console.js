@@ -61,7 +61,7 @@ function came(whole) {
   picture ??= new Picture();
   if (whole) { choices(); route(); }
   appeared();
-  showNow(); showDiagram(); showReplicas(); showStreams(); showStream(); showLog(); showOutside(); showLoad();
+  showNow(); showDiagram(); showReplicas(); showStreams(); showStream(); showLog(); showHosts(); showOutside(); showStores(); showLoad();
 }
 
 // Now -------------------------------------------------------------------------------------------------------------------
@@ -90,7 +90,8 @@ function act(label, question, done) {
 function ask_first(question, done) {
   say($("sure-text"), question); say($("sure-refused"), "");
   $("sure-yes").onclick = async () => {
-    try { await done(); $("sure").close(); } catch (error) { say($("sure-refused"), error.message); }
+    $("sure-yes").disabled = true; // Draining waits for readers to go.
+    try { await done(); $("sure").close(); } catch (error) { say($("sure-refused"), error.message); } finally { $("sure-yes").disabled = false; }
   };
   $("sure").showModal();
 }
@@ -156,8 +157,11 @@ for (const [id, show] of [["find-replica", showReplicas], ["find-stream", showSt
 function choices() {
   const names = Object.keys(doc.streams);
   keyed($("choose"), names, (name) => name, (name) => make("option", { value: name }, name));
-  if (!chosen) chosen = names.find((name) => doc.streams[name].producer && doc.live[name]) ?? names[0];
+  if (!chosen) chosen = result() ?? names[0];
 }
+
+/** The stream to look at if nobody has said which: the first result of a node. */
+const result = () => Object.keys(doc.streams).find((name) => doc.streams[name].producer && doc.live[name]);
 
 function route() {
   const said = new URLSearchParams(location.hash.startsWith("#stream=") ? location.hash.slice(1) : "");
@@ -166,8 +170,12 @@ function route() {
   else if (doc && !watching) watch(chosen, null);
 }
 
-/** A stream that is made while the page is open has a picture from then on. */
-function appeared() { if (!watching && chosen && doc.live[chosen]) watch(chosen, null); }
+/** A stream that is made while the page is open has a picture from then on; the first result of a node takes the place of an input. */
+function appeared() {
+  const better = location.hash.startsWith("#stream=") || doc.streams[chosen]?.producer ? null : result();
+  if (better) watch(better, null);
+  else if (!watching && chosen && doc.live[chosen]) watch(chosen, null);
+}
 addEventListener("hashchange", () => { if (doc && location.hash.startsWith("#stream=")) { route(); showStream(); showDiagram(); $("h-stream").scrollIntoView({ block: "start" }); } });
 $("choose").addEventListener("change", () => { location.hash = link($("choose").value); });
 $("live").addEventListener("click", () => { location.hash = link(chosen); });
@@ -231,6 +239,42 @@ function showStream() {
     : [["source on", stream.home]];
   facts($("promise"), [...promise, ["read by", stream.readers.join(", ") || "clients"]]);
   showInputs(stream, node);
+  showOperators(node);
+  showReaders();
+}
+
+/** A number of seconds as it comes in what a replica says of its checkpoints. */
+const took = (s) => (s === undefined || s === null ? "" : s < 1 ? `${Math.round(s * 1000)} ms` : seconds(s * 1000));
+
+function showOperators(node) {
+  const known = (node?.replicas ?? []).filter((name) => doc.replicas[name]?.operators?.length);
+  $("has-operators").hidden = !known.length;
+  if (!known.length) return;
+  keyed($("operators").tBodies[0], doc.replicas[known[0]].operators, (o) => o.name, () => make("tr"), (row, o) =>
+    cells(row, [o.name, o.kind, o.keeps, o.policy, o.saves, o.store ?? ""]));
+  keyed($("versions").tBodies[0], known, (name) => name, () => make("tr"), (row, name) => {
+    const { batch, recovery } = doc.replicas[name];
+    cells(row, [name, batch === undefined || batch < 0 ? "" : number(batch), number(recovery?.windows), took(recovery?.extent_s), took(recovery?.recovery_estimate_s),
+      took(recovery?.recover_within_s), took(recovery?.last_recovery_s)]);
+  });
+}
+
+/** Under this name a host notes what the nodes that read a stream have acknowledged; it is theirs alone. */
+const REPLICAS = "replicas";
+
+function showReaders() {
+  const stream = chosen, found = Object.entries(doc.readers?.[stream] ?? {}), upto = doc.live[stream]?.boundary_ms;
+  $("has-readers").hidden = !found.length;
+  keyed($("readers").tBodies[0], found, ([name]) => `${stream} ${name}`, () => make("tr"), (row, [name, until]) => {
+    const known = row.cells[2]?.firstElementChild, behind = upto !== undefined && until < upto;
+    let button = "";
+    if (may() && name !== REPLICAS && behind) {
+      button = known ?? act("Acknowledge", `Acknowledge ${stream} for ${name}, up to now? For a reader that is gone: it will never get what lies before, and what all readers have acknowledged may be removed. This cannot be taken back.`,
+        () => order(`/v1/streams/${encodeURIComponent(stream)}/acks`, token, { reader: name, until_us: doc.live[stream].boundary_ms * 1000 }));
+      button.setAttribute("aria-label", `Acknowledge ${stream} for ${name}`);
+    }
+    cells(row, [name === REPLICAS ? "the nodes that read it" : name, until ? lag(until) : "nothing", button || (may() ? "" : "for operators")]);
+  });
 }
 
 function facts(table, rows) {
@@ -275,7 +319,37 @@ function showLog() {
 }
 $("kinds").addEventListener("change", () => doc && showLog());
 
-// Sources, sinks, load ----------------------------------------------------------------------------------------------------
+// Hosts, sources, sinks, stores, load ----------------------------------------------------------------------------------------------------
+
+/** A host's own page drains that host; the page of a deployment any of them. */
+function showHosts() {
+  const hosts = Object.entries(doc.hosts ?? {}), all = doc.down !== undefined;
+  $("part-hosts").hidden = $("to-hosts").hidden = hosts.length < 2;
+  if (hosts.length < 2) return;
+  const there = {};
+  for (const node of Object.values(doc.nodes)) for (const name of node.replicas) (there[name.slice(name.lastIndexOf("@") + 1)] ??= []).push(name);
+  keyed($("hosts").tBodies[0], hosts, ([name]) => name, () => make("tr"), (row, [name, address]) => {
+    const mine = there[name] ?? [], told = mine.map((replica) => doc.replicas[replica]?.state).filter(Boolean);
+    const state = doc.down?.[name] !== undefined ? "DOWN" : !all && name !== doc.host ? "elsewhere" : told.length && told.every((one) => one === "DRAINED") ? "DRAINED" : "RUNNING";
+    const known = row.cells[3]?.firstElementChild;
+    let button = "";
+    if (may() && mine.length && state === "RUNNING") {
+      button = known ?? act("Drain", `Drain ${name}? Readers of ${mine.length === 1 ? mine[0] : `its ${mine.length} replicas`} go to twins on other hosts, which may take half a minute; then nothing of it runs here any more but sources and sinks. It is refused if one has no stable twin. The host's next start, or holdfast up, runs everything again.`,
+        () => order("/v1/drain", token, { host: name }));
+      button.setAttribute("aria-label", `Drain ${name}`);
+    }
+    cells(row, [name, { state }, mine.length > 6 ? number(mine.length) : mine.join(", "), button || (may() ? "" : "for operators"), address]);
+  });
+}
+
+function showStores() {
+  const stores = Object.entries(doc.stores ?? {}).sort(), kept = Object.entries(doc.deadlines ?? {}).sort();
+  $("part-stores").hidden = $("to-stores").hidden = !stores.length && !kept.length;
+  keyed($("stores").tBodies[0], stores, ([name]) => name, () => make("tr"), (row, [name, s]) =>
+    cells(row, [name, { state: s.problem ? "FAILURE" : "RUNNING" }, number(s.waiting), number(s.outcomes?.durable), number(s.outcomes?.dropped), number(s.outcomes?.superseded), number(s.outcomes?.failed), number(s.retries), s.problem ?? ""]));
+  $("has-deadlines").hidden = !kept.length;
+  keyed($("deadlines").tBodies[0], kept, ([name]) => name, () => make("tr"), (row, [name, k]) => cells(row, [name, number(k.met), number(k.missed)]));
+}
 
 function showOutside() {
   const rows = [...Object.entries(doc.sources).map(([name, s]) => ({ key: `source ${name}`, row: ["source", s.from ?? name, s.stream, { state: s.state }, number(s.rows), s.lag === undefined ? "" : `${number(s.lag)} records`, s.why || s.last_error || ""] })),
@@ -304,6 +378,11 @@ function showLoad() {
   });
   keyed($("contracts").tBodies[0], Object.values(load.contracts ?? {}), (contract) => contract.contract, () => make("tr"), (row, contract) =>
     cells(row, [contract.contract, contract.buyer, contract.seller, `${contract.price_low} to ${contract.price_high}`, contract.agreed ? "yes" : contract.why || "no", String(contract.used), String(contract.paid)]));
+  keyed($("ledger").tBodies[0], Object.entries(load.ledger ?? {}), ([lease]) => lease, () => make("tr"), (row, [lease, account]) => {
+    const { last } = account;
+    cells(row, [lease, account.contract, account.payer, account.payee, account.entries === undefined ? "" : `${number(account.entries)}${account.unconfirmed ? `, ${account.unconfirmed} not confirmed` : ""}`,
+      String(account.amount), last ? `period ${last.period < 0 ? "taken back" : last.period}: ${last.units} units at ${last.price} = ${last.amount}` : ""]);
+  });
 }
 
 // Light and dark ----------------------------------------------------------------------------------------------------------

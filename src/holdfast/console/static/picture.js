@@ -52,9 +52,14 @@ export class Picture {
 
   seen() { return this.points.filter((p) => p[WALL] >= this.from && p[WALL] <= this.to); }
 
-  /** What is usual: nearly all that came stable and new, in this picture. */
+  /** What is usual: nearly all that came stable and new, in this picture. Of what came at once the newest counts: the rest
+      had gathered, before the node began or while an input was away. */
   usual(points) {
-    const late = points.filter((p) => p[KIND] === STABLE && p[LATENCY] !== null).map((p) => p[LATENCY]).sort((a, b) => a - b);
+    const newest = new Map();
+    for (const p of points) {
+      if (p[KIND] === STABLE && p[LATENCY] !== null) newest.set(p[WALL], Math.min(p[LATENCY], newest.get(p[WALL]) ?? Infinity));
+    }
+    const late = [...newest.values()].sort((a, b) => a - b);
     return late.length ? late[Math.floor(late.length * 0.95)] : 0;
   }
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from holdfast.model.errors import UsageError
-from holdfast.model.time import BEGINNING_US, duration_us
+from holdfast.model.time import BEGINNING_US, duration_text, duration_us
 
 #: Cost of saving one window before anything was measured, in seconds.
 _COST_GUESS = 1e-6
@@ -48,6 +48,8 @@ class Measured:
     """Seconds of work per second of input."""
     load_cost_s: float = 2e-6
     """Seconds to load one window again: a guess until some were."""
+    recovery_s: float = 0.0
+    """Seconds that the last recovery took: loading windows, and computing the input behind them. 0: there was none."""
 
     def after(self, *, busy_s: float, span_us: int, saved: int, saving_s: float) -> Measured:
         found = self
@@ -58,9 +60,14 @@ class Measured:
             found = replace(found, load=load if self.load == 0 else _blend(self.load, load))
         return found
 
-    def restored(self, *, windows: int, loading_s: float) -> Measured:
+    def restored(self, *, windows: int, loading_s: float, replaying_s: float = 0.0) -> Measured:
         """After a recovery: what loading has cost this time stands for the next."""
-        return replace(self, load_cost_s=loading_s / windows) if windows > 100 else self
+        found = replace(self, recovery_s=loading_s + replaying_s)
+        return replace(found, load_cost_s=loading_s / windows) if windows > 100 else found
+
+    def estimate_s(self, windows: int, extent_us: int) -> float:
+        """How long a recovery would take: N windows are loaded, and the extent of input is computed again."""
+        return windows * self.load_cost_s + extent_us / 1e6 * self.load
 
 
 def _blend(old: float, new: float) -> float:
@@ -77,11 +84,19 @@ class Continuous:
     budget: float = 0.05
     recover_within_us: int | None = None
 
+    def __str__(self) -> str:
+        goal = self.recover_within_us
+        return "continuous()" if goal is None else f'continuous(recover_within="{duration_text(goal)}")'
+
     def shot(self, position_us: int, batch_us: int, windows: int, busy_s: float, measured: Measured) -> Shot:
         """The shot at the end of a batch that took in `batch_us` of input and `busy_s` seconds of work so far."""
-        policy = self if self.recover_within_us is None else self.tuned(batch_us, windows, measured)
+        policy = self.in_force(batch_us, windows, measured)
         affordable = int(self.budget * busy_s / max(measured.window_cost_s, 1e-9))
         return Shot(position_us - policy.period_us, position_us - policy.slow_us, min(policy.at_most, affordable))
+
+    def in_force(self, batch_us: int, windows: int, measured: Measured) -> Continuous:
+        """What it comes to for a batch of that much input: as it was given, or as the recovery time demands."""
+        return self if self.recover_within_us is None else self.tuned(batch_us, windows, measured)
 
     def tuned(self, batch_us: int, windows: int, measured: Measured) -> Continuous:
         """T, H and M for the recovery time that was asked for.

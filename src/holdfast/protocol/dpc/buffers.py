@@ -26,6 +26,12 @@ class Buffer:
         self.kept_us = kept_us
         self._acked = dict.fromkeys(plan.readers, BEGINNING_US)
 
+    def replan(self, plan: OutputPlan) -> None:
+        """Others read it. One that is new has acknowledged nothing, so that nothing goes before it has spoken; one that
+        is gone is waited for no more."""
+        self._plan = plan
+        self._acked = {reader: self._acked.get(reader, BEGINNING_US) for reader in plan.readers}
+
     def ack(self, reader: str, upto_us: int) -> None:
         """A reader has committed everything before `upto_us`. An unknown reader's word does not count."""
         if reader in self._acked and upto_us > self._acked[reader]:

@@ -40,6 +40,11 @@ class TentativeBucket:
     emit: bool
     """False while the fork only catches up on what main has published already."""
     worth: float
+    """The share of the expected tuples that went in (§5.8.3)."""
+    least: float = 1.0
+    """The same, where an input's own results cover several buckets by the least of those."""
+    missing: tuple[str, ...] = ()
+    """The inputs of which something is missing, those of tentative inputs included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +57,15 @@ class StopFork:
 
 @dataclass(frozen=True, slots=True)
 class PrepareFork:
-    """Copy the last committed checkpoint and start the query on it, idle. Answer: `ForkPrepared` or `ForkFailed`.
-
-    If another fork is ready and idle, this one is its successor: it takes its place when it is prepared. If that one is
-    given buckets or stopped before, forget the successor."""
+    """Copy the last committed checkpoint and start the query on it, idle. Answer: `ForkPrepared` or `ForkFailed`."""
 
     fork: int
 
 
 @dataclass(frozen=True, slots=True)
 class ExtendFork:
-    """Let the fork process these buckets, in this order. Answer: `ForkCompleted`."""
+    """Let the fork process these buckets, in this order. Answer: `ForkCompleted`. Its branch begins with the first that
+    is to be seen (`emit`): an idle fork that follows main has none yet."""
 
     fork: int
     buckets: tuple[TentativeBucket, ...]

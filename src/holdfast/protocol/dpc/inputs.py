@@ -32,7 +32,7 @@ class Inputs:
     def __init__(self, plan: NodePlan, first: int, now_us: int) -> None:
         self._plan = plan
         self.sunion = SUnion(tuple(spec.stream for spec in plan.inputs), plan.bucket_us, first, now_us)
-        self.monitor = Monitor(tuple(dict.fromkeys(r for spec in plan.inputs for r in spec.producers)))
+        self.monitor = Monitor(_producers(plan))
         self.upstreams = {spec.stream: Upstream(spec, self.monitor, plan.patience) for spec in plan.inputs}
         #: How seldom the slowest input moves, as far as known at the last review.
         self.cadence_us: int | None = None
@@ -40,6 +40,13 @@ class Inputs:
         self.failing = True
         self._rounds = 0
         self._acked: int | None = None
+
+    def replan(self, plan: NodePlan) -> None:
+        """Others produce the same inputs. Who is read and no longer produces is left at the next review."""
+        self._plan = plan
+        self.monitor.watch(_producers(plan))
+        for spec in plan.inputs:
+            self.upstreams[spec.stream].plan = spec
 
     def advance(self, signal: InputAdvanced, now_us: int) -> bool:
         """Take in what arrived. True if producers should be looked at again."""
@@ -96,3 +103,7 @@ class Inputs:
     def states(self) -> dict[str, StreamState]:
         """The best state of each input over all its replicas."""
         return {stream: upstream.best for stream, upstream in self.upstreams.items()}
+
+
+def _producers(plan: NodePlan) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(replica for spec in plan.inputs for replica in spec.producers))

@@ -16,9 +16,10 @@ Rules:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from holdfast.protocol.dpc.messages import StreamReport
-from holdfast.protocol.dpc.sequence import Delivery, Sequence
+from holdfast.protocol.dpc.sequence import Delivery, Sequence, SequenceState
 from holdfast.protocol.dpc.states import StreamState
 
 #: A producer renews its report so often. It costs it one system call.
@@ -53,6 +54,15 @@ class View:
     branch: BranchView | None
 
 
+class ReaderState(NamedTuple):
+    """All that a reader remembers between two looks: one that is made of it goes on as this one would have."""
+
+    sequence: SequenceState
+    branch: str | None
+    told: int
+    over: str | None
+
+
 class LocalReader:
     """The protocol of one reader of one stream on this machine. `look` is its only door."""
 
@@ -65,6 +75,18 @@ class LocalReader:
         self._branch: str | None = None
         self._told = first
         self._over: str | None = None
+
+    @classmethod
+    def of(cls, state: ReaderState, patience_us: int = REPORT_US_MAX) -> LocalReader:
+        """The reader that was in this state."""
+        reader = cls(state.sequence.next, patience_us)
+        reader.sequence = Sequence.of(state.sequence)
+        reader._branch, reader._told, reader._over = state.branch, state.told, state.over
+        return reader
+
+    @property
+    def state(self) -> ReaderState:
+        return ReaderState(self.sequence.state, self._branch, self._told, self._over)
 
     def look(self, view: View, now_us: int) -> tuple[Delivery, ...]:
         """What the reader is handed now, in order."""

@@ -61,6 +61,11 @@ class Monitor:
         self._reports: dict[tuple[str, str], StreamReport] = {}
         self._cadences: dict[tuple[str, str], Cadence] = {}
 
+    def watch(self, replicas: tuple[str, ...]) -> None:
+        """From now on these; of those that stay, what is known stays known."""
+        self.replicas = replicas
+        self._missed = {replica: self._missed.get(replica, MISSED_MAX + 1) for replica in replicas}
+
     def ask(self) -> tuple[str, ...]:
         """One round of requests has just gone unanswered so far; returns who failed by that."""
         failed = []
@@ -98,8 +103,8 @@ class Monitor:
 
     def alive(self, replica: str) -> bool:
         """Whether the replica answered lately."""
-        return self._missed[replica] <= MISSED_MAX
+        return self._missed.get(replica, MISSED_MAX + 1) <= MISSED_MAX
 
     def report(self, replica: str, stream: str) -> StreamReport | None:
         """Its last word about the stream, or None if it has failed or never spoke of it."""
-        return self._reports.get((replica, stream)) if self._missed[replica] <= MISSED_MAX else None
+        return self._reports.get((replica, stream)) if self.alive(replica) else None

@@ -12,7 +12,9 @@ Rules:
 
 from __future__ import annotations
 
-from holdfast.model.errors import UsageError
+from collections import deque
+
+from holdfast.model.errors import InputLost, UsageError
 from holdfast.protocol.dpc.buffers import Buffer
 from holdfast.protocol.dpc.effects import (
     Effects,
@@ -46,12 +48,16 @@ from holdfast.protocol.dpc.signals import (
     InputAdvanced,
     InputGap,
     Received,
+    Replanned,
     Signal,
     StableCompleted,
     Tick,
 )
 from holdfast.protocol.dpc.stagger import Stagger
 from holdfast.protocol.dpc.states import ForkState, NodeState, StreamState, check_step, output_state
+
+#: A batch of main that took long in quiet times is remembered for some dozens: the machine may be that slow again.
+_MAIN_KEPT = 0.95
 
 
 class NodeCore:
@@ -72,6 +78,8 @@ class NodeCore:
         self._published: tuple[StreamState, bool] | None = None
         self._keepalive_us = now_us
         self._branch_left = False
+        #: Behind a gap the stable query begins anew: until its first commit there is nothing to fork from.
+        self._begun = True
         #: When a fork was last needed, or might soon have been.
         self._wanted_us = now_us
         #: How long the frontier may stand still until a fork is prepared.
@@ -79,6 +87,8 @@ class NodeCore:
         #: Whether a fork is kept ready in quiet times.
         self._kept_ready = False
         self._wake_us = now_us
+        #: What main was given and has not committed: one past its last bucket, and when.
+        self._orders: deque[tuple[int, int]] = deque()
         self._clear()
 
     def _clear(self) -> None:
@@ -100,15 +110,18 @@ class NodeCore:
                 return Effects(self.state, send=tuple(self._send), wake_us=self._wake_us)
         elif isinstance(signal, InputAdvanced):
             self._review = self.inputs.advance(signal, now_us)
+            self._bound(now_us)
         elif isinstance(signal, Tick):
             pass
         elif isinstance(signal, StableCompleted):
-            self._committed(signal)
+            self._committed(signal, now_us)
         elif isinstance(signal, Disconnected):
             self.inputs.lost(signal.replica)
             self._review = True
         elif isinstance(signal, InputGap):
             self._gap(signal, now_us)
+        elif isinstance(signal, Replanned):
+            self._replan(signal.plan)
         else:
             self._fork_signal(signal, now_us)
         if now_us >= self._keepalive_us:
@@ -173,42 +186,73 @@ class NodeCore:
             self.stagger.released(sender, message.asked_us)
         return False
 
-    def _committed(self, signal: StableCompleted) -> None:
+    def _committed(self, signal: StableCompleted, now_us: int) -> None:
+        took_us = 0
+        while self._orders and self._orders[0][0] <= signal.upto:
+            took_us = max(took_us, now_us - self._orders.popleft()[1])
+        if took_us and self.state == NodeState.STABLE:
+            self.fork.main_us = max(took_us, int(self.fork.main_us * _MAIN_KEPT))
         if signal.upto > self.stable:
             self.stable = signal.upto
             self.inputs.sunion.prune(signal.upto)
         self.main_us = max(self.main_us, signal.boundary_us)
-        self._acks_changed = True
+        self._begun = self._acks_changed = True
 
     def _gap(self, signal: InputGap, now_us: int) -> None:
         window_us = self.plan.window_us
         if window_us is None:
-            raise UsageError(
+            raise InputLost(
                 f"input {signal.stream!r} of {self.plan.replica!r} must be complete, since the query is not "
                 f"convergent-capable; got a gap before {signal.first_us} us; restore the stream or start the node anew"
             )
+        self._skip_to(-(-signal.first_us // self.plan.bucket_us), window_us, now_us)
+
+    def _bound(self, now_us: int) -> None:
+        """Inputs that go on while another is away pile up. A convergent-capable query gives up the oldest, in large
+        steps since each is a new beginning, and corrects what is left when the input is back (§4.9.4)."""
+        kept, window_us, frontier = self.plan.kept, self.plan.window_us, self.inputs.sunion.frontier
+        if kept is None or window_us is None or self.stable < frontier:
+            return
+        newest = self.inputs.sunion.newest
+        if newest - frontier > kept + max(kept // 4, 1):
+            self._skip_to(newest - kept, window_us, now_us)
+
+    def _skip_to(self, to: int, window_us: int, now_us: int) -> None:
         size = self.plan.bucket_us
-        to = -(-signal.first_us // size)
         if to <= self.stable:
             return
         self.inputs.sunion.skip(to, now_us)
         self.inputs.sunion.prune(to)
         self.stable = self._ordered = to
+        self._orders.clear()
+        if self.fork.state in (ForkState.PREPARING, ForkState.READY):  # What it has yet to read is gone.
+            self._stop = StopFork(self.fork.id, drop_branch=not self._branch_left)
+            self.fork.end()
+        self._begun = False
         self._skip = SkipStable(to, to + -(-window_us // size))
         self._review = True
 
+    def _replan(self, plan: NodePlan) -> None:
+        if not plan.same_but_neighbours(self.plan):
+            raise UsageError(
+                f"a replica that runs can only be given other neighbours; the plan of {self.plan.replica!r} differs in "
+                f"more than that; start its host again"
+            )
+        self.plan = plan
+        self.inputs.replan(plan)
+        self.buffer.replan(plan.output)
+        self.stagger.replan(plan)
+        self._review = self._acks_changed = True
+
     def _fork_signal(self, signal: ForkSignal, now_us: int) -> None:
         fork = self.fork
-        if signal.fork not in (fork.id, fork.successor) or fork.state == ForkState.NONE:
+        if signal.fork != fork.id or fork.state == ForkState.NONE:
             return
         if isinstance(signal, ForkFailed):
-            if signal.fork == fork.successor:
-                fork.successor = None
-            else:
-                fork.end()
+            fork.end()
         elif isinstance(signal, ForkPrepared):
-            if fork.state == ForkState.PREPARING or signal.fork == fork.successor:
-                fork.prepared(signal.fork, signal.root, now_us)
+            if fork.state == ForkState.PREPARING:
+                fork.prepared(signal.root, now_us)
         else:
             fork.completed(signal.upto, now_us)
 
@@ -223,14 +267,14 @@ class NodeCore:
             fork.usual_us = self.plan.patience.usual_us(self.inputs.cadence_us)
             self._wanted_after_us = fork.wanted_us(self.inputs.cadence_us)
             suspends = self.plan.during_failure is Policy.SUSPEND
-            self._kept_ready = not suspends and not sunion.ended and fork.kept_ready(self.inputs.cadence_us)
+            self._kept_ready = not suspends and not sunion.ended and fork.kept_ready
         if fork.head is not None and fork.head <= self.stable:
             self._hand_over()
         failing = self.inputs.failing
         stalled = now_us - sunion.frontier_us > self._wanted_after_us and not sunion.ended
         if not failing and not stalled and self._calm(now_us):
             self._wake_us = self._keepalive_us
-            return self._effects()
+            return self._effects(now_us)
         buckets: tuple[TentativeBucket, ...] = ()
         due_us = NEVER_US
         if self.answers:
@@ -238,33 +282,38 @@ class NodeCore:
             buckets, due_us = fork.plan_next(self.stable, self._ordered, sunion, self.state, live, failing, now_us)
         late = bool(buckets) and not fork.overdue
         self._next_state(failing or late, now_us)
-        prepare, extend = self._drive_fork(buckets, failing or stalled or late, now_us)
+        prepare, extend = self._drive_fork(buckets, failing or stalled or late, due_us, now_us)
         publish = None
-        if self._review or self.state != before or extend or self._stop:
+        if self._review or self.state != before or buckets or self._stop:
             publish = self._publish()
         self._wake_us = min(self._keepalive_us, due_us)
-        return self._effects(prepare, extend, publish)
+        return self._effects(now_us, prepare, extend, publish)
 
     def _calm(self, now_us: int) -> bool:
         """Whether nothing but reading on can follow: the usual case, decided without looking further."""
         settled = self.state == NodeState.STABLE and self._out_state == StreamState.STABLE and self._stop is None
         if not self._kept_ready:
             return settled and self.fork.state == ForkState.NONE
-        kept = self.fork.state == ForkState.READY and not self.fork.stale(self.stable, kept=True)
-        return settled and kept and not self.fork.renewable(self.stable, False, now_us)
+        fork, quiet = self.fork, self.fork.quiet(self.stable, self._ordered)
+        kept = fork.state == ForkState.READY and not fork.stale(self.stable, kept=True)
+        return settled and kept and not fork.steps(quiet, True, False, NEVER_US, now_us)
 
     def _effects(
         self,
+        now_us: int,
         prepare: PrepareFork | None = None,
         extend: ExtendFork | None = None,
         publish: StreamReport | None = None,
     ) -> Effects:
         truncate = self.buffer.truncate(self.main_us) if self._acks_changed else None
+        read = self._read_stable()
+        if read is not None:
+            self._orders.append((read.upto, now_us))
         return Effects(
             self.state,
             self._stop,
             self._skip,
-            self._read_stable(),
+            read,
             prepare,
             extend,
             tuple(self._unsubscribe),
@@ -282,7 +331,8 @@ class NodeCore:
             if not failing and frontier - stable <= self.plan.level and self.inputs.level():
                 self._move(NodeState.STABLE)
             return
-        if not outstanding or (failing and frontier == stable):
+        # What is complete below the branch was main's all the time: no tentative bucket is complete yet.
+        if not outstanding or (failing and frontier <= max(stable, self.fork.first)):
             self._send += self.stagger.done()
             self._move(NodeState.UP_FAILURE if failing else NodeState.STABLE)
             return
@@ -299,7 +349,7 @@ class NodeCore:
         self.state = after
 
     def _drive_fork(
-        self, buckets: tuple[TentativeBucket, ...], suspicious: bool, now_us: int
+        self, buckets: tuple[TentativeBucket, ...], suspicious: bool, due_us: int, now_us: int
     ) -> tuple[PrepareFork | None, ExtendFork | None]:
         fork, plan = self.fork, self.plan
         relieved = self.state == NodeState.STABILIZATION and self.stagger.relieved(now_us)
@@ -310,20 +360,24 @@ class NodeCore:
             self._wanted_us = now_us
         kept = self._kept_ready and self.state in (NodeState.STABLE, NodeState.UP_FAILURE)
         if fork.state == ForkState.NONE:
-            due = wanted or (kept and fork.rested(now_us))
+            due = self._begun and (wanted or (kept and fork.rested(now_us)))
             return (PrepareFork(fork.prepare(self.stable, now_us)), None) if due else (None, None)
-        if kept and not buckets and fork.renewable(self.stable, suspicious, now_us):
-            return PrepareFork(fork.renew(now_us)), None
         idle = fork.state != ForkState.RUNNING and not kept and now_us - self._wanted_us > FORK_LINGER_US
-        if relieved or idle or fork.stale(self.stable, kept):
+        if relieved or idle or fork.stale(self.stable, kept, suspicious):
             self._branch_left = fork.state == ForkState.RUNNING
             self._stop = StopFork(fork.id, drop_branch=not self._branch_left)
             fork.end()
             return None, None
-        if not buckets or fork.state == ForkState.PREPARING:
+        if fork.state == ForkState.PREPARING:
             return None, None
-        fork.take(buckets, now_us)
-        return None, ExtendFork(fork.id, buckets)
+        if buckets:
+            fork.take(buckets, now_us)
+            return None, ExtendFork(fork.id, buckets)
+        quiet = fork.quiet(self.stable, self._ordered)
+        if not fork.steps(quiet, kept, suspicious, due_us, now_us):
+            return None, None
+        step = fork.step(quiet, self.inputs.sunion, now_us)
+        return None, ExtendFork(fork.id, step) if step else None
 
     def _hand_over(self) -> None:
         """Main is level with the branch: the branch goes, and the fork with it."""
@@ -337,9 +391,9 @@ class NodeCore:
         fork.settle()
 
     def _read_stable(self) -> ReadStable | None:
-        if self.fork.outstanding(self.stable) and self.state != NodeState.STABILIZATION:
-            return None
         upto = self.inputs.sunion.frontier
+        if self.fork.outstanding(self.stable) and self.state != NodeState.STABILIZATION:
+            upto = min(upto, self.fork.first)
         limit_us = self.buffer.limit_us()
         if limit_us is not None:
             upto = min(upto, limit_us // self.plan.bucket_us)

@@ -9,7 +9,7 @@ Rules:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from holdfast.model.errors import UsageError
@@ -29,9 +29,11 @@ FORK_LAG_MAX = 20
 #: A fork that nobody needs any more is kept for this long. On a busy machine suspicions come in swarms, and a fork
 #: started for each of them would keep the machine busy.
 FORK_LINGER_US = 10 * SECOND_US
-#: The longest delay for which a fork may be kept ready. The start of a query takes a second; whoever can wait longer
-#: saves himself the fork.
+#: The longest delay for which a fork is kept ready. Finding a failure, starting a query and its first batch take a
+#: second and a half, on a busy machine more; whoever can wait longer saves himself the fork.
 WARM_DELAY_US = 2 * SECOND_US
+#: The share of time that a fork which is kept ready may take, unless the user says otherwise.
+WARM_SHARE = 0.05
 #: A fork that is kept ready lies at most this far behind main. What it has not read is kept for it.
 WARM_LAG_US = 60 * SECOND_US
 #: With so few buckets left to correct, new buckets wait for the stable query instead of becoming tentative: otherwise
@@ -146,7 +148,7 @@ class NodePlan:
     window_us: int | None = None
     """How much input the query's state depends on if it is convergent-capable (§4.1.3); None: perhaps all of it."""
     warm: float = 0.0
-    """The share of time that may go into keeping a fork ready, where one started at a suspicion would come too late."""
+    """The share of time that may go into keeping a fork ready, where the delay asks for it; 0: none is kept."""
 
     @property
     def level(self) -> int:
@@ -159,9 +161,27 @@ class NodePlan:
         return max(HANDOVER_BUCKETS, self.delay_us // self.bucket_us)
 
     @property
+    def kept(self) -> int | None:
+        """How many buckets of input wait at most for one that is away; None: all of them. What a convergent-capable
+        query's output has room for, and the input that its state needs to be right from there on (§4.9.4)."""
+        output = self.output
+        if self.window_us is None or output.capacity_us is None or output.full is not Full.KEEP_LAST:
+            return None
+        return -(-(output.capacity_us + self.window_us) // self.bucket_us)
+
+    @property
     def patience(self) -> Patience:
         """With the producers of its inputs."""
         return Patience(MISSED_MAX * self.keepalive_us, self.bucket_us, self.delay_us)
+
+    def same_but_neighbours(self, other: NodePlan) -> bool:
+        """Whether the other plan differs in nothing but who produces the inputs, who reads the output and who the peers
+        are: then a replica may go on with it as it stands."""
+        return self._alone() == other._alone()
+
+    def _alone(self) -> NodePlan:
+        inputs = tuple(replace(spec, producers=()) for spec in self.inputs)
+        return replace(self, inputs=inputs, output=replace(self.output, readers=()), peers=())
 
     def __post_init__(self) -> None:
         if not self.inputs:

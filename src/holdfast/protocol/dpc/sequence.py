@@ -22,6 +22,7 @@ the files of the stream itself (`local`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from holdfast.model.tuples import TupleType
 
@@ -34,6 +35,16 @@ class Delivery:
     kind: TupleType
     bucket: int
     end: int
+
+
+class SequenceState(NamedTuple):
+    """All that a sequence remembers. A reader that keeps it goes on as if it had never been away."""
+
+    next: int
+    low: int | None
+    head: int
+    correcting: bool
+    goal: int
 
 
 class Sequence:
@@ -51,6 +62,17 @@ class Sequence:
         self._correcting = goal is not None
         #: Corrections are not complete before main is here: so far went what they replace.
         self._goal = first if goal is None else max(first, goal)
+
+    @classmethod
+    def of(cls, state: SequenceState) -> Sequence:
+        """The sequence that was in this state."""
+        sequence = cls(state.next)
+        _, sequence._low, sequence._head, sequence._correcting, sequence._goal = state
+        return sequence
+
+    @property
+    def state(self) -> SequenceState:
+        return SequenceState(self.next, self._low, self._head, self._correcting, self._goal)
 
     @property
     def outstanding(self) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from holdfast.protocol.dpc.messages import Message
+from holdfast.protocol.dpc.plan import NodePlan
 
 
 class Lane(IntEnum):
@@ -34,6 +35,10 @@ class Arrival:
     tuples: int
     worth: float = 1.0
     """What the producer said this tentative bucket is worth (§5.8.3)."""
+    least: float | None = None
+    """The least of the buckets that went into it; None: nothing was said of that."""
+    missing: tuple[str, ...] = ()
+    """The inputs that the producer misses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,14 @@ class Disconnected:
 
 
 @dataclass(frozen=True, slots=True)
+class Replanned:
+    """The deployment was changed: producers of inputs, peers or readers are others. The rest of the plan is as it was
+    (`NodePlan.same_but_neighbours`)."""
+
+    plan: NodePlan
+
+
+@dataclass(frozen=True, slots=True)
 class StableCompleted:
     """The stable query has durably committed all buckets below `upto`; its output boundary is `boundary_us`."""
 
@@ -107,4 +120,4 @@ class ForkFailed:
 
 
 ForkSignal = ForkPrepared | ForkCompleted | ForkFailed
-Signal = Tick | InputAdvanced | InputGap | Received | Disconnected | StableCompleted | ForkSignal
+Signal = Tick | InputAdvanced | InputGap | Received | Disconnected | Replanned | StableCompleted | ForkSignal

@@ -52,6 +52,14 @@ class Stagger:
     def _lease_us(self) -> int:
         return LEASE_KEEPALIVES * self._plan.keepalive_us
 
+    def replan(self, plan: NodePlan) -> None:
+        """Others are the peers. What one who is gone has promised, or was promised, is void."""
+        self._plan = plan
+        if self._holder not in plan.peers:
+            self._holder = None
+        if self.granted_by not in plan.peers:
+            self.granted_by = None
+
     def promised(self, now_us: int) -> bool:
         """Whether a promise of ours to stay available is in force."""
         return self._holder is not None and now_us < self._promised_until_us

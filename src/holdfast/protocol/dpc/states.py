@@ -66,7 +66,7 @@ NODE_STEPS = (
 )
 
 FORK_STEPS = (
-    Step(ForkState.NONE, "first suspicion", ForkState.PREPARING),
+    Step(ForkState.NONE, "first suspicion, or before any where X is short", ForkState.PREPARING),
     Step(ForkState.PREPARING, "the host started the query", ForkState.READY),
     Step(ForkState.PREPARING, "suspicion over, or the host failed to start it", ForkState.NONE),
     Step(ForkState.READY, "the delay ran out", ForkState.RUNNING),

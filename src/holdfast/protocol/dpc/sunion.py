@@ -18,10 +18,11 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 from holdfast.model.time import END_OF_TIME_US
 from holdfast.protocol.dpc.effects import Part
-from holdfast.protocol.dpc.signals import InputAdvanced, Lane
+from holdfast.protocol.dpc.signals import Arrival, InputAdvanced, Lane
 
 #: Weight of the newest complete bucket. Higher follows load changes sooner, lower evens out bursts.
 _NEWEST = 0.2
@@ -62,6 +63,14 @@ def combine(shares: list[tuple[float | None, float]]) -> float:
     return sum(expected * share for expected, share in weighted) / total
 
 
+class Share(NamedTuple):
+    """How much of what was expected is there."""
+
+    mean: float
+    least: float
+    missing: tuple[str, ...]
+
+
 class Intake:
     """What has arrived of one input."""
 
@@ -74,28 +83,34 @@ class Intake:
         self.closed = first
         #: Tuples per bucket on main, as told.
         self.open: dict[int, int] = {}
-        #: Tentative copies: bucket → (source, tuples, worth). A bucket that its fork left out is not there.
-        self.fresh: dict[int, tuple[tuple[str, Lane], int, float]] = {}
+        #: Tentative copies: bucket → (source, what arrived). A bucket that its fork left out is not there.
+        self.fresh: dict[int, tuple[tuple[str, Lane], Arrival]] = {}
         self.fresh_source: tuple[str, Lane] | None = None
         self.fresh_closed = first
         #: One past the last bucket of which anything arrived.
         self.top = first
         self.expected = Expectation()
 
-    def part(self, bucket: int) -> tuple[Part, float]:
+    def part(self, bucket: int) -> tuple[Part, Share]:
         """The best that this input has for the bucket, and its share of what was expected."""
         tuples = self.open.get(bucket, 0)
         if bucket < self.closed:
-            return Part(self.stream, Lane.MAIN, None, tuples, True), 1.0
+            return Part(self.stream, Lane.MAIN, None, tuples, True), Share(1.0, 1.0, ())
         if bucket in self.fresh:
-            (replica, lane), copied, worth = self.fresh[bucket]
+            (replica, lane), copied = self.fresh[bucket]
             closed = bucket < self.fresh_closed
-            if closed or copied >= tuples:
-                share = worth if closed else worth * self.expected.share(copied)
-                return Part(self.stream, lane, replica, copied, closed), share
+            if closed or copied.tuples >= tuples:
+                arrived = 1.0 if closed else self.expected.share(copied.tuples)
+                part = Part(self.stream, lane, replica, copied.tuples, closed)
+                return part, self._share(copied.worth * arrived, copied.least, copied.missing)
         if tuples:
-            return Part(self.stream, Lane.MAIN, None, tuples, False), self.expected.share(tuples)
-        return Part(self.stream, None, None, 0, False), 0.0
+            return Part(self.stream, Lane.MAIN, None, tuples, False), self._share(self.expected.share(tuples))
+        return Part(self.stream, None, None, 0, False), self._share(0.0)
+
+    def _share(self, worth: float, least: float | None = None, missing: tuple[str, ...] = ()) -> Share:
+        """What is missing is named by who misses it first: a source, as far as producers have said."""
+        named = missing or ((self.stream,) if worth < 1.0 else ())
+        return Share(worth, worth if least is None else min(worth, least), named)
 
     def settled(self, bucket: int, live: bool) -> bool:
         """Whether waiting longer for this bucket is idle: it is closed, was passed over, or nobody delivers it."""
@@ -153,7 +168,7 @@ class SUnion:
             intake.fresh_closed = self.frontier
         for arrival in signal.arrivals:
             if arrival.bucket >= intake.closed:
-                intake.fresh[arrival.bucket] = (source, arrival.tuples, arrival.worth)
+                intake.fresh[arrival.bucket] = (source, arrival)
                 self._saw(intake, arrival.bucket, self.frontier_us)
         upto = signal.boundary_us // self._size
         if upto <= intake.fresh_closed:
@@ -167,6 +182,12 @@ class SUnion:
         if bucket >= intake.top:
             intake.top = bucket + 1
             self.top = max(self.top, bucket + 1)
+
+    @property
+    def newest(self) -> int:
+        """The first bucket that no input which still goes on has closed."""
+        end = END_OF_TIME_US // self._size
+        return max((intake.closed for intake in self.inputs.values() if intake.closed < end), default=self.frontier)
 
     @property
     def ended(self) -> bool:
@@ -184,11 +205,13 @@ class SUnion:
                 return near
         return min((seen for seen in self.first_us if seen >= bucket), default=self.top)
 
-    def parts(self, bucket: int) -> tuple[tuple[Part, ...], float]:
+    def parts(self, bucket: int) -> tuple[tuple[Part, ...], Share]:
         """What would go into a tentative bucket now, and what it is worth."""
-        found = [(intake, *intake.part(bucket)) for intake in self.inputs.values()]
-        worth = combine([(intake.expected.tuples, share) for intake, _, share in found])
-        return tuple(part for _, part, _ in found), worth
+        found = [(intake.expected.tuples, *intake.part(bucket)) for intake in self.inputs.values()]
+        mean = combine([(expected, share.mean) for expected, _, share in found])
+        least = combine([(expected, share.least) for expected, _, share in found])
+        missing = tuple(dict.fromkeys(name for _, _, share in found for name in share.missing))
+        return tuple(part for _, part, _ in found), Share(mean, least, missing)
 
     def settled(self, bucket: int, live: Collection[str]) -> bool:
         """Whether every input has said all it is going to say soon about the bucket."""

@@ -1,10 +1,11 @@
-"""The checkers: one object per invariant of D1–D16, of those about readers one per reader. None of them calls a helper
+"""The checkers: one object per invariant of D1–D17, of those about readers one per reader. None of them calls a helper
 of the cores that it judges."""
 
 from __future__ import annotations
 
 from holdfast.sim.checks.buffers import D14
 from holdfast.sim.checks.client import D1, D2, D3, D4
+from holdfast.sim.checks.forks import D17
 from holdfast.sim.checks.health import Health
 from holdfast.sim.checks.local import D15
 from holdfast.sim.checks.replicas import D8, D9, D10, D11, D12
@@ -38,5 +39,6 @@ def all_checks(plan: Plan, truth: Truth) -> list[Observer]:
         D13(plan),
         D14(plan),
         D16(plan),
+        D17(truth),
         *local,
     ]

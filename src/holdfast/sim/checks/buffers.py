@@ -18,6 +18,7 @@ class D14(Observer):
         super().__init__()
         self._setting = plan.setting
         self._readers = dict.fromkeys(SOURCES, FIRST) | dict.fromkeys(FIRST, SECOND) | dict.fromkeys(SECOND, (CLIENT,))
+        self._gone: set[str] = set()
         #: How far each reader has durably come, and each writer.
         self._at: dict[str, int] = {}
         self._kept: dict[str, int] = {}
@@ -26,6 +27,16 @@ class D14(Observer):
         """A replica reads and writes by committing."""
         self._at[host] = bucket + 1
         self._full(now_us, host, bucket + 1)
+
+    def on_member(self, now_us: int, host: str, here: bool) -> None:
+        """Who was taken out of the deployment is not waited for; who is added again is."""
+        self._gone = self._gone - {host} if here else self._gone | {host}
+
+    def on_rebuilt(self, now_us: int, host: str, bucket: int) -> None:
+        """It reads on where its twin did, and keeps what that kept."""
+        self._at[host] = bucket
+        twin = FIRST[1 - FIRST.index(host)]
+        self._kept[host] = self._kept.get(twin, 0)
 
     def on_hole(self, now_us: int, host: str, first: int, upto: int) -> None:
         """Whoever jumps a hole never asks for it again."""
@@ -40,7 +51,7 @@ class D14(Observer):
         """Compare with what the readers have."""
         self.checked += 1
         self._kept[host] = upto_us // BUCKET_US
-        read = min(self._at.get(reader, 0) for reader in self._readers[host])
+        read = min(self._at.get(reader, 0) for reader in self._readers[host] if reader not in self._gone)
         unread = upto_us // BUCKET_US - read
         if unread <= 0:
             return

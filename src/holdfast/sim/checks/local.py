@@ -49,7 +49,7 @@ class D15(Observer):
         if host == self._replica and what == "stop" and detail.drop_branch:
             self._branch.clear()
 
-    def on_branch(self, now_us: int, host: str, fork: int, bucket: int, rows: Any) -> None:
+    def on_branch(self, now_us: int, host: str, fork: int, bucket: int, inputs: list[Any], rows: Any) -> None:
         """The branch grows; by now the reader has what it held a while ago."""
         if host != self._replica:
             return

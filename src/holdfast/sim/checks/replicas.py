@@ -44,6 +44,10 @@ class D9(Observer):
         """A declared hole may be jumped."""
         self._next[host] = max(self._next.get(host, 0), upto)
 
+    def on_rebuilt(self, now_us: int, host: str, bucket: int) -> None:
+        """What it had before is of no account; what it commits from here on is compared as ever."""
+        self._next[host] = bucket
+
     def on_commit(self, now_us: int, host: str, bucket: int, inputs: list[Any], rows: Any, state: Any) -> None:
         """Compare with the one node that never failed."""
         expected = self._truth.of(host)
@@ -70,6 +74,10 @@ class D10(Observer):
         self.checked += 1
         if bucket < self._promised.get(host, 0):
             self.fail(now_us, f"{host} wrote bucket {bucket} after promising everything before {self._promised[host]}")
+
+    def on_rebuilt(self, now_us: int, host: str, bucket: int) -> None:
+        """Its promises went with its disk; what it has sent it must not change (`_sent`)."""
+        self._promised[host] = 0
 
     def on_push(self, now_us: int, sender: str, to: str, push: Any, sender_state: str) -> None:
         """A bucket below the boundary may be sent again, but never changed."""
@@ -124,6 +132,11 @@ class D11(Observer):
         holder, _, asked = self._promises.get(host, _NO_PROMISE)
         if isinstance(message, AuthorisationDone) and holder == sender and asked <= message.asked_us:
             del self._promises[host]
+
+    def on_member(self, now_us: int, host: str, here: bool) -> None:
+        """What was promised to one who is no longer there binds nobody."""
+        for giver in [giver for giver, (holder, _, _) in self._promises.items() if holder == host]:
+            del self._promises[giver]
 
     def on_state(self, now_us: int, host: str, before: str, after: str) -> None:
         """A promise binds its giver, unless it died."""

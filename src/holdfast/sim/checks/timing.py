@@ -212,6 +212,7 @@ class D16(Observer):
             self.fail(now_us, f"{host} went from STABLE to {after} although nothing had failed")
 
     def on_fork(self, now_us: int, host: str, what: str, detail: Any) -> None:
-        """No fork may get anything to do."""
-        if not self._failed and now_us >= self._from_us and what == "extend":
+        """No fork may get anything to do that is seen."""
+        released = what == "extend" and any(item.emit for item in detail.buckets)
+        if not self._failed and now_us >= self._from_us and released:
             self.fail(now_us, f"{host} released its fork although nothing had failed")

@@ -1,0 +1,116 @@
+"""The table "How fast" of the README, made from the published results.
+
+    python -m benches.evaluation.readme      rewrites it; a test compares the two
+
+Each row carries the day on which it was measured, so that nobody takes a number for newer than it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benches.evaluation.results import PUBLISHED, Missing, Result, Results
+
+README = Path(__file__).parents[2] / "README.md"
+BEGIN = "<!-- made by python -m benches.evaluation.readme from benches/results -->\n"
+END = "<!-- end of the table -->\n"
+
+
+class Row(NamedTuple):
+    bench: str
+    what: str
+    beside: str
+    figure: Callable[[Result], str]
+
+
+def _stores(callers: int) -> Callable[[Result], str]:
+    def said(r: Result) -> str:
+        at = r("over_stores", callers)
+        *most, last = (f"{at[name]:g}" for name in ("RocksDB", "LMDB", "SQLite", "Redis"))
+        return f"{', '.join(most)} and {last} times{_note(r, f'note_{callers}')}"
+
+    return said
+
+
+def _note(r: Result, name: str = "note") -> str:
+    """What was added to a published number by hand."""
+    note: Any = r.values.get(name)
+    return f" ({note})" if note else ""
+
+
+def _aggregated(r: Result) -> str:
+    """Beside the better of Spark's two state stores, where both were measured."""
+    kind, store = ("best", "the better of its state stores") if r.values.get("ratio_best_1k") else ("native", "RocksDB")
+    few, some, many = (r(f"ratio_{kind}_{keys}") for keys in ("1k", "100k", "1m"))
+    said = f"with {store}: {few:g} times with 1,000 keys, {some:g} with 100,000, {many:g} with a million"
+    limit = r.values.get("of_polars_100k")
+    return f"{said}; {limit:g} of polars alone, log to log, with 100,000" if limit else said
+
+
+def _short(number: float) -> str:
+    return f"{number / 1e6:.1f} million" if number >= 1e6 else f"{number:,.0f}"
+
+
+ROWS = (
+    Row("log_append", ", Arrow batches of 1,000", "a raw `write` + `fdatasync` loop with the same bytes",
+        lambda r: f"{r('ratio_raw'):g} of it ({_short(r('batch_records_per_s'))} records of 1 KiB per second)"),
+    Row("log_append", ", 64 callers", "RocksDB, LMDB, SQLite, Redis, each durable per record", _stores(64)),
+    Row("log_append", ", 16 callers", "the same", _stores(16)),
+    Row("log_append", ", 1 caller", "the same", _stores(1)),
+    Row("log_append", ", 1 caller with `send_async`", "64 callers that wait",
+        lambda r: f"{r('async_ratio'):g} times their rate{_note(r, 'note_async')}"),
+    Row("kafka_in", "", "a plain consumer loop that decodes the same records and keeps nothing",
+        lambda r: f"{r('kafka_ratio'):g} of it ({_short(r('records_per_s'))} records per second); visible "
+                  f"{r('visible_ms_p50')} ms after it was sent"),
+    Row("sinks", "", "`COPY` alone; `deltalake.write_deltalake` alone",
+        lambda r: f"{r('postgres_ratio'):g} of it into PostgreSQL; {r('delta_ratio'):g} of it into Delta; "
+                  f"{_short(r('corrected_rows'))} tentative rows corrected {r('corrected_s'):g} s after the failure"),
+    Row("spark_read", "", "a Python data source that yields the same batches from memory",
+        lambda r: f"{r('ratio'):g} of it ({_short(r('rows_per_s'))} rows per second); visible to a query "
+                  f"{r('visible_ms_p50')} ms after `send` with 50 ms buckets"),
+    Row("microbatch", "", "Spark's own settings",
+        lambda r: f"{r('ratio'):g} times as quick ({r('batch_ms', 'Holdfast')} instead of "
+                  f"{r('batch_ms', NATIVE)} ms for the smallest stateful batch){_note(r)}"),
+    Row("batch_growth", "", "a batch to a stream that holds 100 units",
+        lambda r: f"its commit ({r('ms', 'commit', 100):g} ms): {r('ratio_10k'):g} with 10,000 units in the segment, "
+                  f"{r('ratio_100k'):g} with 100,000; the whole batch in Spark ({r('ms', 'batch', 100):g} ms): "
+                  f"{r('spark_ratio_10k'):g} and {r('spark_ratio_100k'):g}"),
+    Row("dpc_overhead", ", no failure", "the same query over the same streams without a node",
+        lambda r: f"{r('throughput_ratio'):g} of its throughput, {r('latency_ratio'):g} of its latency "
+                  "([docs/choosing.md](docs/choosing.md))"),
+    Row("cec_throughput", ", checkpoints on", "Spark's windowed aggregation",
+        lambda r: f"{_aggregated(r)} ([docs/operators.md](docs/operators.md))"),
+    Row("cec_recovery", ", kill -9 and the disk of the workers lost", "Spark's recovery of the same query",
+        lambda r: "{:g}, {:g} and {:g} times as quick".format(*r("ratios").values())
+                  + " (10,000, 100,000 and a million windows)"),
+    Row("stores", ", 64 callers", "one file per key; RocksDB, LMDB, SQLite, Redis, equally durable",
+        lambda r: f"{r('log_over_files'):g} times; {'ahead of all' if r('log_ahead_of_all') else 'not ahead of all'} "
+                  "([docs/checkpoints.md](docs/checkpoints.md))"),
+)  # fmt: skip
+NATIVE = "Spark's defaults"
+
+
+def rendered(folder: Path = PUBLISHED) -> str:
+    results = Results(folder)
+    lines = ["| bench | beside | figure | measured |", "| --- | --- | --- | --- |"]
+    for row in ROWS:
+        try:
+            r = results(row.bench)
+        except Missing:
+            continue  # Not published yet: better no row than an old number under a new name.
+        lines.append(f"| `{row.bench}`{row.what} | {row.beside} | {row.figure(r)} | {r.date}, {r.commit} |")
+    return "\n".join(lines) + "\n"
+
+
+def replaced(readme: str, made: str) -> str:
+    """The README with this table in it."""
+    if readme.count(BEGIN) != 1 or readme.count(END) != 1:
+        raise ValueError("README.md must have the two comments around the table once each; put them back")
+    before, rest = readme.split(BEGIN)
+    return f"{before}{BEGIN}{made}{END}{rest.split(END)[1]}"
+
+
+if __name__ == "__main__":
+    README.write_text(replaced(README.read_text(), rendered()))

@@ -1,0 +1,68 @@
+"""The columns of tables that are appended to (Delta, Iceberg): which ones a sink writes, and whether a table has them.
+
+A table keeps every value as it is or is refused (rule 4 of `sink`): the libraries below would cast in silence, such as
+a decimal into a double.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from holdfast.model.errors import SchemaError
+from holdfast.model.schema import STIME_TYPE, schema_text, type_text
+from holdfast.sinks.sink import Source
+
+#: Marks rows that may still be taken back.
+TENTATIVE = "tentative"
+
+
+def written_columns(source: Source, own: Sequence[pa.Field], marked: bool) -> pa.Schema:
+    """The sink's `own` columns, the mark if rows are `marked`, stime, and the stream's."""
+    own = [*own, *([pa.field(TENTATIVE, pa.bool_())] if marked else [])]
+    if taken := {field.name for field in own} & set(source.columns.names):
+        raise SchemaError(
+            f"stream {source.stream} must not have a column {taken.pop()!r}, which the sink uses itself; rename it in "
+            "the query"
+        )
+    return pa.schema([*own, pa.field("stime", STIME_TYPE), *(f.with_nullable(True) for f in source.columns)])
+
+
+def is_marked(there: pa.Schema, source: Source) -> bool:
+    """Has an earlier life of the sink marked rows? Then this one does so, too, though it takes no tentative ones: a row
+    without the mark would be in no answer to `where not tentative`."""
+    return TENTATIVE in there.names and TENTATIVE not in source.columns.names
+
+
+def check_columns(target: str, stream: str, written: pa.Schema, there: pa.Schema) -> None:
+    """Refuse a table that lacks a column, or has it in another type."""
+    missing = [field for field in written if field.name not in there.names]
+    if missing:
+        raise SchemaError(
+            f"{target} must have the columns {schema_text(pa.schema(missing))} for stream {stream}; it has "
+            f"{', '.join(sorted(there.names))}; add them, or name another table"
+        )
+    for field in written:
+        wanted, found = _word(field.type), _word(there.field(field.name).type)
+        if wanted != found:
+            raise SchemaError(
+                f"column {field.name} of {target} must be {wanted} for stream {stream}, to keep every value as it is; "
+                f"it is {found}; cast in the query, or name another table"
+            )
+
+
+def _word(kind: pa.DataType) -> str:
+    """A type in words, however its values are laid out in memory."""
+    types = pa.types
+    if types.is_large_string(kind) or types.is_string_view(kind):
+        return "string"
+    if types.is_large_binary(kind) or types.is_binary_view(kind):
+        return "binary"
+    if types.is_list(kind) or types.is_large_list(kind):
+        return f"array<{_word(kind.value_type)}>"
+    if types.is_map(kind):
+        return f"map<{_word(kind.key_type)},{_word(kind.item_type)}>"
+    if types.is_struct(kind):
+        return f"struct<{','.join(f'{field.name}:{_word(field.type)}' for field in kind)}>"
+    return type_text(kind)

@@ -1,0 +1,218 @@
+"""What a batch of a user-defined operator leaves behind, where it goes, and when.
+
+Rules:
+1. To scratch, the state at the end of each batch: states, the parts of them that changed, marks.
+2. *Exact*: the same to the store, first, so that whatever is in scratch is in the store as well: whoever executes the
+   batch elsewhere must find what this execution noted. While the store is away, the batch waits.
+3. *Best effort*: when it is due, all that changed since the last time goes to the keeper, which saves it beside the
+   stream (`holdfast.spark.keeper`). What is in the store and what is noted as pending are together what is in scratch:
+   names stay pending until the store has them. What is due is judged over all keys of the partition: their states of
+   this moment belong together.
+4. With a policy of time, deadlines stand on a grid (`holdfast.checkpoint.deadlines`), judged at the end of each batch;
+   the next chance is as far away as batches lately were apart. Deadlines that passed before the batch began while there
+   was nothing to save are neither met nor missed.
+5. A checkpoint that the store does not take is dropped, counted and said, with the first batch after that; what it was
+   to save stays pending, for the next deadline or, by events, the next batch.
+6. The counts are noted in scratch and go with each checkpoint into the store, where the driver reads them (`report`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.checkpoint.deadlines import TOLERANCE, Kept, judge
+from holdfast.checkpoint.policy import Every, Groups
+from holdfast.checkpoint.slots import BATCH, Names, Slots, WentBack
+from holdfast.checkpoint.store import VERSION_MAX
+from holdfast.clock import now_us
+from holdfast.model.errors import UsageError
+from holdfast.spark.durable_state import Far, far_of
+from holdfast.spark.keeper import Checkpoint, ended, keep_beside
+
+if TYPE_CHECKING:
+    from holdfast.spark.keyed import Keyed
+
+#: The mark and the note of the counts; the note of what has changed since the last checkpoint was handed over.
+KEPT, _SINCE = b"kept", b"since"
+#: Checkpoints in a row that are on their way: one is being saved, one waits, and the others it has superseded.
+_FLYING_MAX = 16
+#: The share of the newest batch in how far batches are apart.
+_NEWEST = 0.25
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a batch leaves."""
+
+    states: Mapping[bytes, bytes | None]
+    parts: Mapping[bytes, bytes | None]
+    marks: Mapping[bytes, bytes]
+    rows: int
+    begun_us: int
+
+
+class _Counts(msgspec.Struct, array_like=True):
+    """How deadlines were kept, and what the next judgement needs."""
+
+    kept: Kept
+    at_us: int = 0
+    """The next deadline; 0 before there is one."""
+    judged_us: int = 0
+    apart_us: float = 0.0
+    events: int = 0
+    base: int = 0
+    """The version of the store that what is pending goes on top of."""
+    flying: list[int] = []
+    """The versions that were handed over since; none when it is known how the last of them ended."""
+
+
+def keep(plan: Keyed, left: Left, batch: int, near: Slots, far: Far | None, told: Path) -> None:
+    """Save what the batch leaves; `far` is None where nothing is to be saved beyond scratch. `told` is where the keeper
+    says how a checkpoint ended."""
+    if far is not None and far.exact:
+        far.slots.save(left.states, batch + 1, left.marks, left.parts)
+    near.save(left.states, batch + 1, left.marks, left.parts)
+    if far is not None and not far.exact:
+        _Effort(plan, near, far, told).keep(left, batch)
+
+
+class _Effort:
+    """Rules 3 to 5."""
+
+    def __init__(self, plan: Keyed, near: Slots, far: Far, told: Path) -> None:
+        self._plan, self._near, self._far, self._told = plan, near, far, told
+        policy = plan.checkpoint
+        assert isinstance(policy, Every | Groups)
+        self._us = policy.us
+        self._events = policy.events if isinstance(policy, Every) else None
+        noted, since = near.noted(KEPT), near.noted(_SINCE)
+        self._counts = _Counts(Kept(self._us or 0)) if noted is None else _decode(noted)
+        self._counts.kept.every_us = self._us or 0
+        self._pending = near.pending
+        self._since = Names([], []) if since is None else Names(*msgspec.msgpack.decode(since, type=_Lists))
+
+    def keep(self, left: Left, batch: int) -> None:
+        self._learn()
+        idle, counts = not any(self._pending), self._counts
+        left_names = Names(list(left.states), list(left.parts))
+        self._pending, self._since = _both(self._pending, left_names), _both(self._since, left_names)
+        counts.events += left.rows
+        if self._due(left.begun_us, now_us(), idle=idle):
+            self._hand_over(left, batch + 1)
+            self._learn()
+        self._near.note(self._pending, {KEPT: msgspec.msgpack.encode(counts),
+                                        _SINCE: msgspec.msgpack.encode(tuple(self._since))})  # fmt: skip
+
+    def _learn(self) -> None:
+        """How the checkpoint that was handed over last has ended, if it has."""
+        counts = self._counts
+        how = ended(self._told) if counts.flying else None
+        if how is None or how.version != counts.flying[-1]:
+            return
+        # Told once. What fails this batch must not fail those after it, when what was wrong has been put right.
+        self._told.unlink(missing_ok=True)
+        counts.flying = []
+        if how.outcome == "durable":
+            counts.base, self._pending, self._since = how.version, self._since, Names([], [])
+        elif how.outcome in ("went back", "refused"):
+            raise (WentBack if how.outcome == "went back" else UsageError)(how.error)
+        else:
+            if how.outcome == "older":  # Somebody else saved what is not of this run: it must be replaced.
+                counts.base, self._pending = how.base, _both(self._pending, Names(how.states, how.parts))
+            else:
+                counts.kept.dropped += 1
+                if _another(counts.kept.dropped - 1, counts.kept.dropped):
+                    self._tell(f"{counts.kept.dropped} checkpoints dropped so far: {how.error}")
+            counts.events = max(counts.events, self._events or 0)
+
+    def _due(self, begun_us: int, now: int, *, idle: bool) -> bool:
+        if self._us is None:
+            return self._counts.events >= (self._events or 1)
+        counts, every_us = self._counts, self._us
+        if not counts.at_us or counts.at_us - now > (1 + TOLERANCE) * every_us:  # The clock was set back.
+            counts.at_us = begun_us + every_us
+        if idle and counts.at_us <= begun_us:
+            counts.at_us += ((begun_us - counts.at_us) // every_us + 1) * every_us
+        if counts.judged_us:
+            apart = max(0, now - counts.judged_us)
+            counts.apart_us = _NEWEST * apart + (1 - _NEWEST) * counts.apart_us if counts.apart_us else float(apart)
+        counts.judged_us = now
+        missed = counts.kept.missed
+        following = judge(counts.kept, counts.at_us, now, int(counts.apart_us))
+        if following is None:
+            return False
+        counts.at_us = following
+        if _another(missed, counts.kept.missed):
+            self._tell(f"{counts.kept.missed} deadlines missed so far, by {counts.kept.late_us_max} µs at most")
+        return True
+
+    def _hand_over(self, left: Left, version: int) -> None:
+        pending, counts = self._pending, self._counts
+        states = {key: self._near.read(key, version) for key in pending.states}
+        parts = {**dict.fromkeys(pending.parts), **self._near.read_parts(pending.parts, version)}
+        marks = {**left.marks, KEPT: msgspec.msgpack.encode(counts.kept)}
+        far = self._far
+        far.close()  # One at a time has a store in a folder; this batch does not need it any more.
+        bases = (counts.base, *counts.flying)
+        counts.flying = [*counts.flying, version][-_FLYING_MAX:]
+        counts.events, self._since = 0, Names([], [])
+        # An earlier execution of this batch may have left how a checkpoint of the same version ended.
+        self._told.unlink(missing_ok=True)
+        keep_beside(Checkpoint(self._plan, far.query, far.partition, bases, version, states, parts, marks, self._told))
+
+    def _tell(self, problem: str) -> None:
+        warnings.warn(f"{self._plan.name}: {problem} (best effort)", RuntimeWarning, stacklevel=4)
+
+
+def _another(before: int, now: int) -> bool:
+    """Whether a count is to be told: the first, the tenth, the hundredth… A slow batch misses with each deadline."""
+    return now > before and len(str(now)) > (len(str(before)) if before else 0)
+
+
+def counts_from(kept: bytes | None, far: Far) -> dict[bytes, bytes]:
+    """What to note where the next checkpoint goes on top of what the store has now, with these counts if any."""
+    counts = _Counts(Kept(0) if kept is None else msgspec.msgpack.decode(kept, type=Kept))
+    counts.base = int(far.slots.mark(BATCH, VERSION_MAX) or 0)
+    return {KEPT: msgspec.msgpack.encode(counts), _SINCE: msgspec.msgpack.encode(([], []))}
+
+
+def counts_again(near: Slots, far: Far) -> dict[bytes, bytes]:
+    """The same with the counts that are noted already."""
+    noted = near.noted(KEPT)
+    return counts_from(None if noted is None else msgspec.msgpack.encode(_decode(noted).kept), far)
+
+
+def _both(one: Names, other: Names) -> Names:
+    states, parts = (list(dict.fromkeys((*a, *b))) for a, b in zip(one, other, strict=True))
+    return Names(states, parts)
+
+
+def report(plan: Keyed, query_id: str) -> dict[int, Kept]:
+    """How the partitions of a query kept their deadlines, as of the last checkpoint of each in the store."""
+    if not isinstance(plan.checkpoint, Every | Groups) or plan.checkpoint.exact:
+        raise UsageError(
+            f"{plan.name}: only policies of best effort have deadlines or drop; {plan.checkpoint} has none to report"
+        )
+    found: dict[str, dict[int, tuple[int, Kept]]] = {}
+    with far_of(plan, query_id, "") as far:
+        assert far is not None
+        with far.once():  # Who asks is told that a server is away.
+            for name in far.names():
+                with far.of(name) as slots:
+                    kept, batch = slots.mark(KEPT, VERSION_MAX), int(slots.mark(BATCH, VERSION_MAX) or 0)
+                if kept is not None:
+                    partition, _, of = name.partition("-")
+                    found.setdefault(of, {})[int(partition)] = (batch, msgspec.msgpack.decode(kept, type=Kept))
+    # There may be some of another number of partitions, from before the query was started with this one.
+    newest = max(found.values(), key=lambda counts: max(batch for batch, _ in counts.values()), default={})
+    return {partition: kept for partition, (_, kept) in sorted(newest.items())}
+
+
+_Lists = tuple[list[bytes], list[bytes]]
+_decode = msgspec.msgpack.Decoder(_Counts).decode

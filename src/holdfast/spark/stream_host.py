@@ -1,0 +1,424 @@
+"""Serves the streams of the driver's machine to executors that do not see their folder.
+
+Rules:
+1. Every request shows the token of a query (`grants`), which says what may be asked; a token whose query has ended, or
+   whose process is gone, is no token any more (X1). Where it listens and whether it needs TLS is for
+   `cluster_security` to say.
+2. Events are sent as they lie in the log. Whoever gets them compares the checksums that the planner gave it (L4).
+3. Memory is bounded (X4): events go from the file to the socket, uploads to the disk as they come. A reader that takes
+   nothing is dropped by `inputs.http_server`.
+4. Uploads are named here, never by who sends them (X2). What a task that was killed has left is removed with its batch.
+5. Who came is told once for each query and address: which way its tasks take is never a secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import logging
+import os
+import re
+import secrets
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from holdfast.inputs.http_server import HttpServer, connection_of, make_known
+from holdfast.inputs.network import Access
+from holdfast.inputs.places import Crowded
+from holdfast.model.errors import HoldfastError, Removed, UsageError
+from holdfast.spark.grants import FRAME, PROCESS, RUN, Grant, HostNote, begun, granted
+from holdfast.spark.hadoop_path import HadoopPath, hadoop_path
+from holdfast.stream.archive.view import view_at
+from holdfast.stream.disk import Disk, VolatileDisk
+from holdfast.stream.merge import Merge
+from holdfast.stream.reader import gone
+from holdfast.stream.store import StreamStore
+
+log = logging.getLogger(__name__)
+
+#: A token names all streams of its query: some hundred bytes each, a thousand of them.
+_HEAD_BYTES_MAX = 256 << 10
+#: A list of places of events: some 60 bytes each, thousands of them.
+_QUESTION_BYTES_MAX = 4 << 20
+#: What one task may upload at once; larger results of one task would not fit into the driver's memory either.
+UPLOAD_BYTES_MAX = 4 << 30
+_UPLOAD_S_MAX = 600.0
+#: Tokens whose run or readers are remembered.
+_KNOWN_MAX = 4096
+_QUERY = re.compile(r"[0-9a-z-]{1,64}")
+
+Handler = Callable[[Request, Grant], Awaitable[Any]]
+
+
+class Range(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a segment: some events that lie there one behind the other."""
+
+    path: str
+    begin: int
+    length: int
+
+
+class _No(HoldfastError):
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class StreamHost:
+    """See the module. `runs` names the runs of queries that are active."""
+
+    def __init__(
+        self, access: Access, advertised: str, choice: str, note: Path, runs: Callable[[], Collection[str]]
+    ) -> None:
+        self._key, self._runs, self._note = secrets.token_bytes(32), runs, note
+        self._run_of: dict[str, str] = {}
+        self._told: dict[tuple[str, str], None] = {}
+        self.bytes_sent = 0
+        self._socket = access.listen()
+        scheme = "https" if access.certificate is not None else "http"
+        host = f"[{advertised}]" if ":" in advertised else advertised
+        self.address = f"{scheme}://{host}:{self._socket.getsockname()[1]}"
+        certificate = "" if access.certificate is None else access.certificate.read_text()
+        said = msgspec.msgpack.encode(HostNote(self.address, self._key, choice, certificate))
+        VolatileDisk().replace_file(note, said)
+        note.chmod(0o600)
+        self._server = HttpServer(self._app(), access, graceful_s=1, head_bytes_max=_HEAD_BYTES_MAX)
+        self._thread = threading.Thread(target=self._serve, name="stream-host", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._note.unlink(missing_ok=True)
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+
+    def _serve(self) -> None:
+        asyncio.run(self._served())
+
+    async def _served(self) -> None:
+        await self._server.serve(sockets=[self._socket])
+
+    def _app(self) -> Starlette:
+        def route(path: str, handler: Handler, method: str) -> Route:
+            return Route(path, partial(self._answer, handler), methods=[method])
+
+        return Starlette(routes=[
+            route("/v1/events", self._post_events, "POST"),
+            route("/v1/pieces", self._get_pieces, "GET"),
+            route("/v1/results", self._put_results, "PUT"),
+            route("/v1/checkpoints", self._put_checkpoint, "PUT"),
+            route("/v1/checkpoints", self._get_checkpoints, "GET"),
+            route("/v1/dealt", self._get_dealt, "GET"),
+            route("/v1/mark", self._get_mark, "GET"),
+            route("/v1/checkpoint/file", self._get_checkpoint_file, "GET"),
+            route("/v1/checkpoint/kind", self._get_checkpoint_kind, "GET"),
+            route("/v1/version", self._get_version, "GET"),
+            route("/v1/version", self._put_version, "PUT"),
+        ])  # fmt: skip
+
+    # Who may --------------------------------------------------------------------------------------------------------
+
+    async def _answer(self, handler: Handler, request: Request) -> Any:
+        try:
+            return await handler(request, await self._admitted(request))
+        except _No as error:
+            return JSONResponse({"error": str(error)}, error.status)
+        except Removed as error:
+            return JSONResponse({"error": str(error)}, 410)
+        except Crowded as error:  # For now: more tasks run than have a place.
+            return JSONResponse({"error": str(error)}, 503)
+        except HoldfastError as error:
+            return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 409)
+        except (ClientDisconnect, TimeoutError):
+            return JSONResponse({"error": "the request did not come whole and in time"}, 400)
+
+    async def _admitted(self, request: Request) -> Grant:
+        """Rule 1."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        grant = granted(token, self._key) if scheme.lower() == "bearer" else None
+        if grant is None:
+            raise _No(401, "the header 'Authorization: Bearer …' must carry the token of a query of this driver")
+        run = request.headers.get("holdfast-run", "")
+        # Which runs are active the JVM says, for which nobody else should wait.
+        asked = asyncio.to_thread(self._is_run, grant, run) if grant.ends in (RUN, FRAME) else None
+        if not (self._has_process(grant) if asked is None else await asked):
+            raise _No(401, "the query of this token has ended")
+        make_known(request, grant.id)
+        self._tell(grant, request.client.host if request.client else "?")
+        return grant
+
+    @staticmethod
+    def _has_process(grant: Grant) -> bool:
+        pid, born = grant.process
+        return grant.ends != PROCESS or begun(pid) == born
+
+    def _is_run(self, grant: Grant, run: str) -> bool:
+        if grant.ends == FRAME:
+            return run in self._runs()
+        known = self._run_of.setdefault(grant.id, run)
+        while len(self._run_of) > _KNOWN_MAX:
+            del self._run_of[next(iter(self._run_of))]
+        return known == run and run in self._runs()
+
+    def _tell(self, grant: Grant, address: str) -> None:
+        """Rule 5."""
+        if (grant.id, address) in self._told:
+            return
+        self._told[grant.id, address] = None
+        while len(self._told) > _KNOWN_MAX:
+            del self._told[next(iter(self._told))]
+        names = ", ".join(Path(folder).name for folder in (*grant.reads, grant.results) if folder)
+        log.info("executors at %s do not see the folder of %s: they ask %s", address, names, self.address)
+
+    # Events ---------------------------------------------------------------------------------------------------------
+
+    async def _post_events(self, request: Request, grant: Grant) -> Any:
+        try:
+            ranges = msgspec.msgpack.decode(await _body(request, _QUESTION_BYTES_MAX), type=list[Range])
+        except msgspec.MsgspecError as error:
+            raise _No(400, f"events are asked for as parts of segments; {error}") from None
+        for part in ranges:
+            path = Path(part.path)
+            # Of its stream: below it lies the branch, in it the segment.
+            folder = str(path.parents[1]) if len(path.parents) > 1 else ""
+            if folder not in grant.reads or ".." in path.parts:
+                raise _No(403, f"this query does not read {part.path}")
+        return _Portion(self, ranges)
+
+    async def _get_pieces(self, request: Request, grant: Grant) -> Response:
+        """What stands in the log between two times: for a task that must read again what it lost."""
+        since, until = _number(request, "since_us"), _number(request, "until_us")
+
+        def look() -> bytes:
+            merge = Merge([StreamStore(Path(folder).parent).open(Path(folder).name) for folder in grant.reads])
+            try:
+                return msgspec.msgpack.encode(merge.pieces(since, until))
+            finally:
+                merge.close()
+
+        return _bytes(await asyncio.to_thread(look))
+
+    # Results and state ----------------------------------------------------------------------------------------------
+
+    async def _put_results(self, request: Request, grant: Grant) -> Response:
+        query, batch = request.query_params.get("query", ""), _number(request, "batch")
+        if not grant.results or not _QUERY.fullmatch(query):
+            raise _No(403, "this token is not for results of that query")
+        name = f"{query}.{batch}.{os.urandom(8).hex()}.arrow"
+        staging = Path(grant.results, "staging")
+        await self._upload(request, staging, name, durable=True)
+        return JSONResponse({"name": name})
+
+    async def _put_checkpoint(self, request: Request, grant: Grant) -> Response:
+        note = _stage(grant)
+        if note.output is None:
+            raise _No(403, "this operator has no checkpoints")
+        name = f"control.{os.urandom(8).hex()}.{_number(request, 'position_us')}.ctl"
+        await self._upload(request, note.output.folder / "staging", name, durable=False)
+        return JSONResponse({"name": name})
+
+    async def _upload(self, request: Request, folder: Path, name: str, *, durable: bool) -> None:
+        """Rule 4. As in the folder: results are synced; checkpoints are not, the driver copies them at once."""
+        disk = Disk() if durable else VolatileDisk()
+        disk.make_dir(folder)
+        async with self._received(request, folder / f".{name}", disk) as temporary:
+            disk.rename(temporary, folder / name)
+            disk.sync_dir(folder)
+
+    @contextlib.asynccontextmanager
+    async def _received(self, request: Request, temporary: Path, disk: Disk) -> AsyncIterator[Path]:
+        """The body in a file, for whoever puts it in its place (rule 3)."""
+        connection = connection_of(request)
+        if connection is not None:
+            connection.give_body(_UPLOAD_S_MAX)
+        size = 0
+        try:
+            with temporary.open("wb") as file:
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    if size > UPLOAD_BYTES_MAX:
+                        raise _No(413, f"a task may stage {UPLOAD_BYTES_MAX} bytes at most")
+                    file.write(chunk)
+                file.flush()
+                await asyncio.to_thread(disk.sync, file.fileno(), temporary)
+            yield temporary
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    async def _get_checkpoints(self, request: Request, grant: Grant) -> Any:
+        """Each with its length in front, as they are found: there may be as many of them as there is state."""
+        from holdfast.spark.stage_files import StageFiles
+
+        found = StageFiles(_stage(grant)).bodies(_number(request, "partition"), _number(request, "position_us"))
+        return StreamingResponse(part for body in found for part in (len(body).to_bytes(8, "little"), body))
+
+    async def _get_dealt(self, request: Request, grant: Grant) -> Response:
+        from holdfast.spark.stage_files import StageFiles
+
+        found = await asyncio.to_thread(StageFiles(_stage(grant)).dealt, _number(request, "position_us"))
+        return _bytes(msgspec.msgpack.encode(found))
+
+    async def _get_mark(self, request: Request, grant: Grant) -> Response:
+        from holdfast.spark.stage_files import StageFiles
+
+        # Not in a thread: who follows a log keeps its place there, for one at a time.
+        found = StageFiles(_stage(grant)).mark(_number(request, "partition"), _number(request, "position_us"))
+        return _bytes(msgspec.msgpack.encode(found))
+
+    async def _get_version(self, request: Request, grant: Grant) -> Response:
+        from holdfast.spark.versions import encoded
+
+        scratch = _stage(grant).scratch
+        partition, position = _number(request, "partition"), _number(request, "position_us")
+
+        def look() -> tuple[str, bytes | None]:
+            path = scratch.file(partition, position)
+            if path is not None:
+                with path.open("rb") as file:
+                    tag = tag_of(os.fstat(file.fileno()))
+                    return tag, None if tag == request.headers.get("if-none-match") else file.read()
+            version = scratch.load(partition, position)  # Of other partitions, or from another host.
+            return "", b"" if version is None else b"".join(encoded(version))
+
+        tag, data = await asyncio.to_thread(look)
+        if data is None:
+            return Response(status_code=304)
+        return _bytes(data, {"ETag": tag}) if data else Response(status_code=404)
+
+    async def _put_version(self, request: Request, grant: Grant) -> Response:
+        scratch = _stage(grant).scratch
+        partition, position = _number(request, "partition"), _number(request, "position_us")
+        async with self._received(request, scratch.beside(partition, position), VolatileDisk()) as temporary:
+            written = await asyncio.to_thread(scratch.adopt, partition, position, temporary)
+        return JSONResponse({"tag": tag_of(written)})
+
+    # A checkpoint that lies elsewhere, for the process that commits results ------------------------------------------
+
+    async def _get_checkpoint_file(self, request: Request, grant: Grant) -> Response:
+        path = _in_checkpoint(request, grant)
+        try:
+            return _bytes(await asyncio.to_thread(path.read_bytes))
+        except FileNotFoundError:
+            return Response(status_code=404)
+
+    async def _get_checkpoint_kind(self, request: Request, grant: Grant) -> Response:
+        path = _in_checkpoint(request, grant)
+        folder = await asyncio.to_thread(path.files.is_folder, path.uri)
+        return Response(status_code=404) if folder is None else _bytes(b"folder" if folder else b"file")
+
+
+class _Portion(Response):
+    """Parts of segments, one behind the other, straight from their files (rule 3)."""
+
+    def __init__(self, host: StreamHost, ranges: list[Range]) -> None:
+        super().__init__()
+        self._host, self._ranges = host, ranges
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection = connection_of(Request(scope))
+        assert connection is not None, "it runs on our own server"
+        with contextlib.ExitStack() as opened:
+            try:
+                found = await asyncio.to_thread(self._open, opened)
+            except HoldfastError as error:
+                status = 410 if isinstance(error, Removed) else 409
+                await JSONResponse({"error": str(error)}, status)(scope, receive, send)
+                return
+            size = sum(part.length for part in self._ranges)
+            headers = [(b"content-length", str(size).encode()), (b"content-type", b"application/octet-stream")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            for part, (file, begin) in zip(self._ranges, found, strict=True):
+                await connection.send_range(file, begin, part.length)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            self._host.bytes_sent += size
+
+    def _open(self, opened: contextlib.ExitStack) -> list[tuple[BinaryIO, int]]:
+        """Each segment once, however many of its parts are asked for: streams that are merged take turns, event by
+        event, and a process may have a thousand files."""
+        segments: dict[str, BinaryIO | None] = {}
+        found = []
+        for part in self._ranges:
+            if part.path not in segments:
+                file = segments[part.path] = _segment(part.path)
+                if file is not None:
+                    opened.enter_context(file)
+            found.append(_placed(part, segments[part.path]))
+        return found
+
+
+def _segment(path: str) -> BinaryIO | None:
+    """None: it is not on the disk."""
+    try:
+        return open(path, "rb", buffering=0)
+    except FileNotFoundError:
+        return None
+
+
+def _placed(part: Range, segment: BinaryIO | None) -> tuple[BinaryIO, int]:
+    """A file that has the part, and where: the segment, or what was brought of it from the archive."""
+    path = Path(part.path)
+    if segment is None:
+        archive = view_at(path.parent)
+        found = None if archive is None else archive.find(path.name)
+        if archive is None or found is None:
+            raise gone(path)
+        return io.BytesIO(archive.read(found, part.begin, part.begin + part.length)), 0
+    if part.begin < 0 or part.length < 0 or os.fstat(segment.fileno()).st_size < part.begin + part.length:
+        raise UsageError(f"{path} has no {part.length} bytes at {part.begin}; ask as the planner says")
+    return segment, part.begin
+
+
+def _stage(grant: Grant) -> Any:
+    from holdfast.spark.stage_files import StageNote
+
+    if not grant.stage:
+        raise _No(403, "this token is not of a query with an operator of Holdfast's")
+    return StageNote.decode(grant.stage)
+
+
+def _in_checkpoint(request: Request, grant: Grant) -> HadoopPath:
+    uri = request.query_params.get("uri", "")
+    if not grant.checkpoint or not uri.startswith(f"{grant.checkpoint.rstrip('/')}/") or ".." in uri.split("/"):
+        raise _No(403, f"this token is not for {uri[:200]}")
+    return hadoop_path(uri)
+
+
+def tag_of(written: os.stat_result) -> str:
+    """What tells a file from another one of the same name."""
+    return f"{written.st_ino}-{written.st_mtime_ns}"
+
+
+def _number(request: Request, name: str) -> int:
+    text = request.query_params.get(name, "")
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > 19:
+        raise _No(400, f"{name} must be a whole number; got {text[:40]!r}")
+    return int(text)
+
+
+async def _body(request: Request, bytes_max: int) -> bytes:
+    connection = connection_of(request)
+    if connection is not None:
+        connection.give_body(_UPLOAD_S_MAX)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > bytes_max:
+            raise _No(413, f"a body may have {bytes_max} bytes at most")
+    return bytes(body)
+
+
+def _bytes(data: bytes, headers: dict[str, str] | None = None) -> Response:
+    return Response(data, media_type="application/octet-stream", headers=headers)

@@ -1,0 +1,1 @@
+"""Tiered streams: sealed segments go to an object store; the disk keeps what is recent."""

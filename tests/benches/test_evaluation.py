@@ -1,0 +1,194 @@
+"""The report of figures and tables: registry, results and page, and the README's table that is made from them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from benches.evaluation.__main__ import BENCHES, HOME, Bench
+from benches.evaluation.figures import TEXTS, Claim, Curve, Figure, Grid, Plot, Stated, score, show
+from benches.evaluation.page import write_page
+from benches.evaluation.panel import panels
+from benches.evaluation.readme import BEGIN, END, README, rendered, replaced
+from benches.evaluation.registry import FIGURES
+from benches.evaluation.results import PUBLISHED, Missing, publish, read_all, sources, stamp, write
+from benches.report import FORMAT
+
+
+def kept(folder: Path, bench: str, **values: object) -> None:
+    folder.mkdir(exist_ok=True)
+    write(folder / f"{bench}.json", {
+        "format": FORMAT, "bench": bench, "date": "2026-01-02", "commit": "abc",
+        "command": f"python -m benches.{bench}", "machine": {"cores": 2}, "figures": values, "detail": {}})  # fmt: skip
+
+
+# The registry and what is published -----------------------------------------------------------------------------------
+
+
+def test_every_figure_has_a_number_of_its_own_and_a_statement() -> None:
+    names = [(figure.text, figure.number) for figure in FIGURES]
+    assert len(names) == len(set(names))
+    assert {text for text, _ in names} == set(TEXTS)
+    for figure in FIGURES:
+        assert re.fullmatch(r"(figure|table) [\d.-]+", figure.number)
+        assert figure.claims, f"{figure.text} {figure.number} has no statement"
+
+
+def test_every_figure_is_drawn_from_what_is_published_or_says_why_not() -> None:
+    for figure in FIGURES:
+        shown = show(figure, sources(None))
+        assert shown.drawn or shown.missing
+
+
+def test_no_published_statement_differs_without_a_reason() -> None:
+    unexplained = [(s.figure.number, j.said) for s in (show(figure, sources(None)) for figure in FIGURES)
+                   for j in s.judged if j.holds is False and not j.why]  # fmt: skip
+    assert unexplained == []
+
+
+def test_published_results_say_when_where_and_how_they_were_made() -> None:
+    found = read_all(PUBLISHED)
+    assert found
+    for result in found:
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", result.date)
+        assert re.fullmatch(r"[0-9a-f]{7,}\+?", result.commit)
+        assert result.command.startswith(f"python -m benches.{result.bench}")
+        assert result.machine["cores"]
+        assert result.source or result.others is not None, f"{result.bench}: under which conditions?"
+
+
+def test_the_readme_has_the_published_numbers() -> None:
+    readme = README.read_text()
+    assert readme == replaced(readme, rendered()), "run python -m benches.evaluation.readme"
+
+
+def test_a_readme_without_the_marks_is_refused() -> None:
+    with pytest.raises(ValueError, match="two comments"):
+        replaced("# Holdfast\n", "| table |\n")
+    assert replaced(f"a\n{BEGIN}old\n{END}b\n", "new\n") == f"a\n{BEGIN}new\n{END}b\n"
+
+
+@pytest.mark.parametrize("bench", BENCHES, ids=lambda b: b.name)
+def test_a_bench_of_the_report_knows_its_options(bench: Bench) -> None:
+    """Its module, and every option that it is called with."""
+    source = (HOME / "benches" / f"{bench.name}.py").read_text()
+    for option in (*bench.short, *bench.full):
+        assert not option.startswith("--") or f'add_argument("{option}"' in source.replace("(\n        ", "("), option
+
+
+def test_every_result_that_a_figure_asks_for_has_a_bench() -> None:
+    asked = {name for path in (HOME / "benches" / "evaluation").glob("text_*.py")
+             for name in re.findall(r"r\([\"'](\w+)[\"']\)", path.read_text())}  # fmt: skip
+    assert asked - {bench.name for bench in BENCHES} == set()
+
+
+# Judging --------------------------------------------------------------------------------------------------------------
+
+
+def figure(claim: Claim | Stated) -> Figure:
+    def draw(r: object) -> list[Plot]:
+        return [Plot("x", "y", [Curve("line", [(1, 10)])], [Curve("line", [(1, r("b")("x"))])])]  # type: ignore[operator]
+
+    return Figure("000", "figure 1", "A figure", draw, [claim])
+
+
+def test_a_statement_is_judged_by_our_numbers(tmp_path: Path) -> None:
+    claim = Claim("x is small", lambda r: (f"{r('b')('x')}", r("b")("x") < 5), "the machine is slow")
+    kept(tmp_path, "b", x=3)
+    assert score([show(figure(claim), sources(tmp_path))])._asdict() == {
+        "figures_in_texts": 1, "figures_drawn": 1, "statements": 1, "statements_hold": 1, "statements_explained": 0,
+        "statements_unexplained": 0, "statements_not_measured": 0}  # fmt: skip
+    kept(tmp_path, "b", x=7)
+    found = show(figure(claim), sources(tmp_path))
+    assert (found.judged[0].ours, found.judged[0].holds, found.judged[0].why) == ("7", False, "the machine is slow")
+    assert score([found]).statements_explained == 1
+    assert score([show(figure(claim._replace(why="")), sources(tmp_path))]).statements_unexplained == 1
+
+
+def test_what_was_not_measured_neither_holds_nor_differs(tmp_path: Path) -> None:
+    claim = Claim("x is small", lambda r: ("", r("b")("x") < 5))
+    found = show(figure(claim), sources(tmp_path))
+    assert not found.drawn
+    assert found.missing == "b was not run"
+    assert score([found]).statements_not_measured == 1
+
+
+def test_statements_that_a_bench_judged_are_taken_by_their_place(tmp_path: Path) -> None:
+    said = [{"where": "fig. 1", "text": "a", "here": "1", "holds": True, "reason": ""},
+            {"where": "fig. 1", "text": "b", "here": "2", "holds": False, "reason": "so"},
+            {"where": "fig. 2", "text": "c", "here": "3", "holds": True, "reason": ""}]  # fmt: skip
+    kept(tmp_path, "b", x=1, statements=said)
+    found = show(figure(Stated("b", ["fig. 1"])), sources(tmp_path)).judged
+    assert [(j.said, j.holds, j.why) for j in found] == [("a", True, ""), ("b", False, "so")]
+
+
+def test_a_run_that_lacks_a_value_leaves_it_to_the_published_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benches.evaluation.results.PUBLISHED", tmp_path / "published")
+    kept(tmp_path / "published", "b", x=1)
+    kept(tmp_path / "run", "b", y=2)
+    value, used = sources(tmp_path / "run").first(lambda r: r("b")("x"))
+    assert (value, len(used)) == (1, 1)
+    assert sources(tmp_path / "run").first(lambda r: r("b")("y"))[0] == 2
+    with pytest.raises(Missing, match="no z"):
+        sources(tmp_path / "run").first(lambda r: r("b")("z"))
+
+
+def test_only_full_and_undisturbed_runs_are_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benches.evaluation.results.PUBLISHED", tmp_path / "published")
+    (tmp_path / "published").mkdir()
+    for bench, full, others in (("a", True, 0.05), ("b", True, 0.4), ("c", False, 0.0)):
+        kept(tmp_path / "run", bench, x=1)
+        stamp(tmp_path / "run" / f"{bench}.json", full, others)
+    assert publish(tmp_path / "run") == ["a"]
+    assert [path.name for path in (tmp_path / "published").iterdir()] == ["a.json"]
+
+
+def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "b.json").write_text(json.dumps({"format": 99}))
+    with pytest.raises(ValueError, match=r"b\.json must have format 1; got 99"):
+        read_all(tmp_path)
+
+
+# Drawing --------------------------------------------------------------------------------------------------------------
+
+
+def marks(svg: str) -> list[str]:
+    return re.findall(r">([^<>]+)</text>", svg)
+
+
+def test_both_panels_have_the_same_axes() -> None:
+    for plot in (
+        Plot("x", "y", [Curve("a", [(1, 10)])], [Curve("a", [(1, 900), (8, 20)]), Curve("b", [(3, 1)])]),
+        Plot("x", "y", [Curve("a", [(1, 10)])], [Curve("a", [(10_000, 0.01)])], log_x=True, log_y=True),
+        Plot("x", "y", [Curve("a", [(0, 1)])], [Curve("a", [(0, 2), (1, 3)], errors=[(1, 4)])], groups=("p", "q")),
+    ):
+        theirs, ours = panels(plot)
+        assert marks(theirs) == marks(ours)
+        assert len(marks(ours)) >= 6
+
+
+def test_a_panel_without_curves_says_what_the_text_states() -> None:
+    theirs, ours = panels(Plot("x", "y", [], [Curve("a", [(1, 2)])], only="The text states an order."))
+    assert "The text states an order." in theirs
+    assert "The text states" not in ours
+
+
+def test_the_page_shows_verdicts_reasons_and_the_json_behind_them(tmp_path: Path) -> None:
+    kept(tmp_path, "b", x=7)
+    claim = Claim("x < 5 & small", lambda r: (f"{r('b')('x')}", r("b")("x") < 5), "because <it> is")
+    table = Figure("002", "table 1", "A table", lambda r: [Grid(["a"], [[r("b")("x")]])], [claim])
+    shown = [show(figure(claim), sources(tmp_path)), show(table, sources(tmp_path))]
+    machine = {"cores": 2, "memory_gib": 4, "system": "Linux 6", "python": "3.11"}
+    write_page(tmp_path / "page.html", shown, score(shown), machine, "2026-01-02")
+    page = (tmp_path / "page.html").read_text()
+    assert "x &lt; 5 &amp; small" in page
+    assert "because &lt;it&gt; is" in page
+    assert page.count(">differs</td>") == 2
+    assert 'id="json-b"' in page
+    assert "python -m benches.b · 2026-01-02 · commit abc" in page
+    assert "default-src 'none'" in page
+    assert "<script" not in page

@@ -1,0 +1,327 @@
+"""A topic with LogAppendTime, read by several hosts: copies are alike, and a lost host is no lost input (K3, D7)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+import holdfast
+from holdfast.clock import now_us, pause
+from holdfast.host.catalog import Catalog
+from holdfast.host.deployment import load_deployment
+from holdfast.host.sources import sources_on
+from holdfast.inputs.kafka import KafkaSource, kafka
+from holdfast.inputs.source import SourceSpec
+from holdfast.model.errors import UsageError
+from holdfast.model.time import instant_text
+from tests.checkpoint.servers import free_port
+from tests.inputs.kafka_server import Kafka, kafka_broker
+from tests.inputs.test_kafka import COLUMNS, PLACES, Filled, Topic, until
+from tests.spark.processes import REPOSITORY, environment
+
+#: Brokers, hosts and whoever feeds them have to take turns.
+PATIENCE_S = 240
+APPENDED = {"message_timestamp_type": "LogAppendTime"}
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Kafka]:
+    with kafka_broker() as server:
+        yield server
+
+
+class Feeding:
+    """Sends numbers to all partitions but the last, in turn, as time goes by."""
+
+    def __init__(self, topic: Topic, partitions: int, value: str = '{"n": %d}') -> None:
+        self._topic, self._partitions, self._value = topic, partitions, value
+        self._end = threading.Event()
+        self.sent = 0
+
+    def _run(self) -> None:
+        while not self._end.wait(0.01):
+            for p in range(self._partitions):
+                self._topic.put(p, (self._value % self.sent).encode(), 0)
+                self.sent += 1
+            self._topic.flush()
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        thread = threading.Thread(target=self._run)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._end.set()
+            thread.join()
+
+
+@pytest.mark.slow
+def test_copies_that_come_and_go_at_other_times_are_alike_byte_for_byte_k3(broker: Kafka, tmp_path: Path) -> None:
+    topic = Topic(broker, "copied", partitions=3, **APPENDED)
+    source = kafka(broker.address, topic="copied", slack="2s", columns=PLACES).shared()
+    first, second = Filled(tmp_path / "first", COLUMNS), Filled(tmp_path / "second", COLUMNS)
+    feeding = Feeding(topic, 2)  # The third partition is silent: what has ended is judged by the brokers' time.
+    with feeding.on(), first.run(source):
+        until(lambda: len(first.rows()) > 40, PATIENCE_S)
+        for _ in range(3):
+            known = len(second.rows())
+            with second.run(source):
+                until(lambda known=known: len(second.rows()) > known + 20, PATIENCE_S)
+        topic.put(2, b'{"n": -1}', 0)
+        topic.flush()
+        until(lambda: -1 in first.numbers(), PATIENCE_S)
+    shutil.copytree(first.root, tmp_path / "third")
+    third = Filled.__new__(Filled)
+    third.root, third.stream = tmp_path / "third", holdfast.open(tmp_path / "third" / "streams").open("s")
+    late = Filled(tmp_path / "late", COLUMNS)
+    copies = (first, second, third, late)
+    with ExitStack() as stack:
+        for copy in copies:
+            stack.enter_context(copy.run(source))
+        # All come to the same end: where the slack lies behind the last record.
+        until(lambda: len({len(copy.rows()) for copy in copies}) == 1 and -1 in late.numbers(), PATIENCE_S)
+    assert len(late.rows()) > 100
+    for copy in copies:
+        assert copy.bucket_bytes() == first.bucket_bytes()
+
+
+@pytest.mark.slow
+def test_a_topic_that_would_give_copies_that_differ_is_refused(broker: Kafka, tmp_path: Path) -> None:
+    def refused(name: str, why: str) -> None:
+        with pytest.raises(UsageError, match=why):
+            Filled(tmp_path / name).run_to_its_end(kafka(broker.address, topic=name).shared())
+
+    broker.create_topic("created")
+    refused("created", "message.timestamp.type=LogAppendTime.*it has CreateTime")
+    broker.create_topic("squeezed", cleanup_policy="compact", **APPENDED)
+    refused("squeezed", "must keep its records.*cleanup.policy=compact")
+    changed = Topic(broker, "changed", partitions=1)
+    changed.send(0, 1, 0)
+    changed.flush()
+    set_append_time(changed)
+    refused("changed", "partition 0, offset 0.*this one has its producer's|every record must have LogAppendTime")
+    from confluent_kafka import TopicPartition
+
+    removed = Topic(broker, "shortened", partitions=1, **APPENDED)
+    for n in range(3):
+        removed.send(0, n, 0)
+    removed.flush()
+    for done in removed.admin.delete_records([TopicPartition("shortened", 0, 2)]).values():
+        done.result(60)
+    refused("shortened", "must still have all records from the beginning on.*it has 2 to 3")
+    begun = kafka(broker.address, topic="shortened", begin="2020-01-01").shared()
+    with pytest.raises(UsageError, match="must still have all records"):
+        Filled(tmp_path / "too-early").run_to_its_end(begun)
+
+
+@pytest.mark.slow
+def test_a_topic_is_begun_with_the_first_record_of_a_time_by_all_hosts(broker: Kafka, tmp_path: Path) -> None:
+    topic = Topic(broker, "begun", partitions=2, **APPENDED)
+    for n in range(10):
+        topic.put(n % 2, b'{"n": %d}' % n, 0)
+        topic.flush()
+        pause(20_000)
+    from confluent_kafka import TopicPartition
+
+    for done in topic.admin.delete_records([TopicPartition("begun", p, 1) for p in (0, 1)]).values():
+        done.result(60)
+    times = stamps(topic)
+    source = kafka(broker.address, topic="begun", slack="10ms", begin=times[5].isoformat(), idle="advance").shared()
+    for copy in (Filled(tmp_path / "one", bucket="10ms"), Filled(tmp_path / "two", bucket="10ms")):
+        with copy.run(source):
+            until(lambda copy=copy: sorted(copy.numbers()) == [5, 6, 7, 8, 9])
+    # One that comes before the time has come leaves out what others, who come later, will never see.
+    early, began_us = Filled(tmp_path / "early", bucket="10ms"), now_us()
+    begin = instant_text(began_us + 3_600_000_000)
+    with early.run(kafka(broker.address, topic="begun", slack="10ms", begin=begin, idle="advance").shared()) as one:
+        until(lambda: one.status().get("lag") == 0)
+        topic.put(0, b'{"n": 10}', 0)
+        topic.flush()
+        until(lambda: early.stream.reader().boundary_us > began_us + 1_000_000)
+    assert early.numbers() == []
+
+
+def stamps(topic: Topic) -> dict[int, datetime]:
+    """The time of each number's record, by a client of its own."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer({"bootstrap.servers": topic.broker.address, "group.id": "oracle", "log_level": 0,
+                         "auto.offset.reset": "earliest"})  # fmt: skip
+    consumer.assign([TopicPartition(topic.name, p, 1) for p in (0, 1)])
+    found: dict[int, datetime] = {}
+    while len(found) < 8:
+        for message in consumer.consume(10, 1):
+            found[json.loads(message.value())["n"]] = datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
+    consumer.close()
+    return found
+
+
+def set_append_time(topic: Topic) -> None:
+    from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
+
+    entry = ConfigEntry("message.timestamp.type", "LogAppendTime", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic.name, incremental_configs=[entry])
+    for done in topic.admin.incremental_alter_configs([resource]).values():
+        done.result(60)
+
+
+class Deployed:
+    """Hosts as processes without Spark: a and b hold the topic, b and c count what it brings."""
+
+    def __init__(self, folder: Path, broker: str) -> None:
+        self.folder = folder
+        (folder / "app.py").write_text(
+            "import holdfast\n"
+            "app = holdfast.App('copies')\n"
+            "app.node(inputs=['flows'], name='counts', max_delay='10s', replicas=2)(lambda rows: rows)\n"
+        )
+        hosts = "".join(f"  {n}: {{address: '127.0.0.1:{free_port()}', root: {n}/}}\n" for n in "abc")
+        (folder / "d.yaml").write_text(
+            f"app: app.py\nhosts:\n{hosts}sources:\n  flows:\n    hosts: [a, b]\n"
+            f"    kafka: {{brokers: '{broker}', slack: 2s}}\n"
+            "    schema: source string, bytes bigint\n    bucket: 500ms\nnodes: {counts: [b, c]}\n"
+        )
+        load_deployment(folder / "d.yaml").make_token()
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str) -> None:
+        command = [sys.executable, "-m", "tests.load.plain_engine", str(self.folder / "d.yaml"), name]
+        with (self.folder / f"{name}.log").open("a") as log:
+            self.processes[name] = subprocess.Popen(
+                command, cwd=REPOSITORY, env=environment(), stdout=log, stderr=log
+            )  # fmt: skip
+
+    def stop(self, name: str, how: int = signal.SIGTERM) -> None:
+        process = self.processes.pop(name)
+        process.send_signal(how)
+        process.wait(60)
+
+    def close(self) -> None:
+        for name in list(self.processes):
+            self.stop(name, signal.SIGKILL)
+
+    def stream(self, host: str, name: str) -> holdfast.Stream | None:
+        store = holdfast.open(self.folder / host)
+        return store.open(name) if name in store.names() else None
+
+    def counts(self, host: str) -> list[tuple[object, ...]]:
+        """Stable results."""
+        stream = self.stream(host, "counts")
+        if stream is None:
+            return []
+        with stream.subscribe() as subscriber:
+            return [(row.stime, row.values["source"], row.values["n"]) for row in subscriber.rows(timeout=0)]
+
+    def buckets(self, host: str) -> list[bytes]:
+        stream = self.stream(host, "flows")
+        assert stream is not None
+        reader = stream.reader()
+        return [reader.read(e).serialize().to_pybytes() for e in reader.extents(-(2**62), reader.closed_until_us)]
+
+
+@pytest.mark.slow
+def test_while_a_host_with_a_copy_is_lost_results_go_on_from_the_other_d7_k3(broker: Kafka, tmp_path: Path) -> None:
+    topic = Topic(broker, "flows", partitions=2, **APPENDED)
+    deployed = Deployed(tmp_path, broker.address)
+    feeding = Feeding(topic, 2, '{"source": "north", "bytes": %d}')
+    with ExitStack() as stack:
+        stack.callback(deployed.close)
+        stack.enter_context(feeding.on())
+        for name in "abc":
+            deployed.start(name)
+        until(lambda: len(deployed.counts("c")) > 1 and len(deployed.counts("b")) > 1, PATIENCE_S)
+        deployed.stop("a", signal.SIGKILL)  # The one that c reads first.
+        known = len(deployed.counts("c"))
+        until(lambda: len(deployed.counts("c")) > known + 8, PATIENCE_S)
+        deployed.start("a")
+        deployed.stop("b", signal.SIGKILL)
+        known = len(deployed.counts("c"))
+        until(lambda: len(deployed.counts("c")) > known + 4, PATIENCE_S)
+        deployed.start("b")
+        known = len(deployed.counts("c"))
+        until(lambda: len(deployed.counts("b")) > known, PATIENCE_S)
+    a, b = deployed.buckets("a"), deployed.buckets("b")
+    least = min(len(a), len(b))
+    assert a[:least] == b[:least]
+    ours, theirs = deployed.counts("b"), deployed.counts("c")
+    least = min(len(ours), len(theirs))
+    assert ours[:least] == theirs[:least]
+    assert least > 12
+
+
+# -- without a broker --------------------------------------------------------------------------------------------------
+
+
+def deployment(tmp_path: Path, sources: str) -> tuple[holdfast.App, Path]:
+    app = holdfast.App("shop")
+    app.node(inputs=["orders"], name="totals")(lambda rows: rows)
+    path = tmp_path / "d.yaml"
+    hosts = "".join(f"  {n}: {{address: '127.0.0.1:{7401 + i}', root: {n}/}}\n" for i, n in enumerate("abc"))
+    path.write_text(f"app: x.py\nhosts:\n{hosts}sources:\n  orders: {sources}\nnodes: {{totals: [b, c]}}\n")
+    return app, path
+
+
+def test_each_of_the_hosts_reads_the_topic_and_readers_begin_with_their_own(tmp_path: Path) -> None:
+    app, path = deployment(tmp_path, "{hosts: [a, b], kafka: {brokers: 'x:9092'}, schema: n bigint}")
+    file = load_deployment(path)
+    for host in "ab":
+        source = sources_on(host, app, file)["orders"].source
+        assert isinstance(source, KafkaSource)
+        assert source.copies
+    assert sources_on("c", app, file) == {}
+    catalog = Catalog(app.diagram(), file)
+    assert catalog.producers("orders") == ("orders@a", "orders@b")
+    assert catalog.sources_on("b") == ("orders",)
+    assert catalog.plan_of("totals", "b", 1_000_000).inputs[0].producers == ("orders@b", "orders@a")
+    assert catalog.plan_of("totals", "c", 1_000_000).inputs[0].producers == ("orders@a", "orders@b")
+
+
+def test_one_host_reads_as_before(tmp_path: Path) -> None:
+    app, path = deployment(tmp_path, "{hosts: [a], kafka: {brokers: 'x:9092'}, schema: n bigint}")
+    source = sources_on("a", app, load_deployment(path))["orders"].source
+    assert isinstance(source, KafkaSource)
+    assert not source.copies
+
+
+@pytest.mark.parametrize(
+    ("sources", "why"),
+    [
+        ("{hosts: [a, a], kafka: {brokers: x}}", r"each once; got \[a, a\]"),
+        ("{hosts: [], kafka: {brokers: x}}", "one or more"),
+        ("{kafka: {brokers: x}}", "must have host: NAME or hosts"),
+        ("{host: a, hosts: [b], kafka: {brokers: x}}", "one of them only"),
+        ("{hosts: [a, d], kafka: {brokers: x}}", "no host 'd'"),
+        ("{hosts: [a, b]}", "nothing is said to fill it; name one host"),
+        ("{hosts: [a, b], kafka: {brokers: x, stime: at}}", "got stime='at'"),
+        ("{hosts: [a, b], kafka: {brokers: x, begin: latest}}", "got begin='latest'"),
+    ],
+)
+def test_hosts_that_would_hold_copies_that_differ_are_refused(tmp_path: Path, sources: str, why: str) -> None:
+    app, path = deployment(tmp_path, sources)
+    with pytest.raises(UsageError, match=why):
+        sources_on("a", app, load_deployment(path))
+
+
+def test_a_source_of_another_kind_cannot_have_several_hosts(tmp_path: Path) -> None:
+    class Other:
+        def text(self) -> str:
+            return "a pipe"
+
+    class Shop:
+        sources: ClassVar = {"orders": SourceSpec("orders", Other())}  # type: ignore[arg-type]
+
+    _, path = deployment(tmp_path, "{hosts: [a, b]}")
+    with pytest.raises(UsageError, match="filled by a pipe; name one host"):
+        sources_on("a", Shop(), load_deployment(path))  # type: ignore[arg-type]

@@ -1,0 +1,58 @@
+"""A real S3 server for tests and benches: moto's, as a process of its own on loopback."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from holdfast.clock import monotonic_us, pause
+
+ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
+
+
+class S3Server:
+    """Running until `stop`. `environment` is what a process needs to reach it."""
+
+    def __init__(self, log: str = os.devnull) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self.endpoint = f"http://127.0.0.1:{self.port}"
+        self.environment = {**ENVIRONMENT, "AWS_ENDPOINT": self.endpoint}
+        self._log = open(log, "wb")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)],
+            stdout=self._log, stderr=self._log, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        until = monotonic_us() + 60_000_000
+        while True:
+            try:
+                urllib.request.urlopen(f"{self.endpoint}/moto-api/", timeout=5).close()
+                break
+            except OSError:
+                if self._process.poll() is not None or monotonic_us() > until:
+                    raise
+                pause(50_000)
+
+    def make_bucket(self, name: str) -> None:
+        request = urllib.request.Request(f"{self.endpoint}/{name}", method="PUT")
+        urllib.request.urlopen(request, timeout=30).close()
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+
+
+@contextmanager
+def s3_server() -> Iterator[S3Server]:
+    server = S3Server()
+    try:
+        yield server
+    finally:
+        server.stop()

@@ -1,0 +1,141 @@
+"""The readers of queries are forked from a server of their JVM, and end with whom Spark knows. No Spark: `sleep` is
+the JVM, and a script the reader."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast.spark
+from holdfast.spark.worker_daemon import NO_THREADS
+from tests.spark.processes import REPOSITORY, environment, wait_for
+
+CLIENT = Path(holdfast.spark.__file__).with_name("reader_client.py")
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def client(address: Path, mark: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-I", "-S", str(CLIENT), str(address), sys.executable, "-m",
+               "tests.spark.stand_in_reader"]  # fmt: skip
+    env = {**environment(), "MARK": mark}
+    return subprocess.Popen(command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, text=True)
+
+
+def started_in_a_shell(folder: Path) -> str:
+    """A client whose JVM is the shell."""
+    address, python = folder / "readers.$$", sys.executable
+    return f'"{python}" -I -S "{CLIENT}" "{address}" "{python}" -m tests.spark.stand_in_reader'
+
+
+def said(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    found: dict[str, Any] = json.loads(process.stdout.readline())
+    return found
+
+
+def servers(address: Path) -> list[Path]:
+    """The processes that serve, or are about to."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"reader_server\0{address}\0" in (process / "cmdline").read_text():
+                found.append(process)
+    return found
+
+
+@pytest.fixture
+def jvm() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def address(jvm: subprocess.Popen[bytes], tmp_path: Path) -> Iterator[Path]:
+    """Of a server that serves."""
+    path = tmp_path / f"readers.{jvm.pid}"
+    with (tmp_path / f"{path.name}.lock").open("w") as lock:
+        command = [sys.executable, "-m", "holdfast.spark.reader_server", str(path), str(jvm.pid), str(lock.fileno())]
+        server = subprocess.Popen(command, env={**environment(), **NO_THREADS}, pass_fds=[lock.fileno()])
+    with server:
+        wait_for(path.exists, "the server")
+        yield path
+        jvm.kill()
+        assert server.wait(30) == 0, "it ends with its JVM"
+    assert not path.exists()
+
+
+def test_a_reader_has_its_clients_environment_and_output_and_what_was_imported(address: Path) -> None:
+    with client(address, "short") as process:
+        found = said(process)
+        assert (found["arrow"], found["mark"]) == (True, "short")
+        assert process.wait(30) == 0, "the client ends with its reader"
+
+
+def test_a_reader_whose_client_is_killed_ends(address: Path) -> None:
+    with client(address, "long") as process:
+        reader = said(process)["pid"]
+        assert reader != process.pid
+        process.send_signal(signal.SIGTERM)
+    wait_for(lambda: not alive(reader), "the reader's end")
+
+
+def test_a_server_that_cannot_serve_is_not_started_again_and_again(tmp_path: Path) -> None:
+    one = (
+        f'"{sys.executable}" -I -S "{CLIENT}" "{tmp_path}/readers.$$" "{sys.executable}" -m tests.spark.stand_in_reader'
+    )
+    env = {**environment(), "JE_ARROW_MALLOC_CONF": "background_thread:true", "MARK": "short"}
+    with subprocess.Popen(
+        ["sh", "-c", f"{one}; exec sleep 600"], cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, text=True
+    ) as jvm:
+        lock = tmp_path / f"readers.{jvm.pid}.lock"
+        assert said(jvm)["arrow"] is False
+        wait_for(lambda: lock.read_text() == "something that readers import starts a thread", "the server's word")
+        wait_for(lambda: not servers(lock.with_suffix("")), "its end")
+        with client(lock.with_suffix(""), "short") as process:
+            assert said(process)["arrow"] is False
+        assert not servers(lock.with_suffix(""))
+        jvm.kill()
+
+
+def test_what_is_no_request_is_ignored(address: Path) -> None:
+    for words in (b"", b"GET", b"\xff\xff\xff\xff{}", b"\0\0\0\2[]"):
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(str(address))
+            stranger.sendall(words)
+    with client(address, "short") as process:
+        assert said(process)["arrow"] is True
+
+
+def test_without_a_server_the_client_becomes_the_reader_and_starts_one_for_the_next(tmp_path: Path) -> None:
+    one = (
+        f'"{sys.executable}" -I -S "{CLIENT}" "{tmp_path}/readers.$$" "{sys.executable}" -m tests.spark.stand_in_reader'
+    )
+    env = {**environment(), **NO_THREADS, "MARK": "short"}
+    with subprocess.Popen(
+        ["sh", "-c", f"{one} & {one} & exec sleep 600"], cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, text=True
+    ) as jvm:
+        path = tmp_path / f"readers.{jvm.pid}"
+        assert [said(jvm)["arrow"], said(jvm)["arrow"]] == [False, False]
+        wait_for(path.exists, "the server")
+        assert len(servers(path)) == 1, "of two that come at once, one starts it"
+        with client(path, "short") as process:
+            assert said(process)["arrow"] is True
+        jvm.kill()
+    wait_for(lambda: not path.exists(), "the server's end")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,507 @@
+"""Executors that do not see the folder of the streams get the same bytes from the driver's host, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+import polars as pl
+import pytest
+
+import holdfast
+from holdfast.clock import now_us
+from holdfast.inputs.http_server import ImpatientProtocol
+from holdfast.inputs.network import Access
+from holdfast.model.errors import PeerError, StorageError, UsageError
+from holdfast.protocol.cec.policy import Measured
+from holdfast.spark import control, host_client, stream_host
+from holdfast.spark.cluster_security import make_certificate, serving
+from holdfast.spark.grants import (
+    AUTO,
+    FRAME,
+    HOST,
+    PROCESS,
+    RUN,
+    SESSION,
+    VARIABLE,
+    Grant,
+    Way,
+    checked_choice,
+    noted_host,
+    sign,
+    way_for,
+)
+from holdfast.spark.hadoop_path import HadoopFiles, HadoopPath, checkpoint_folder
+from holdfast.spark.host_client import HostClient, RemoteBodies, bodies_for, pieces_between, stage_results
+from holdfast.spark.remote_stage_files import RemoteStageFiles, stage_files_for
+from holdfast.spark.sink import Target
+from holdfast.spark.stage_files import Output, StageFiles, StageNote
+from holdfast.spark.stream_host import StreamHost
+from holdfast.spark.versions import Scratch, Version
+from holdfast.spark.wal import batch_boundary, read_wal
+from holdfast.stream.archive.archiver import archive_once
+from holdfast.stream.definition import Retention
+from holdfast.stream.disk import Disk
+from holdfast.stream.merge import Bodies, Merge, PieceReader, path_of
+from tests.spark.conftest import fill
+from tests.spark.processes import wait_for
+
+FOREVER = 2**62
+
+
+class Runs:
+    """The runs that are active."""
+
+    def __init__(self) -> None:
+        self.active: set[str] = set()
+
+    def __call__(self) -> set[str]:
+        return self.active
+
+
+@pytest.fixture
+def runs() -> Runs:
+    return Runs()
+
+
+@pytest.fixture
+def host(tmp_path: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> Iterator[StreamHost]:
+    note = tmp_path / "host"
+    host = StreamHost(Access(), "127.0.0.1", HOST, note, runs)
+    monkeypatch.setenv(VARIABLE, str(note))
+    yield host
+    host.close()
+
+
+def given(way: Way | None) -> Way:
+    assert way is not None
+    return way
+
+
+def rows_of(merge: Merge, bodies: Bodies) -> list[dict[str, object]]:
+    reader = PieceReader(merge.sources, stream_column=True, bodies=bodies)
+    try:
+        return [row for batch in reader.read(merge.pieces(-FOREVER, FOREVER), -FOREVER, FOREVER)
+                for row in batch.to_pylist()]  # fmt: skip
+    finally:
+        reader.close()
+
+
+def test_what_the_host_sends_is_what_lies_in_the_folder(
+    host: StreamHost, store: holdfast.StreamStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_client, "PORTION_BYTES", 4096)  # Many portions, and events that are larger than one.
+    streams = [fill(store, name, [(i * 0.01, f"k{i % 7}", i) for i in range(2000)]) for name in ("a", "b")]
+    merge = Merge(streams)
+    way = given(way_for([s.folder for s in merge.sources], PROCESS))
+    assert rows_of(merge, RemoteBodies(way)) == rows_of(merge, Bodies())
+    assert pieces_between(way, -FOREVER, FOREVER) == merge.pieces(-FOREVER, FOREVER)
+    assert host.bytes_sent > 0
+
+
+def test_what_left_the_disk_comes_from_the_archive(
+    host: StreamHost, store: holdfast.StreamStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.stream.retention.wake_archiver", lambda *args, **options: None)
+    (tmp_path / "archive").mkdir()
+    stream = fill(store, "a", [(i * 0.1, "k" * 500, i) for i in range(500)], archive=f"file://{tmp_path}/archive",
+                  segment_bytes=16 << 10, retention=Retention(size_bytes=64 << 10))  # fmt: skip
+    merge = Merge([stream])
+    before = rows_of(merge, Bodies())
+    archive_once(stream.folder / "main", stream.definition, disk=Disk(), clock=now_us)
+    stream.retain()
+    paths = {path_of(merge.sources, piece) for piece in merge.pieces(-FOREVER, FOREVER)}
+    assert any(not path.exists() for path in paths)
+    way = given(way_for([s.folder for s in merge.sources], PROCESS))
+    assert rows_of(merge, RemoteBodies(way)) == before
+    assert len(before) == 500
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="making a certificate needs openssl")
+def test_the_same_over_tls_with_the_one_certificate_that_the_driver_has_told(
+    store: holdfast.StreamStore, tmp_path: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"spark.driver.host": "192.0.2.1", "spark.driver.bindAddress": "127.0.0.1", "spark.authenticate": "true"}
+    access, advertised = serving(settings, tmp_path)
+    assert (access.certificate, advertised) == (tmp_path / "executors.pem", "192.0.2.1")
+    note, merge = tmp_path / "host", Merge([fill(store, "a", [(i * 0.01, "k" * 500, i) for i in range(5000)])])
+    host = StreamHost(access, "127.0.0.1", HOST, note, runs)
+    monkeypatch.setenv(VARIABLE, str(note))
+    try:
+        way = given(way_for([s.folder for s in merge.sources], PROCESS))
+        assert way.address.startswith("https://")
+        assert rows_of(merge, RemoteBodies(way)) == rows_of(merge, Bodies())
+        make_certificate(tmp_path / "other.pem", tmp_path / "other.key")
+        stranger = way._replace(certificate=(tmp_path / "other.pem").read_text())
+        monkeypatch.setattr(host_client, "_PAUSES_S", ())
+        with pytest.raises(PeerError, match="certificate verify failed"):
+            rows_of(merge, RemoteBodies(stranger))
+    finally:
+        host.close()
+
+
+def test_executors_are_served_in_the_clear_only_where_nobody_else_is(tmp_path: Path) -> None:
+    """X1."""
+    for settings in ({"spark.driver.host": "127.0.0.1"}, {"spark.driver.host": "x", "spark.authenticate": "false"}):
+        assert serving(settings, tmp_path)[0].certificate is None
+    inside = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "0.0.0.0"}
+    assert serving(inside, tmp_path)[0].host == "127.0.0.1"  # Executors come from this machine: so does everybody.
+    given = {"spark.driver.host": "x", "spark.holdfast.certificate": "c.pem", "spark.holdfast.key": "k.pem"}
+    access, _ = serving({**given, "spark.holdfast.port": "7500"}, tmp_path)
+    assert (access.certificate, access.key, access.port) == (Path("c.pem"), Path("k.pem"), 7500)
+    with pytest.raises(UsageError, match="must be a port"):
+        serving({**given, "spark.holdfast.port": "any"}, tmp_path)
+    with pytest.raises(UsageError, match="must be one of auto, folder, host"):
+        checked_choice("driver")
+
+
+def test_tasks_of_one_executor_share_what_one_of_them_has_brought(
+    host: StreamHost, store: holdfast.StreamStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "executor"))
+    merge = Merge([fill(store, "a", [(i * 0.01, "k", i) for i in range(2000)])])
+    way = given(way_for([s.folder for s in merge.sources], PROCESS))
+    found = [rows_of(merge, RemoteBodies(way, shared=True)) for _ in range(3)]
+    assert found[0] == found[1] == found[2] == rows_of(merge, Bodies())
+    events = [(path_of(merge.sources, piece), piece.fields) for piece in merge.pieces(-FOREVER, FOREVER)]
+    assert host.bytes_sent == sum(portion.size for portion in host_client.portions(events))
+
+
+def test_what_an_executor_keeps_of_a_stream_is_not_taken_for_one_that_was_made_anew(
+    host: StreamHost, store: holdfast.StreamStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "executor"))
+    for key in ("k", "l"):
+        merge = Merge([fill(store, "a", [(i * 0.01, key, i) for i in range(50)])])
+        way = given(way_for([s.folder for s in merge.sources], PROCESS))
+        assert {row["key"] for row in rows_of(merge, RemoteBodies(way, shared=True))} == {key}
+        merge.close()
+        store.delete("a")
+
+
+def test_a_damaged_byte_on_the_way_is_found(
+    host: StreamHost, store: holdfast.StreamStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L4."""
+    merge = Merge([fill(store, "a", [(0.0, "k", 1)])])
+    way = given(way_for([s.folder for s in merge.sources], PROCESS))
+    asked = HostClient.ask
+
+    def damaged(self: HostClient, *args: object) -> host_client.Answer:
+        answer = asked(self, *args)  # type: ignore[arg-type]
+        data = bytearray(answer.data)
+        data[-1] ^= 1
+        return answer._replace(data=host_client.pa.py_buffer(bytes(data)))
+
+    monkeypatch.setattr(HostClient, "ask", damaged)
+    with pytest.raises(holdfast.HoldfastError, match="does not match its checksum"):
+        rows_of(merge, RemoteBodies(way))
+
+
+def test_a_folder_is_taken_if_it_is_the_same_and_not_only_called_the_same(
+    tmp_path: Path, store: holdfast.StreamStore, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = tmp_path / "host"
+    host = StreamHost(Access(), "127.0.0.1", AUTO, note, runs)
+    monkeypatch.setenv(VARIABLE, str(note))
+    try:
+        stream = fill(store, "a", [(0.0, "k", 1)])
+        way = given(way_for([str(stream.folder)], PROCESS))
+        assert way.sees_folder()
+        assert type(bodies_for(way)) is Bodies
+        path = stream.folder / "stream"
+        copy = path.read_bytes()
+        path.rename(path.with_name("kept"))
+        assert not way.sees_folder()
+        path.write_bytes(copy)
+        assert not way.sees_folder()
+        assert type(bodies_for(way)) is RemoteBodies
+    finally:
+        host.close()
+
+
+def test_a_reader_that_takes_nothing_is_dropped_and_others_are_served(
+    host: StreamHost, store: holdfast.StreamStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X4."""
+    monkeypatch.setattr(ImpatientProtocol, "answer_s_max", 0.3)
+    stream = fill(store, "a", [(0.0, "k", 1)])
+    long = stream.folder / "main" / "long"
+    long.touch()
+    os.truncate(long, 256 << 20)  # More than sockets hold.
+    way = given(way_for([str(stream.folder)], PROCESS))
+    body = msgspec.msgpack.encode([(str(long), 0, 256 << 20)])
+    parts = urlsplit(way.address)
+    with socket.create_connection((parts.hostname, parts.port)) as silent:
+        head = f"POST /v1/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {way.token}\r\n"
+        silent.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        assert silent.recv(12) == b"HTTP/1.1 200"
+        wait_for(lambda: not host._server.server_state.connections, "the silent reader to be dropped")
+    assert rows_of(Merge([stream]), RemoteBodies(way)) == rows_of(Merge([stream]), Bodies())
+
+
+def test_a_portion_of_many_parts_needs_no_more_files_than_it_has_segments(
+    host: StreamHost, store: holdfast.StreamStore
+) -> None:
+    """Of two streams that are merged, every other event is of the same segment."""
+    streams = [fill(store, name, [(0.0, "k", 1)]) for name in ("a", "b")]
+    client = HostClient(given(way_for([str(s.folder) for s in streams], PROCESS)))
+    segments = [next((s.folder / "main").glob("*.seg")) for s in streams]
+    parts = [(str(segments[n % 2]), 0, 8) for n in range(3000)]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(limits[0], 1024), limits[1]))
+    try:
+        found = client.ask("POST", "/v1/events", msgspec.msgpack.encode(parts)).data
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        client.close()
+    assert bytes(found) == b"".join(s.read_bytes()[:8] for s in segments) * 1500
+
+
+def test_a_task_that_finds_no_place_asks_again(
+    host: StreamHost, store: holdfast.StreamStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.inputs.places.TOKEN_MAX", 1)
+    stream = fill(store, "a", [(0.0, "k", 1)])
+    way = given(way_for([str(stream.folder)], PROCESS))
+    first, second = HostClient(way), HostClient(way)
+    asked = "/v1/pieces?since_us=0&until_us=0"
+    assert first.ask("GET", asked).status == 200
+    refused: list[float] = []
+
+    def pause(seconds: float) -> None:
+        refused.append(seconds)
+        first.close()
+        wait_for(lambda: not host._server.server_state.connections, "the first to be gone")
+
+    monkeypatch.setattr(host_client, "time", types.SimpleNamespace(sleep=pause))
+    assert second.ask("GET", asked).status == 200
+    assert refused
+    second.close()
+
+
+def test_a_query_over_a_thousand_streams_is_heard(host: StreamHost, store: holdfast.StreamStore) -> None:
+    """Its token names them all, and comes in several packets."""
+    stream = fill(store, "a", [(0.0, "k", 1)])
+    way = given(way_for([str(stream.folder), *(f"/data/streams/monitor-{n:05}" for n in range(1000))], PROCESS))
+    body = msgspec.msgpack.encode([(str(next((stream.folder / "main").glob("*.seg"))), 0, 8)])
+    head = f"POST /v1/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {way.token}\r\n"
+    said = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    parts = urlsplit(way.address)
+    with socket.create_connection((parts.hostname, parts.port)) as split:
+        for begin in range(0, len(said), 8192):
+            split.sendall(said[begin : begin + 8192])
+            time.sleep(0.005)
+        assert split.recv(12) == b"HTTP/1.1 200"
+
+
+def test_a_token_opens_the_folders_of_its_query_and_no_others(host: StreamHost, store: holdfast.StreamStore) -> None:
+    """X1, X2."""
+    a, b = (fill(store, name, [(0.0, "k", 1)]) for name in ("a", "b"))
+    way = given(way_for([str(a.folder)], PROCESS))
+    with pytest.raises(PeerError, match="does not read"):
+        rows_of(Merge([b]), RemoteBodies(way))
+    sneaky = HostClient(way)
+    for path in (f"{a.folder}/main/../../b/stream", f"{a.folder}/../../host", "/etc/passwd", "x"):
+        with pytest.raises(PeerError, match="does not read"):
+            sneaky.ask("POST", "/v1/events", msgspec.msgpack.encode([(path, 0, 64)]))
+    for refused in ("/v1/results?query=q&batch=1", "/v1/version?partition=0&position_us=1"):
+        with pytest.raises(PeerError, match="this token is not"):
+            sneaky.ask("PUT", refused, b"x")
+    forged = way._replace(token=sign(Grant("x" * 32, SESSION, reads=(str(b.folder),)), b"a key of one's own"))
+    with pytest.raises(PeerError, match="must carry the token"):
+        rows_of(Merge([b]), RemoteBodies(forged))
+
+
+def test_a_token_ends_with_the_process_that_plans_its_query(host: StreamHost, store: holdfast.StreamStore) -> None:
+    stream = fill(store, "a", [(0.0, "k", 1)])
+    code = "import sys, pickle; from holdfast.spark.grants import way_for, PROCESS; "
+    code += f"sys.stdout.buffer.write(pickle.dumps(way_for([{str(stream.folder)!r}], PROCESS)))"
+    made = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout
+    with pytest.raises(PeerError, match="has ended"):
+        rows_of(Merge([stream]), RemoteBodies(pickle.loads(made)))
+
+
+def test_a_token_of_a_run_is_for_that_run_and_ends_with_it(
+    host: StreamHost, store: holdfast.StreamStore, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = store.create("out", "value bigint")
+    way = given(way_for((), RUN, results=str(stream.folder)))
+    with pytest.raises(PeerError, match="has ended"):
+        stage_results(way, "q", "3", b"rows")
+    runs.active = {"", "another"}  # A task outside of Spark says no run.
+    way = given(way_for((), RUN, results=str(stream.folder)))
+    name = stage_results(way, "q", "3", b"rows")
+    assert (stream.folder / "staging" / name).read_bytes() == b"rows"
+    assert name.startswith("q.3.")
+    client = HostClient(way)
+    client._headers["Holdfast-Run"] = "another"
+    with pytest.raises(PeerError, match="has ended"):
+        client.ask("PUT", "/v1/results?query=q&batch=4", b"rows")
+    runs.active = set()
+    with pytest.raises(PeerError, match="has ended"):
+        stage_results(way, "q", "5", b"rows")
+    assert [p.name for p in (stream.folder / "staging").iterdir()] == [name]
+
+
+def test_a_token_of_a_frame_is_for_all_queries_over_it_that_run(
+    host: StreamHost, store: holdfast.StreamStore, runs: Runs
+) -> None:
+    stream = store.create("out", "value bigint")
+    way = given(way_for((), FRAME, results=str(stream.folder)))
+    client = HostClient(way)
+    for run in ("first", "second"):
+        runs.active = {run}
+        client._headers["Holdfast-Run"] = run
+        assert client.ask("PUT", "/v1/results?query=q&batch=1", b"rows").status == 200
+    client._headers["Holdfast-Run"] = "first"
+    with pytest.raises(PeerError, match="has ended"):
+        client.ask("PUT", "/v1/results?query=q&batch=2", b"rows")
+
+
+def test_a_worker_that_is_used_again_says_the_run_of_its_task(
+    host: StreamHost, store: holdfast.StreamStore, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query that is stopped and started again over the same frame has the same token and another run."""
+    stream = store.create("out", "value bigint")
+    note = StageNote("sum", Scratch(str(stream.folder / "state"), "sum", 2), Output(str(store.root), "out"))
+    way = given(way_for((), FRAME, results=str(stream.folder), stage=note.encode(), scratch=note.scratch.folder))
+    for run in ("first", "second"):
+        runs.active = {run}
+        task = types.SimpleNamespace(getLocalProperty=lambda name, run=run: run)
+        monkeypatch.setattr(host_client.TaskContext, "get", lambda task=task: task)
+        assert stage_files_for(way, note).load(0, 1000) is None
+
+
+def test_what_a_killed_driver_has_left_of_an_upload_goes_with_its_batch(store: holdfast.StreamStore) -> None:
+    stream = store.create("out", "value bigint")
+    target = Target({"root": str(store.root), "path": "out"}, stream.definition.stored)
+    staging = stream.folder / "staging"
+    staging.mkdir()
+    for name in (".q.3.ab.arrow", "q.3.cd.arrow", ".q.4.ef.arrow", ".control.ab.30.ctl", ".control.cd.40.ctl"):
+        (staging / name).touch()
+    target.discard("q", "3")
+    control.discard(staging, 30)
+    assert {path.name for path in staging.iterdir()} == {".q.4.ef.arrow", ".control.cd.40.ctl"}
+
+
+def test_versions_of_a_state_are_kept_at_the_host(host: StreamHost, store: holdfast.StreamStore) -> None:
+    stream = store.create("out", "value bigint")
+    note = StageNote("sum", Scratch(str(stream.folder / "state"), "sum", 2), Output(str(store.root), "out"))
+    way = given(way_for((), SESSION, results=str(stream.folder), stage=note.encode(), scratch=note.scratch.folder))
+    remote, near = stage_files_for(way, note), StageFiles(note)
+    assert isinstance(remote, RemoteStageFiles)
+    block = pl.DataFrame({"_h": [1, 2, 3], "_v0": [1.5, None, 2.5]})
+    version = Version({7: block}, Measured(), 12)
+    assert remote.load(0, 1000) is None
+    remote.store(0, 1000, version)
+    kept = remote.load(0, 1000)
+    assert kept is version  # It is still the one: nothing travelled.
+    found = near.load(0, 1000)
+    assert found is not None
+    assert found.mark == 12
+    assert found.blocks[7].equals(block)
+    other = Version({7: block.with_columns(pl.lit(4.0).alias("_v0"))}, Measured(), 13)
+    near.store(0, 1000, other)  # Another worker has it now.
+    again = remote.load(0, 1000)
+    assert again is not None
+    assert again.mark == 13
+    near.store(1, 1000, version)
+    assert note.scratch.has(1000)
+    assert remote.mark(0, 1000) is None
+    assert remote.dealt(1000) == near.dealt(1000)
+    assert list(remote.bodies(0, 1000)) == []
+
+
+def test_a_version_that_is_too_long_is_refused_and_leaves_nothing(
+    host: StreamHost, store: holdfast.StreamStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X4: it goes to the disk as it comes."""
+    monkeypatch.setattr(stream_host, "UPLOAD_BYTES_MAX", 1 << 20)
+    stream = store.create("out", "value bigint")
+    note = StageNote("sum", Scratch(str(stream.folder / "state"), "sum", 2), Output(str(store.root), "out"))
+    client = HostClient(given(way_for((), SESSION, results=str(stream.folder), stage=note.encode())))
+    whole = bytes(1 << 20)
+    with pytest.raises(PeerError, match="may stage 1048576 bytes at most"):
+        client.ask("PUT", "/v1/version?partition=0&position_us=7", whole + b"x")
+    assert [path for path in (stream.folder / "state").rglob("*") if path.is_file()] == []
+    assert client.ask("PUT", "/v1/version?partition=0&position_us=7", whole).status == 200
+    (kept,) = [path for path in (stream.folder / "state").rglob("*") if path.is_file()]
+    assert kept.stat().st_size == 1 << 20
+
+
+def test_sparks_own_state_in_a_checkpoint_that_is_not_the_drivers_is_refused(
+    store: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    stream = store.create("out", "value bigint")
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    given = {"root": str(store.root), "path": "out", "checkpointlocation": f"file://{checkpoint}"}
+    target = Target(given, stream.definition.stored)
+    (checkpoint / "state").mkdir()
+    assert target.take(iter([]), "q", "r", "0").rows == 0
+    checkpoint.rename(tmp_path / "the driver's")
+    assert target.take(iter([]), "q", "r", "0").rows == 0  # Nothing of Spark's state came here.
+    (checkpoint / "state").mkdir(parents=True)
+    with pytest.raises(UsageError, match="needs a checkpoint that executors and driver share"):
+        target.take(iter([]), "q", "r", "0")
+
+
+class FolderFiles(HadoopFiles):
+    """A filesystem of somebody's, which only the driver reaches: below a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def _path(self, uri: str) -> Path:
+        return self._folder / uri.removeprefix("far://away/")
+
+    def read(self, uri: str) -> bytes:
+        return self._path(uri).read_bytes()
+
+    def is_folder(self, uri: str) -> bool | None:
+        path = self._path(uri)
+        return path.is_dir() if path.exists() else None
+
+
+def test_a_process_without_a_jvm_reads_the_record_of_a_batch_through_the_driver(
+    host: StreamHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
+    monkeypatch.setattr(stream_host, "hadoop_path", lambda uri: HadoopPath(uri, FolderFiles(tmp_path)))
+    for name, until_us in (("mine", 5_000_000), ("other", 7_000_000)):
+        (tmp_path / name / "offsets").mkdir(parents=True)
+        (tmp_path / name / "offsets" / "3").write_text(f'v1\n{{"batchWatermarkMs":17}}\n{{"until_us":{until_us}}}')
+    mine = checkpoint_folder("far://away/mine")
+    assert read_wal(mine, 3) == (17, [5_000_000])
+    assert batch_boundary("far://away/mine", 3, "auto", lambda: 0) == 5_000_000
+    (tmp_path / "mine" / "state").mkdir()
+    assert (mine / "state").is_dir()
+    assert batch_boundary("far://away/mine", 3, "auto", lambda: 0) == 17_000
+    with pytest.raises(StorageError, match="it is not there"):
+        read_wal(mine, 4)
+    for outside in ("../other/offsets/3", "/../../other"):
+        with pytest.raises(PeerError, match="this token is not for"):
+            (mine / outside).read_bytes()
+    monkeypatch.delenv(VARIABLE)
+    with pytest.raises(StorageError, match="is reached through the driver"):
+        checkpoint_folder("far://away/mine")
+
+
+def test_nobody_serves_where_no_session_on_a_cluster_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert way_for(["x"], PROCESS) is None
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "gone"))
+    assert noted_host() is None
+    assert type(bodies_for(None)) is Bodies

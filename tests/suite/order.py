@@ -1,0 +1,33 @@
+"""Which files are begun first: those that take longest, so that none of them is left for the end and runs alone.
+
+And before all others those of tests/spark: as long as a worker has only these, they share one JVM. `make test` names
+the longest files at its end; a file that is missing here costs time, nothing else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+LONGEST = (
+    "spark/test_islands.py", "spark/test_cluster.py", "docs/test_docs.py", "inputs/test_kafka_copies.py",
+    "spark/test_fork.py",
+    "host/test_embedded.py", "load/test_real_movement.py", "host/test_changed_nodes.py", "cli/test_verbs.py",
+    "spark/test_stage.py", "spark/test_tentative_source.py", "sinks/test_kafka_sink.py", "cli/test_bad_input.py",
+    "spark/test_sink.py", "spark/test_keyed.py", "checkpoint/test_stores.py", "docs/test_running.py",
+    "console/test_page.py", "faults/test_changed_deployment.py", "faults/test_rebuild.py",
+    "faults/test_kill.py", "fuzz/test_fuzz.py", "spark/test_partitions.py",
+    "inputs/test_kafka.py", "load/test_load_of_its_own_accord.py", "load/test_movement_that_fails.py",
+    "host/test_engine.py", "sinks/test_duckdb.py", "sinks/test_postgres.py", "host/test_flow_nodes.py",
+    "cli/test_deployed.py", "faults/test_cuts.py", "spark/test_source.py", "stream/test_repair.py",
+    "host/test_client.py", "operators/test_crashes.py", "sinks/test_iceberg.py", "load/test_state_that_moves.py",
+    "sim/test_load_schedules.py", "suite/test_suite.py", "faults/test_load_moves.py",
+)  # fmt: skip
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    turn = {TESTS / file: n for n, file in enumerate(LONGEST)}
+    items.sort(key=lambda item: (TESTS / "spark" not in item.path.parents, turn.get(item.path, len(turn))))
