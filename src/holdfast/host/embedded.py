@@ -171,10 +171,10 @@ class Running:
         """Return once every node is STABLE; raise if that takes too long, or will never be."""
         deadline = monotonic_us() + duration_us(timeout)
         while True:
+            self._check_nodes()
             replicas = self.status()["replicas"]
             if all(replica["state"] == "STABLE" for replica in replicas):
                 return
-            self._check_nodes()
             if monotonic_us() > deadline:
                 states = "; ".join(f"{r['replica']} is {r['state']}{_because(r)}" for r in replicas)
                 raise TimeoutError(f"the nodes were not all STABLE within {timeout}: {states}")
