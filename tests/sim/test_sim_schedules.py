@@ -43,9 +43,10 @@ def test_each_profile_breaks_nothing(profile):
         assert not outcome.violations, f"seed {seed}: {outcome.violations[0]}"
 
 
-#: Schedules that once broke an invariant, and why. Each also has a transcript in tests/protocol.
+#: Schedules that once broke an invariant, and why. Those of the cores also have a transcript in tests/protocol.
 ONCE_BROKEN = {
     648: "D11: a late yes to a turn that was over counted for the next, though its promise had been released",
+    1764: "D17, by mistake: the checker did not know what a fork at work is given between two corrections, unseen",
 }
 
 
@@ -53,12 +54,6 @@ ONCE_BROKEN = {
 def test_what_once_broke_holds(seed):
     outcome = run_plan(draw(seed))[0]
     assert not outcome.violations, f"{ONCE_BROKEN[seed]}: {outcome.violations[0]}"
-
-
-@pytest.mark.xfail(strict=True, reason="it goes on without what became stable between them")
-def test_a_fork_that_outlives_two_corrections_gives_what_a_fresh_one_would_d17():
-    outcome, _ = run_plan(draw(1764))
-    assert not outcome.violations
 
 
 class Latency(Observer):

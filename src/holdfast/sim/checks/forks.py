@@ -11,7 +11,8 @@ from holdfast.sim.query import State
 
 class D17(Observer):
     """A fork that was started earlier and runs forward gives the same branch as one started now: with the state of the
-    undisturbed run at the place where its branch begins, and from there on what its buckets make of it."""
+    undisturbed run at the place where its branch begins, and from there on what its buckets make of it, those included
+    that main is about to publish and nobody sees of the fork."""
 
     label = "D17"
 
@@ -21,8 +22,9 @@ class D17(Observer):
         #: Where each fork stands that nobody has seen anything of: its root, or the end of its last step.
         self._silent: dict[tuple[str, int], int] = {}
         self._stepped: set[tuple[str, int]] = set()
-        #: The state that each fork at work ought to have.
+        #: The state that each fork at work ought to have, and complete buckets that it was given since.
         self._states: dict[tuple[str, int], State] = {}
+        self._unseen: dict[tuple[str, int], list[int]] = {}
         #: Whose stable query has left something out: its forks begin with a state that is not the undisturbed run's.
         self._holes: set[str] = set()
 
@@ -35,8 +37,11 @@ class D17(Observer):
         key = (host, detail.fork)
         if what == "ready":
             self._silent[key] = detail.root
-        elif what == "extend" and key in self._silent:
+        elif what == "extend":
             quiet = [item.bucket for item in detail.buckets if not item.emit]
+            if key not in self._silent:
+                self._unseen.setdefault(key, []).extend(quiet)
+                return
             if quiet:
                 self._silent[key] = quiet[-1] + 1
             if len(quiet) == len(detail.buckets):
@@ -52,6 +57,10 @@ class D17(Observer):
             root = self._silent.pop(key)
             expected.upto(root)
             self._states[key] = expected.states[root]
+        for missed in [unseen for unseen in self._unseen.get(key, ()) if unseen < bucket]:
+            given = [stream[missed] for stream in expected.inputs]
+            self._states[key], _ = expected.query.apply(self._states[key], missed, given)
+            self._unseen[key].remove(missed)
         self._states[key], wanted = expected.query.apply(self._states[key], bucket, inputs)
         self.checked += key in self._stepped
         if rows != wanted:
