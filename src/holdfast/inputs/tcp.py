@@ -43,6 +43,9 @@ TOKEN_S_MAX = 5.0
 #: From the first byte of a line to its end: four megabytes over a slow line.
 LINE_S_MAX = 60.0
 _LINES_MAX = 1000
+#: How long, and for how many bytes, a peer that is sent away may go on speaking: a page's request fits in.
+_LINGER_S = 0.5
+_LINGER_BYTES = 1 << 20
 
 
 class _Request(NamedTuple):
@@ -154,11 +157,12 @@ class _Connection(socketserver.BaseRequestHandler):
                 lines, waiting = waiting[:_LINES_MAX], waiting[_LINES_MAX:]
                 answers, foreign = self._lines(lines, number)
                 number += len(lines)
-                sock.sendall(b"".join(map(_answer, answers)))
+                said = b"".join(map(_answer, answers))
                 if foreign:
-                    return
+                    return _last_word(sock, said)
+                sock.sendall(said)
         except (UsageError, SchemaError, Crowded) as error:
-            sock.sendall(_answer(error))
+            _last_word(sock, _answer(error))
 
     def _admitted(self, line: bytes) -> Credential | None:
         try:
@@ -278,6 +282,20 @@ class _Arrivals:
 def _shut(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
+
+
+def _last_word(sock: socket.socket, said: bytes) -> None:
+    """Say it and close. A connection that is closed with bytes unread is reset, and what was said last may never be
+    heard: so what the peer still sends is read for a moment, and dropped."""
+    sock.sendall(said)
+    sock.shutdown(socket.SHUT_WR)
+    end_s, left = time.monotonic() + _LINGER_S, _LINGER_BYTES
+    while left > 0 and (left_s := end_s - time.monotonic()) > 0:
+        sock.settimeout(left_s)
+        data = sock.recv(1 << 16)
+        if not data:
+            return
+        left -= len(data)
 
 
 def _answer(answer: Ack | HoldfastError | None) -> bytes:
