@@ -12,6 +12,7 @@ from holdfast.host.deployment import load_deployment
 from holdfast.load.host_extension import check_all_at_home
 from holdfast.load.remote_task import AwayNote, remove_note, write_note
 from tests.cli.conftest import InsideCli
+from tests.faults.deployment import wait_us
 from tests.load.federation import Federation, Owner
 
 CLAUSES = "price: 0.1 to 5.0, period: 3s, permits: [counts-m1]"
@@ -58,10 +59,19 @@ def test_a_node_is_moved_and_taken_back_by_hand_and_the_tables_say_so(
     assert {task["task"]: task["at"] for task in load["tasks"]} == {"counts-m1": "ben", "counts-m2": "anna"}
     assert "counts-m1" in cli.ok("load", file(two))
     assert "(AWAY): it runs at ben" in cli.ok("status", file(two))
-    page: Any = two.ask("anna", "/v1/console")
-    assert page["load"]["tasks"]["counts-m1"]["at"] == "ben"
-    assert page["replicas"]["counts-m1@anna"]["state"] == "AWAY"
-    assert ("movement", "counts-m1 moved from anna to ben") in [(e["kind"], e["text"]) for e in page["events"]]
+    page: Any = None
+
+    def shown_at_ben() -> bool:
+        """The page looks every so often."""
+        nonlocal page
+        page = two.ask("anna", "/v1/console")
+        if page is None or page["load"]["tasks"]["counts-m1"]["at"] != "ben":
+            return False
+        away = page["replicas"]["counts-m1@anna"]["state"] == "AWAY"
+        said = [(e["kind"], e["text"]) for e in page["events"]]
+        return away and ("movement", "counts-m1 moved from anna to ben") in said
+
+    assert wait_us(shown_at_ben, 30) is not None, page
     assert [contract["seller"] for contract in page["load"]["contracts"].values()] == ["ben", "anna"]
     assert "runs at anna after" in cli.ok("move", file(two), "counts-m1", "anna")
     cli.ok("load", file(two), "--picture", str(tmp_path / "load.html"))

@@ -31,6 +31,8 @@ def unavailable() -> str | None:
     """Why there can be no islands here."""
     if os.geteuid() != 0:
         return "namespaces with a network of their own need root"
+    if Path(tempfile.gettempdir()) in REPOSITORY.parents:
+        return "islands do not see the folder of temporary files, and the repository lies in it"
     missing = [tool for tool in ("unshare", "nsenter", "ip", "mount", "openssl") if shutil.which(tool) is None]
     if missing:
         return f"namespaces need {', '.join(missing)}"

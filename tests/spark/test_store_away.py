@@ -20,6 +20,7 @@ import holdfast
 from holdfast.checkpoint.policy import every
 from holdfast.model.errors import PeerError
 from holdfast.spark import read_stream
+from holdfast.spark.keeper import ended
 from holdfast.spark.keyed import Keyed, deadlines, udop
 from holdfast.spark.keyed_task import Task
 from tests.checkpoint.servers import RedisServer
@@ -144,6 +145,13 @@ class Query:
         self.running.stop()
 
 
+def dropped(near: Path) -> bool:
+    """Whether the keeper has told scratch that a checkpoint was dropped. It saves beside the stream: results come
+    before it has tried."""
+    told = [ended(path) for path in near.rglob("*") if path.is_file()]
+    return any(how is not None and how.outcome == "dropped" for how in told)
+
+
 @pytest.mark.parametrize("checkpoint", [EFFORT, EXACT])
 def test_a_query_outlives_the_server_of_its_checkpoints(
     spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path, redis: RedisServer, checkpoint: Any
@@ -157,6 +165,7 @@ def test_a_query_outlives_the_server_of_its_checkpoints(
     query.send(10, 20)
     if checkpoint is EFFORT:
         until(lambda: query.has(20), "results without a store")
+        until(lambda: dropped(tmp_path / "near"), "the keeper's word that it was not saved")
     else:
         until(lambda: bool(query.running.status["isTriggerActive"]), "a batch that waits")
         time.sleep(1)
