@@ -40,7 +40,7 @@ IMPORTS = {
     "spark": "checkpoint clock diagram engine inputs operators protocol stream",
     "operators": "checkpoint protocol stream",
     "sinks": "clock inputs stream",
-    "checkpoint": "clock metrics stream",
+    "checkpoint": "clock metrics protocol stream",
     "inputs": "clock stream",
     "sim": "protocol",
     "stream": "clock protocol",

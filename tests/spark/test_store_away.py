@@ -145,11 +145,20 @@ class Query:
         self.running.stop()
 
 
+def told(near: Path) -> list[str]:
+    """How the newest checkpoint of each partition ended, for those that have. The keeper saves beside the stream:
+    results come before it has tried."""
+    return [how.outcome for path in near.rglob("*.saved") if (how := ended(path)) is not None]
+
+
 def dropped(near: Path) -> bool:
-    """Whether the keeper has told scratch that a checkpoint was dropped. It saves beside the stream: results come
-    before it has tried."""
-    told = [ended(path) for path in near.rglob("*") if path.is_file()]
-    return any(how is not None and how.outcome == "dropped" for how in told)
+    return "dropped" in told(near)
+
+
+def saved(near: Path) -> bool:
+    """The last batch had rows for each partition that has states, so each has handed something over."""
+    partitions = sum(path.is_dir() for path in near.rglob("*-of-*"))
+    return told(near) == ["durable"] * partitions
 
 
 @pytest.mark.parametrize("checkpoint", [EFFORT, EXACT])
@@ -175,6 +184,7 @@ def test_a_query_outlives_the_server_of_its_checkpoints(
     until(lambda: query.has(30), "all results")
     query.stop()
     if checkpoint is EFFORT:
+        until(lambda: saved(tmp_path / "near"), "the keeper's word that all was saved")
         assert sum(kept.dropped for kept in deadlines(plan, query.running.id).values()) > 0
     shutil.rmtree(tmp_path / "near")
     query.send(30, 40)

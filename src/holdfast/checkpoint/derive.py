@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from holdfast.checkpoint.policy import Every, Groups, Guarantee, NoCheckpoint, Upstream, guarantee_of
+from holdfast.checkpoint.policy import Continuous, Every, Groups, Guarantee, NoCheckpoint, Upstream, guarantee_of
 from holdfast.checkpoint.stores import check_address
 from holdfast.model.errors import UsageError
 
@@ -44,12 +44,12 @@ class Protection:
     store: str | None = None
 
 
-_FITS: dict[StateKind, tuple[tuple[str, ...], str]] = {
-    StateKind.VARIABLES: (("NoCheckpoint", "Every"), "its variables"),
-    StateKind.KEYED: (("NoCheckpoint", "Every"), "what checkpoint() gives, per key"),
-    StateKind.SLIDING: (("NoCheckpoint", "Every", "Groups"), "its windows"),
-    StateKind.WINDOWS: (("NoCheckpoint", "Every", "Continuous"), "its open windows"),
-    StateKind.IN_FLIGHT: (("Upstream",), "nothing: its inputs are kept until it has paired them"),
+_FITS: dict[StateKind, tuple[tuple[type, ...], str]] = {
+    StateKind.VARIABLES: ((NoCheckpoint, Every), "its variables"),
+    StateKind.KEYED: ((NoCheckpoint, Every), "what checkpoint() gives, per key"),
+    StateKind.SLIDING: ((NoCheckpoint, Every, Groups), "its windows"),
+    StateKind.WINDOWS: ((NoCheckpoint, Every, Continuous), "its open windows"),
+    StateKind.IN_FLIGHT: ((Upstream,), "nothing: its inputs are kept until it has paired them"),
 }
 _INSTEAD = {
     StateKind.VARIABLES: 'every("10s")',
@@ -68,7 +68,7 @@ def derive(operator: str, kind: str, state: StateKind, policy: object | None, st
     if state is StateKind.NONE:
         return Protection(operator, kind, state, str(policy), "nothing: it has no state", Guarantee.EXACT)
     fits, saves = _FITS[state]
-    if type(policy).__name__ not in fits:
+    if not isinstance(policy, fits):
         raise UsageError(
             f"{operator}: a {kind} keeps {state.value}, which {policy} does not protect; use {_INSTEAD[state]}"
         )

@@ -15,13 +15,13 @@ saves all windows as of one position and goes on from there, too; the input must
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from holdfast.model.errors import UsageError
 from holdfast.model.time import duration_text, duration_us
+from holdfast.protocol.cec.policy import Continuous as Continuous
+from holdfast.protocol.cec.policy import continuous as continuous
 
 
 class Guarantee(Enum):
@@ -123,15 +123,10 @@ def upstream() -> Upstream:
     return Upstream()
 
 
-def continuous(**options: Any) -> Any:
-    """Continuous eventual checkpoints; its options are those of the protocol, see `holdfast.protocol.cec`."""
-    return importlib.import_module("holdfast.protocol.cec.policy").continuous(**options)
-
-
 def guarantee_of(policy: object) -> Guarantee:
-    """What a policy promises. That of `continuous` is exact: it lives with its protocol, which knows no policies."""
+    """What a policy promises. `continuous` lives with its protocol, which knows no guarantees."""
     if isinstance(policy, NoCheckpoint | Every | Groups | Upstream):
         return policy.guarantee
-    if type(policy).__name__ == "Continuous":
+    if isinstance(policy, Continuous):
         return Guarantee.EXACT
     raise UsageError(f"a checkpoint policy must be none, every(), groups(), continuous() or upstream(); got {policy!r}")

@@ -255,10 +255,18 @@ def start(
     return running
 
 
-def run(app: App, **options: Any) -> None:
+def run(
+    app: App,
+    *,
+    spark: SparkSession | None = None,
+    engine: Engine | None = None,
+    console: bool | int = False,
+    metrics_port: int | None = None,
+    **settings: str,
+) -> None:
     """Run the application until its inputs have ended, or until Ctrl-C."""
     logging.getLogger("holdfast").setLevel(logging.INFO)
-    with start(app, **options) as running:
+    with start(app, spark=spark, engine=engine, console=console, metrics_port=metrics_port, **settings) as running:
         try:
             running.watch()
         except KeyboardInterrupt:
