@@ -45,7 +45,7 @@ def target_of(name: str) -> type[Target]:
 
 def child(name: str, first: int, rounds: int | None) -> None:
     """Run rounds until the parent has had enough; one line of JSON before and after each."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-fuzz-") as folder:
+    with tempfile.TemporaryDirectory() as folder:
         target = target_of(name)(Path(folder))
         for seed in range(first, first + rounds if rounds is not None else sys.maxsize):
             _say(seed=seed)
@@ -103,8 +103,10 @@ class Children:
         ]
         if self._rounds is not None:
             command += ["--rounds", str(self._rounds)]
-        with tempfile.TemporaryFile("w+") as errors:
-            child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=_environment())
+        # A child that is killed leaves what it wrote; it writes where that is removed.
+        with tempfile.TemporaryDirectory(prefix="holdfast-fuzz-") as folder, tempfile.TemporaryFile("w+") as errors:
+            environment = {**_environment(), "TMPDIR": folder}
+            child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
             try:
                 ended, until = self._listen(child, seconds, until)
             finally:
