@@ -18,11 +18,14 @@ from pyspark.sql.types import LongType, StringType, StructType
 
 import holdfast
 from holdfast.checkpoint.policy import every
+from holdfast.checkpoint.store import VERSION_MAX
 from holdfast.model.errors import PeerError
 from holdfast.spark import read_stream
+from holdfast.spark.durable_state import far_of
 from holdfast.spark.keeper import ended
 from holdfast.spark.keyed import Keyed, deadlines, udop
 from holdfast.spark.keyed_task import Task
+from holdfast.spark.scratch import opened
 from tests.checkpoint.servers import RedisServer
 from tests.spark.conftest import fill
 from tests.spark.summing import Summing
@@ -145,20 +148,23 @@ class Query:
         self.running.stop()
 
 
-def told(near: Path) -> list[str]:
-    """How the newest checkpoint of each partition ended, for those that have. The keeper saves beside the stream:
-    results come before it has tried."""
-    return [how.outcome for path in near.rglob("*.saved") if (how := ended(path)) is not None]
-
-
 def dropped(near: Path) -> bool:
-    return "dropped" in told(near)
+    """Whether the keeper has told scratch that a checkpoint was dropped. It saves beside the stream: results come
+    before it has tried."""
+    told = [ended(path) for path in near.rglob("*.saved")]
+    return any(how is not None and how.outcome == "dropped" for how in told)
 
 
-def saved(near: Path) -> bool:
-    """The last batch had rows for each partition that has states, so each has handed something over."""
-    partitions = sum(path.is_dir() for path in near.rglob("*-of-*"))
-    return told(near) == ["durable"] * partitions
+def saved(plan: Keyed, query: str, near: Path) -> bool:
+    """Whether the store has all states that scratch has."""
+    with far_of(plan, query, "") as far:
+        assert far is not None
+        for folder in near.rglob("*-of-*"):
+            if folder.is_dir():
+                with opened(folder) as here, far.of(folder.name) as there:
+                    if here.states(VERSION_MAX) != there.states(VERSION_MAX):
+                        return False
+    return True
 
 
 @pytest.mark.parametrize("checkpoint", [EFFORT, EXACT])
@@ -184,7 +190,7 @@ def test_a_query_outlives_the_server_of_its_checkpoints(
     until(lambda: query.has(30), "all results")
     query.stop()
     if checkpoint is EFFORT:
-        until(lambda: saved(tmp_path / "near"), "the keeper's word that all was saved")
+        until(lambda: saved(plan, query.running.id, tmp_path / "near"), "all states in the store")
         assert sum(kept.dropped for kept in deadlines(plan, query.running.id).values()) > 0
     shutil.rmtree(tmp_path / "near")
     query.send(30, 40)
