@@ -141,6 +141,12 @@ def named_end_of_a_window(rows: DataFrame) -> DataFrame:
     return counts.select(F.col("window.start").alias("since"), F.col("window.end").alias("until"), "k", "count")
 
 
+@kind(options={"stime": "since"})
+def named_start_of_a_window(rows: DataFrame) -> DataFrame:
+    counts = rows.groupBy(F.window("stime", "2 seconds"), "k").count()
+    return counts.select(F.col("window.start").alias("since"), "k", "count")
+
+
 @kind()
 def window_over_a_window(rows: DataFrame) -> DataFrame:
     counts = rows.groupBy(F.window("stime", "1 second"), "k").count()

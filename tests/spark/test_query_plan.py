@@ -58,6 +58,37 @@ def test_results_lie_behind_by_what_the_last_operator_keeps_back(
     assert (found.lag_us, found.keeps_rows) == (lag_ms * 1000, keeps_rows)
 
 
+def windowed(rows: DataFrame, *size: str) -> DataFrame:
+    return rows.groupBy(F.window("stime", *size)).count()
+
+
+@pytest.mark.parametrize(
+    ("function", "stime", "older_ms", "keeps_rows"),
+    [
+        (lambda rows: windowed(rows, "2 seconds"), "window", 0, True),
+        (lambda rows: windowed(rows, "2 seconds"), "window.start", 2_000, True),
+        (lambda rows: windowed(rows, "2 seconds").select(F.col("window.start").alias("at")), "at", 2_000, True),
+        (lambda rows: windowed(rows, "3 seconds", "1 second").selectExpr("window.start AS at"), "at", 3_000, True),
+        (lambda rows: windowed(rows, "3 seconds", "1 second").selectExpr("window.end AS at"), "at", 0, True),
+        (lambda rows: windowed(rows, "1 second").groupBy(F.window("window", "4 seconds")).count()
+         .selectExpr("window.start AS at"), "at", 4_000, True),
+        (lambda rows: rows.select(F.date_trunc("minute", "stime").alias("at")), "at", 60_000, False),
+        (lambda rows: rows.selectExpr("cast(cast(stime AS date) AS timestamp) AS at"), "at", 90_000_000, False),
+        (lambda rows: rows.selectExpr("stime - interval 5 seconds AS at"), "at", 5_000, False),
+        (lambda rows: rows.selectExpr("stime - interval '1 00:00:01' day to second AS at"), "at", 86_401_000, False),
+        (lambda rows: windowed(rows, "2 seconds").select(F.window_time("window").alias("at")), "at", 0, True),
+        (lambda rows: rows.selectExpr("stime + interval 5 seconds AS at"), "at", 0, False),
+        (lambda rows: rows.selectExpr("stime + make_interval(0, 0, 0, 0, 0, 0, -value) AS at"), "at", 0, False),
+        (lambda rows: rows.selectExpr("coalesce(date_trunc('second', stime), stime) AS at"), "at", 1_000, False),
+    ],
+)  # fmt: skip
+def test_results_are_as_old_as_the_expression_of_their_time_makes_them(
+    function: Callable[..., DataFrame], stime: str, older_ms: int, keeps_rows: bool, rows: DataFrame
+) -> None:
+    found = plan(function, rows, stime)
+    assert (found.older_us, found.keeps_rows) == (older_ms * 1000, keeps_rows)
+
+
 def never(key: Any, frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
     yield from ()
 
@@ -82,6 +113,10 @@ def with_state(rows: DataFrame, timeout: str) -> DataFrame:
         (lambda rows: rows.withColumn("t", F.expr("stime + interval 1 second")).withWatermark("t", "1 second"),
          r"withWatermark must be on the time of the inputs.*got 't'.*producer\(stime='t'"),
         (lambda rows: rows.dropDuplicatesWithinWatermark(["key"]), "must be told within which time"),
+        (lambda rows: rows.groupBy(F.session_window("stime", "1 second"), "key").count()
+         .selectExpr("session_window.start AS stime"), "got the start of a session"),
+        (lambda rows: rows.groupBy(F.session_window("stime", "1 second")).count(),
+         "must be a query that Spark streams; .*Global aggregation with session window"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_right_is_refused_with_the_way_out(
@@ -92,14 +127,16 @@ def test_what_cannot_be_right_is_refused_with_the_way_out(
 
 
 def test_a_watermark_on_the_time_of_the_inputs_is_taken_and_does_not_wait(
-    rows: DataFrame, caplog: pytest.LogCaptureFixture
+    rows: DataFrame, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("holdfast.spark.event_time._told", set())
     with caplog.at_level(logging.INFO, "holdfast"):
-        found = plan(
-            lambda r: r.withWatermark("stime", "10 minutes").groupBy(F.window("stime", "1 second")).count(), rows
-        )
+        for _ in range(2):  # As a fork describes the query once more.
+            found = plan(
+                lambda r: r.withWatermark("stime", "10 minutes").groupBy(F.window("stime", "1 second")).count(), rows
+            )
     assert (found.operators, found.lag_us) == (("StateStoreSaveExec",), 0)
-    assert "does not wait 10m" in caplog.text
+    assert caplog.text.count("does not wait 10m") == 1
     assert rows.withWatermark("stime", "1 second").schema["stime"].metadata == {"spark.watermarkDelayMs": 1000}, (
         "outside a node's function withWatermark must be Spark's own"
     )

@@ -36,6 +36,8 @@ class _Declared:
 
 
 _inside: ContextVar[_Declared | None] = ContextVar("holdfast_event_time", default=None)
+#: Delays that were said not to be waited for. A node is described again whenever it starts or forks; once is enough.
+_told: set[tuple[str, str, str]] = set()
 #: Spark's own, for whoever sets a watermark on purpose.
 spark_watermark = classic.DataFrame.withWatermark
 _within_watermark = classic.DataFrame.dropDuplicatesWithinWatermark
@@ -67,7 +69,8 @@ def _watermark_taken(frame: DataFrame, eventTime: str, delayThreshold: str) -> D
             f"stime={eventTime!r}, and go on in the next one"
         )
     delay_ms = _delay_ms(frame, eventTime, delayThreshold)
-    if delay_ms and not declared.delays_ms:
+    if delay_ms and (taken := (declared.node, eventTime, delayThreshold)) not in _told:
+        _told.add(taken)
         log.info("node %s: boundaries say when a bucket is complete, so withWatermark(%r, %r) does not wait %s",
                  declared.node, eventTime, delayThreshold, duration_text(delay_ms * 1000))  # fmt: skip
     declared.delays_ms.add(delay_ms)

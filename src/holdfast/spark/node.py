@@ -152,8 +152,7 @@ class SparkQueries(CheckpointedQueries):
 
     def describe(self) -> Description:
         stime, query = self.inspected
-        lag_us = query.lag_us if query.keeps_rows else 0
-        return Description(".".join(stime), lag_us, query.bucket_by_bucket, query.operators)
+        return Description(".".join(stime), query.behind_us, query.bucket_by_bucket, query.operators)
 
     def operators(self) -> tuple[Operator, ...]:
         if self._flow is not None:
@@ -268,9 +267,9 @@ class SparkQueries(CheckpointedQueries):
 
     def promised_us(self, until_us: int) -> int:
         if not self._query.keeps_rows:
-            return until_us
+            return until_us - self._query.behind_us
         # Spark counts its watermark in whole milliseconds.
-        return until_us // 1000 * 1000 - self._query.lag_us - (1000 if self._boundaries == "before" else 0)
+        return until_us // 1000 * 1000 - self._query.behind_us - (1000 if self._boundaries == "before" else 0)
 
     def _start(
         self, frame: DataFrame, name: str, pool: str, checkpoint: Path, options: dict[str, str]
@@ -279,10 +278,11 @@ class SparkQueries(CheckpointedQueries):
         writer = writer.option("root", str(self._outputs)).options(**options)
         writer = writer.option("stime", ".".join(self.inspected[0]))
         if self._query.keeps_rows:
-            writer = writer.option("boundary", "watermark").option("lag", f"{self._query.lag_us}us")
+            writer = writer.option("boundary", "watermark")
         else:
             # Holdfast's own operators, too, release what the end of a batch closes in the batch itself.
             writer = writer.option("boundary", "input")
+        writer = writer.option("lag", f"{self._query.behind_us}us")
         if self._query.times_are_free:
             writer = writer.option("late", "lift")
         lasts(name)

@@ -34,6 +34,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.model.time import duration_text
 from holdfast.spark.fingerprint import PYTHON, fingerprint, plain_path
+from holdfast.spark.plan_tree import each
 from holdfast.stream.identity import Identity, differences
 
 RULES = 3
@@ -257,10 +258,10 @@ def _beside(frame: DataFrame, plan: Any, own: str, tables: bool) -> list[str]:
             found.extend(_table(frame, node, kind))
         if kind == "Generate" and _kind(node.generator()) == "PythonUDTF":
             found.append(_python_function(node.generator(), node.generator().elementSchema(), own))
-        for expression in _each(node.expressions()):
+        for expression in each(node.expressions()):
             found.extend(_texts(expression))
             look_inside(expression)
-        for inner in (*_each(node.children()), *_each(node.subqueries())):
+        for inner in (*each(node.children()), *each(node.subqueries())):
             look(inner)
 
     def look_inside(expression: Any) -> None:
@@ -273,7 +274,7 @@ def _beside(frame: DataFrame, plan: Any, own: str, tables: bool) -> list[str]:
             function = expression.function()
             body = " ".join(str(function.exprText().getOrElse(None) or function.queryText().get()).split())
             found.append(f"function {function.name().unquotedString()}: {expression.dataType().simpleString()}, {body}")
-        for inner in _each(expression.children()):
+        for inner in each(expression.children()):
             look_inside(inner)
 
     look(plan)
@@ -287,10 +288,6 @@ def _kind(node: Any) -> str:
 def _python_function(expression: Any, gives: Any, own: str) -> str:
     kind = f"{gives.simpleString()}, kind {expression.evalType()}"
     return f"function {expression.name()}: {kind}, {_code(expression, own)}"
-
-
-def _each(parts: Any) -> Iterator[Any]:
-    return (parts.apply(at) for at in range(parts.size()))
 
 
 def _texts(expression: Any) -> Iterator[str]:
@@ -309,7 +306,7 @@ def _table(frame: DataFrame, node: Any, kind: str) -> Iterator[str]:
     try:
         if kind == "LogicalRelation":
             location = node.relation().location()
-            names = sorted(str(path.getName()) for path in _each(location.rootPaths()))
+            names = sorted(str(path.getName()) for path in each(location.rootPaths()))
             yield f"table {', '.join(names)}: {location.sizeInBytes()} bytes"
         elif kind in ("LocalRelation", "LogicalRDD") and not node.isStreaming():
             session = frame.sparkSession

@@ -15,10 +15,13 @@ Rules:
    released which its boundary has passed.
 5. What depends on chance, on the clock or on machines gives other results to each replica and each repetition. It is
    refused where the node is declared, and so is what Spark would refuse when the query starts.
+6. A result may be given an older time than the query has for it, such as the start of its window. The output then
+   promises less by that much (`holdfast.spark.result_time`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +32,8 @@ from pyspark.sql import DataFrame
 
 from holdfast.model.errors import UsageError
 from holdfast.spark.failure import sentence
+from holdfast.spark.plan_tree import each, kind_of, nodes, text_of, window_us
+from holdfast.spark.result_time import older_us
 from holdfast.spark.time_column import DELAY
 
 log = logging.getLogger(__name__)
@@ -70,8 +75,15 @@ class QueryPlan:
     """Whether an aggregation groups by the time itself, and not by a window of it."""
     groups: bool = False
     """Whether a function without state is given groups of rows."""
+    older_us: int = 0
+    """How far the stime of a result may lie before its event time, by how it is computed (rule 6)."""
     span_us: int | None = 0
     """How much input goes into one result (`holdfast.engine.NodeQueries.span_us`)."""
+
+    @property
+    def behind_us(self) -> int:
+        """How far the output's boundary stays behind that of the input, or behind the watermark where rows are kept."""
+        return self.older_us + (self.lag_us if self.keeps_rows else 0)
 
     @property
     def drops_at_watermark(self) -> bool:
@@ -114,18 +126,20 @@ def plan_of(frame: DataFrame, stime: tuple[str, ...], whose: str) -> QueryPlan:
     analysed = frame._jdf.queryExecution().analyzed()
     _check(analysed, whose)
     _check_supported(frame, analysed, whose)
-    physical = _physical(frame)
+    with _refused_by_spark(whose):
+        physical = _physical(frame)
     stateful = _class(frame, _STATEFUL)
     operators: list[Any] = []
     leaving_ms = _leaving(physical, stateful, operators)
-    names = tuple(_name(operator) for operator in operators)
-    timers = any("EventTime" in _call(o, "timeoutConf") + _call(o, "timeMode") for o in operators)
+    names = tuple(kind_of(operator) for operator in operators)
+    timers = any("EventTime" in text_of(o, "timeoutConf") + text_of(o, "timeMode") for o in operators)
     at_once = all(name in _AT_ONCE for name in names) or _later_of_pairs(analysed, stime[0], operators)
     lag_ms = 0 if leaving_ms is None else _PROBE_MS - leaving_ms
     span_us = _span_us(analysed, names, lag_ms * 1000)
-    by_time = any(_by_time(operator) for operator in operators if _name(operator) == _AGGREGATE)
-    groups = any(_name(node) in _GROUPS for node in _nodes(physical))
-    return QueryPlan(names, lag_ms * 1000, timers or not at_once, by_time, groups, span_us)
+    by_time = any(_by_time(operator) for operator in operators if kind_of(operator) == _AGGREGATE)
+    groups = any(kind_of(node) in _GROUPS for node in nodes(physical))
+    older = older_us(analysed, stime, whose)
+    return QueryPlan(names, lag_ms * 1000, timers or not at_once, by_time, groups, older, span_us)
 
 
 def _physical(frame: DataFrame) -> Any:
@@ -160,8 +174,8 @@ def _class(frame: DataFrame, name: str) -> Any:
 
 def _leaving(node: Any, stateful: Any, operators: list[Any]) -> int | None:
     """The watermark that leaves a node of the physical plan, in milliseconds (rule 2); None if there is none."""
-    entering = [ms for child in _each(node.children()) if (ms := _leaving(child, stateful, operators)) is not None]
-    if _name(node) == "EventTimeWatermarkExec":
+    entering = [ms for child in each(node.children()) if (ms := _leaving(child, stateful, operators)) is not None]
+    if kind_of(node) == "EventTimeWatermarkExec":
         return _PROBE_MS
     lowest = min(entering, default=None)
     if not stateful.isInstance(node):
@@ -176,16 +190,16 @@ def _leaving(node: Any, stateful: Any, operators: list[Any]) -> int | None:
 
 def _later_of_pairs(analysed: Any, stime: str, operators: list[Any]) -> bool:
     """Rule 3: stime is greatest(…) of the times of all sides of inner joins, and nothing else keeps rows."""
-    if not all(_name(operator) == _JOIN and operator.joinType().sql() == "INNER" for operator in operators):
+    if not all(kind_of(operator) == _JOIN and operator.joinType().sql() == "INNER" for operator in operators):
         return False
-    wanted = next(a for a in _each(analysed.output()) if a.name() == stime).exprId().id()
-    for node in _nodes(analysed):
-        if _name(node) != "Project":
+    wanted = next(a for a in each(analysed.output()) if a.name() == stime).exprId().id()
+    for node in nodes(analysed):
+        if kind_of(node) != "Project":
             continue
-        for named in _each(node.projectList()):
-            if _name(named) == "Alias" and named.exprId().id() == wanted and _name(named.child()) == "Greatest":
-                sides = list(_each(named.child().children()))
-                marked = {s.exprId().id() for s in sides if _name(s) == "AttributeReference" and _is_time(s)}
+        for named in each(node.projectList()):
+            if kind_of(named) == "Alias" and named.exprId().id() == wanted and kind_of(named.child()) == "Greatest":
+                sides = list(each(named.child().children()))
+                marked = {s.exprId().id() for s in sides if kind_of(s) == "AttributeReference" and _is_time(s)}
                 return len(marked) == len(sides) > len(operators)
     return False
 
@@ -193,29 +207,14 @@ def _later_of_pairs(analysed: Any, stime: str, operators: list[Any]) -> bool:
 def _span_us(analysed: Any, operators: tuple[str, ...], lag_us: int) -> int | None:
     """Windows one over another add up, and so does the reach of a join. A function with a state of its own, a session
     and an aggregation without a window may hold anything."""
-    windows = [us for node in _nodes(analysed) if (us := _window_us(node)) is not None]
+    windows = [us for node in nodes(analysed) if (us := window_us(node)) is not None]
     aggregations = sum(operator == _AGGREGATE for operator in operators)
     known = all(operator in (_AGGREGATE, _JOIN, *_DUPLICATES) for operator in operators)
     return sum(windows) + lag_us if known and aggregations == len(windows) else None
 
 
-def _window_us(node: Any) -> int | None:
-    """The length of the window that a node of the plan makes, if it does: Spark writes it as a struct of two times, of
-    which the second is the first and a number of microseconds."""
-    lengths = []
-    for expression in _each(node.expressions()):
-        for part in _nodes(expression):
-            if _name(part) == "CreateNamedStruct" and [str(n) for n in _each(part.names())] == ["start", "end"]:
-                end = part.valExprs().apply(1)
-                while _name(end) in ("PreciseTimestampConversion", "KnownNullable", "Cast"):
-                    end = end.child()
-                if _name(end) == "Add" and _name(end.right()) == "Literal":
-                    lengths.append(int(end.right().value()))
-    return max(lengths, default=None)
-
-
 def _by_time(aggregation: Any) -> bool:
-    keys = [key for key in _each(aggregation.keyExpressions()) if _is_time(key)]
+    keys = [key for key in each(aggregation.keyExpressions()) if _is_time(key)]
     return any(key.dataType().typeName() != "struct" for key in keys)
 
 
@@ -229,10 +228,10 @@ def _is_time(attribute: Any) -> bool:
 def _check(analysed: Any, whose: str) -> None:
     """Rule 5."""
     warned: set[str] = set()
-    for node in _nodes(analysed):
+    for node in nodes(analysed):
         _check_node(node, whose)
-        for expression in _each(node.expressions()):
-            for part in _nodes(expression):
+        for expression in each(node.expressions()):
+            for part in nodes(expression):
                 _check_expression(part, whose, warned)
 
 
@@ -241,8 +240,14 @@ def _check_supported(frame: DataFrame, analysed: Any, whose: str) -> None:
     jvm = frame.sparkSession._jvm
     assert jvm is not None
     checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
-    try:
+    with _refused_by_spark(whose):
         checker.checkForStreaming(analysed, jvm.org.apache.spark.sql.streaming.OutputMode.Append())
+
+
+@contextlib.contextmanager
+def _refused_by_spark(whose: str) -> Iterator[None]:
+    try:
+        yield
     except AnalysisException as error:
         advice = "write it with operators that Spark streams in append mode"
         if "without watermark" in str(error):
@@ -256,22 +261,22 @@ def _check_supported(frame: DataFrame, analysed: Any, whose: str) -> None:
 
 
 def _check_node(node: Any, whose: str) -> None:
-    name = _name(node)
+    name = kind_of(node)
     if name in ("StreamingRelation", "StreamingRelationV2", "StreamingExecutionRelation") and not _is_input(node, name):
         raise UsageError(
             f"{whose} must read only the frames that it is given; got a readStream of its own; name that stream in "
             f"inputs=, or send it to one first"
         )
-    if name == "EventTimeWatermark" and _name(node.child()) != "StreamingRelationV2":
+    if name == "EventTimeWatermark" and kind_of(node.child()) != "StreamingRelationV2":
         raise UsageError(
             f"{whose} must not set a watermark in SQL: boundaries say when a bucket is complete; leave it out"
         )
-    if "WithState" in name and "ProcessingTime" in _call(node, "timeout"):
+    if "WithState" in name and "ProcessingTime" in text_of(node, "timeout"):
         raise UsageError(
             f"{whose} must not use processing-time timeouts: each replica would give other results; use "
             f"GroupStateTimeout.EventTimeTimeout, which follows the boundaries"
         )
-    if "TransformWithState" in name and "ProcessingTime" in _call(node, "timeMode"):
+    if "TransformWithState" in name and "ProcessingTime" in text_of(node, "timeMode"):
         log.warning("%s: results that depend on a processing-time timer or on a time to live differ between replicas "
                     "and from run to run; use timeMode='EventTime' where they matter", whose)  # fmt: skip
 
@@ -284,14 +289,14 @@ def _is_input(node: Any, name: str) -> bool:
 
 
 def _check_expression(part: Any, whose: str, warned: set[str]) -> None:
-    name = _name(part)
+    name = kind_of(part)
     if name in _CLOCKS:
         raise UsageError(
             f"{whose} must not look at the clock: each replica and each repetition would give other results; got "
             f"{part.sql()}; use stime"
         )
     aggregate = ".aggregate." in part.getClass().getName()
-    if not aggregate and not part.deterministic() and all(child.deterministic() for child in _each(part.children())):
+    if not aggregate and not part.deterministic() and all(child.deterministic() for child in each(part.children())):
         raise UsageError(
             f"{whose} must give the same results for the same rows; got {part.sql()}, which does not: each replica and "
             f"each repetition would differ; leave it out, or compute it where the stream is filled"
@@ -307,30 +312,4 @@ def _check_expression(part: Any, whose: str, warned: set[str]) -> None:
 
 
 def _is_floating(part: Any) -> bool:
-    return any(child.dataType().simpleString() in ("float", "double") for child in _each(part.children()))
-
-
-# -- Scala from Python -------------------------------------------------------------------------------------------------
-
-
-def _each(sequence: Any) -> Iterator[Any]:
-    for i in range(sequence.size()):
-        yield sequence.apply(i)
-
-
-def _nodes(tree: Any) -> Iterator[Any]:
-    yield tree
-    for child in _each(tree.children()):
-        yield from _nodes(child)
-
-
-def _name(node: Any) -> str:
-    return str(node.getClass().getSimpleName()).removesuffix("$")
-
-
-def _call(node: Any, method: str) -> str:
-    """The text of a property that not every node of the kind has."""
-    try:
-        return str(getattr(node, method)().toString())
-    except Exception:
-        return ""
+    return any(child.dataType().simpleString() in ("float", "double") for child in each(part.children()))

@@ -24,8 +24,8 @@ def batch_boundary(checkpoint: str | None, batch_id: int, mode: str, data: Calla
     """What the output stream may promise once the batch is committed.
 
     `watermark`: later results have a larger stime than the batch's watermark less the lag, if stime is a window's end
-    or an event time. `input`: later results come from later input, if the query keeps no rows back. `data`: what the
-    function of that name makes of the rows.
+    or an event time. `input`: later results come from later input, if the query keeps no rows back, and are older than
+    it by the lag at most. `data`: what the function of that name makes of the rows.
     """
     if mode == "data":
         return data()
@@ -45,7 +45,8 @@ def batch_boundary(checkpoint: str | None, batch_id: int, mode: str, data: Calla
         if mode == "input":
             raise UsageError("boundary 'input' needs inputs that are streams of Holdfast; use 'watermark' or 'data'")
         return data()
-    return min(ends)
+    end = min(ends)
+    return end - lag_us if BEGINNING_US < end < FOREVER_US else end
 
 
 def keep_wal(checkpoint: str, batch_id: int, disk: Disk) -> None:
