@@ -216,6 +216,11 @@ class NodeQueries(ABC):
     def position(self) -> Progress:
         """Where the stable query stands, also when it does not run."""
 
+    def mends(self) -> Mapping[str, int]:
+        """How often the boundary of each input had been taken back when the stable query read the last of it; inputs
+        that are not named: never."""
+        return {}
+
     @abstractmethod
     def progress(self, since: int, fork: Fork | None = None) -> Progress | None:
         """The last committed batch of the stable query, or of a fork, if it is a later one than `since`."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import holdfast
 from holdfast.model.errors import Mended, MendedMeanwhile, StreamBusy, UsageError
+from holdfast.spark.failure import is_permanent
+from holdfast.spark.source import BucketReader
+from holdfast.spark.tentative_source import SequenceReader
 from holdfast.stream.boundary_mend import mend_boundary
 from holdfast.stream.finding import Severity
-from holdfast.stream.mended import read_mends
+from holdfast.stream.mended import Mend, add_mend, read_mends
 from holdfast.stream.verify import verify
 from tests.faults.units import QuietDisk
 from tests.stream.conftest import Cut, CuttingDisk
@@ -149,3 +153,115 @@ def test_cut_short_anywhere_it_is_done_or_not_and_can_be_repeated(tmp_path: Path
         assert stream.reader().rows == 35
         assert problems(stream) == []
     assert steps > 20
+
+
+def passed(stream: holdfast.Stream, clocks: Clocks) -> None:
+    """The stream has come beyond where it was before the mend."""
+    clocks.wall_us = NOON + 2 * YEARS
+    with opened(stream, clocks) as producer:
+        producer.send({"n": 99, "word": "late"}, seq=99)
+        clocks.pass_(3 * SECOND)
+        producer.tick()
+        producer.close(end=False)
+
+
+def test_a_position_from_beyond_is_refused_also_when_the_stream_has_passed_it_again(tmp_path: Path) -> None:
+    """Once it was let in then, and never saw what lies between."""
+    stream, clocks = far_ahead(tmp_path)
+    beyond = stream.subscribe(name="beyond")
+    rows = list(beyond.rows(timeout=0))
+    beyond.ack()
+    before, whole = rows[7].position, beyond.position
+    mend(stream)
+    passed(stream, clocks)
+    for position in (whole, rows[-1].position):
+        with pytest.raises(Mended, match="start it anew"):
+            stream.subscribe(after=position)
+    with pytest.raises(Mended, match="start it anew"):
+        stream.subscribe(name="beyond", resume=True)
+    assert [r.values["n"] for r in stream.subscribe(after=before).rows(timeout=0)] == [*range(8, 35), 99]
+    anew = stream.subscribe(name="beyond")
+    next(anew.rows(timeout=0))
+    anew.ack()
+    assert stream.subscribe(name="beyond", resume=True).position_us < TO
+
+
+def test_a_position_taken_after_the_mend_is_good_until_the_next_one(tmp_path: Path) -> None:
+    stream, clocks = far_ahead(tmp_path)
+    early = stream.subscribe(end=(NOON + 2 * SECOND) / 1e6)
+    list(early.rows(timeout=0))
+    mend(stream)
+    passed(stream, clocks)
+    again = stream.subscribe(after=early.position)
+    last = list(again.rows(timeout=0))[-1]
+    for position in (again.position, last.position):
+        assert list(stream.subscribe(after=position).rows(timeout=0)) == []
+    mend_boundary(stream.folder, stream.definition, NOON + YEARS, now_us=TO, apply=True, disk=QuietDisk())
+    assert [m.moved for m in read_mends(stream.folder)] == [5, 1]
+    for position in (again.position, last.position):
+        with pytest.raises(Mended, match="start it anew"):
+            stream.subscribe(after=position)
+    assert [r.values["n"] for r in stream.subscribe(after=early.position).rows(timeout=0)][-5:] == [*range(30, 35)]
+
+
+def test_an_open_reader_that_looks_again_only_after_the_stream_has_passed_is_refused(tmp_path: Path) -> None:
+    stream, clocks = far_ahead(tmp_path)
+    beyond = stream.subscribe(name="beyond")
+    list(beyond.rows(timeout=0))
+    mend(stream)
+    passed(stream, clocks)
+    with pytest.raises(MendedMeanwhile):
+        beyond.ack()
+    with pytest.raises(MendedMeanwhile):
+        list(beyond.poll())
+
+
+def test_a_mend_that_was_cut_short_before_its_manifest_refuses_nobody(tmp_path: Path) -> None:
+    stream, _ = far_ahead(tmp_path)
+    beyond = stream.subscribe()
+    rows = list(beyond.rows(timeout=0))
+    add_mend(stream.folder, 0, Mend(NOON + YEARS, TO, TO, 5, 31), QuietDisk())
+    assert list(stream.subscribe(after=beyond.position).rows(timeout=0)) == []
+    mend(stream)
+    assert len(read_mends(stream.folder)) == 1
+    with pytest.raises(Mended):
+        stream.subscribe(after=rows[-1].position)
+
+
+def test_a_query_refuses_an_offset_from_beyond_also_when_the_stream_has_passed_it_again(tmp_path: Path) -> None:
+    """Reading main alone, with the branch, and of a batch that is done again after a crash."""
+    stream, clocks = far_ahead(tmp_path)
+    given = {"root": str(tmp_path), "path": "s"}
+
+    def planned() -> tuple[BucketReader, dict[str, Any], dict[str, Any]]:
+        reader = BucketReader(given)
+        start = reader.initialOffset()
+        return reader, start, reader.latestOffset(start, reader.getDefaultReadLimit())
+
+    def sequence() -> tuple[SequenceReader, dict[str, Any]]:
+        reader = SequenceReader({**given, "tentative": "true"})
+        return reader, reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+
+    _, start, end = planned()
+    assert end == {"format": 1, "until_us": end["until_us"]}
+    with_branch = sequence()[1]
+    early = {"format": 1, "until_us": NOON + 2 * SECOND}
+    mend(stream)
+    passed(stream, clocks)
+    reader, _, new = planned()
+    assert new["mends"] == {"s": 1}
+    limit = reader.getDefaultReadLimit()
+    for refused in (
+        lambda: reader.latestOffset(end, limit),
+        lambda: reader.partitions(start, end),
+        lambda: sequence()[0].latestOffset(with_branch, limit),
+        lambda: sequence()[0].partitions(with_branch, with_branch),
+    ):
+        with pytest.raises(Mended, match="new checkpoint"):
+            refused()
+    assert is_permanent(Mended("a node that goes on from such a checkpoint fails at once"))
+    assert reader.latestOffset(early, limit) == new == reader.latestOffset(new, limit)
+    assert len(reader.partitions(early, new)) == 1
+    waits = BucketReader({**given, "decision": str(tmp_path / "decision")})
+    with pytest.raises(Mended):  # Before it waits for a host to decide something.
+        waits.latestOffset(end, limit)

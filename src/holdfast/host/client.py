@@ -110,6 +110,8 @@ class Wish:
     keepalive_us: int = KEEPALIVE_US
     goal: int | None = None
     """It resumes, and up to this bucket tentative tuples are to be replaced."""
+    mends: int | None = None
+    """It resumes, and had read when the boundary had been taken back so often."""
 
 
 class Client:
@@ -131,6 +133,8 @@ class Client:
             lambda host: _PacedLink(self._links[host], self._room),
             VolatileDisk(),
         )
+        if wish.mends is not None:
+            self._intake.began_under(wish.mends)
         self.core: ClientCore | None = None
         self._wake_us = 0
         self._asking: dict[str, asyncio.Task[None]] = {}

@@ -153,6 +153,7 @@ class ClientSubscriber:
         start_us, end_us = max(step.start_us, self._delivered_us), self._until(step.end_us)
         if end_us > start_us:
             self._reader.refresh()
+            self._marks.under(self._reader.mends)
             # Not strict: a gap further on is noted in the mirror while what lies before it is still to be read.
             for extent in self._reader.extents(start_us, end_us, strict=False):
                 for fields, batch in cut(extent.fields, self._reader.read(extent), start_us, end_us):

@@ -96,7 +96,8 @@ class Connection:
         position = None if after is None else parse_position(after, stream, definition.bucket_us)
         start_us = _start_us(start, bucket, definition) if position is None else position.until_us
         goal = None if position is None else goal_of(position, definition.bucket_us)
-        wish = Wish(start_us, tentative, name, gaps == "pass", goal=goal)
+        mends = None if position is None else position.mends
+        wish = Wish(start_us, tentative, name, gaps == "pass", goal=goal, mends=mends)
         end_us = None if end is None else instant_us(end)
         subscriber = ClientSubscriber(definition, end_us=end_us, boundaries=boundaries, name=name, after=position,
                                       worth=worth)  # fmt: skip

@@ -194,6 +194,10 @@ class Controller:
         first = self._first_bucket() if fresh else progress.until_us // self._size
         if first is None:
             return False
+        if not fresh:
+            mends = self._queries.mends()
+            for stream, intake in self._intakes.items():
+                intake.began_under(mends.get(stream, 0))
         self._first, self._batch = first, progress.batch_id
         self._main.refresh()
         self._forking.clear()

@@ -60,6 +60,9 @@ class Intake(ABC):
         """What lies before it is gone from where the stream comes from, for whoever begins now; known with
         `first_us`."""
 
+    def began_under(self, mends: int) -> None:  # noqa: B027 - a stream in place is compared with the checkpoint itself.
+        """Whoever reads has read before, when the boundary of the stream had been taken back so often."""
+
     @abstractmethod
     def subscribe(self, replica: str, lane: Lane, from_us: int) -> None:
         """Begin to read this lane."""

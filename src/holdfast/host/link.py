@@ -2,7 +2,7 @@
 
 Rules:
 1. Whatever goes wrong on the way is a `PeerError` with one sentence: to the protocol it is all the same, a peer that
-   does not answer.
+   does not answer. Only `Mended` says that asking again is of no use.
 2. Nothing waits for long: a connection that does not come about, or an answer that stays out, is given up.
 3. A token goes to loopback or through TLS, never in the clear (X1). Answers are bounded before they are read (X4).
 4. `CutLink` breaks a link on purpose, at once, pending pulls included: that is how failures are rehearsed.
@@ -40,9 +40,10 @@ from holdfast.host.wire import (
     decode_report,
     encode_ack,
     encode_message,
+    encode_position,
 )
 from holdfast.inputs.network import address_parts, is_loopback
-from holdfast.model.errors import HoldfastError, PeerError, UsageError
+from holdfast.model.errors import HoldfastError, Mended, PeerError, UsageError
 from holdfast.protocol.dpc.messages import Message, StreamReport
 from holdfast.protocol.dpc.signals import Lane
 from holdfast.stream.definition import Definition
@@ -56,6 +57,8 @@ TRANSFER_S = 30.0
 #: Pulls, each for as long as it waits, and messages share the connections to one host.
 _CONNECTIONS_MAX = 128
 _ERROR_BYTES_MAX = 4096
+#: What a host answers (Gone) to whoever stands beyond a place where the boundary of a stream was taken back.
+MENDED = 410
 #: A parcel may hold gigabytes; whoever sends less than this many bytes in this time has gone.
 PARCEL_CHUNK, PARCEL_CHUNK_S = 1 << 20, 30.0
 
@@ -122,6 +125,8 @@ class LocalLink(Link):
             raise PeerError(f"this host does not serve stream {stream} yet; ask again later")
         try:
             return await self._serving.wait(stream, lane, position, wait_s, bytes_max)
+        except Mended:
+            raise
         except HoldfastError as error:
             raise PeerError(f"this host cannot serve stream {stream}: {error}") from error
 
@@ -181,9 +186,8 @@ class HttpLink(Link):
     async def pull(
         self, stream: str, lane: Lane, position: Position, wait_s: float, bytes_max: int = PORTION_BYTES
     ) -> Portion:
-        where = {"cursor": position} if isinstance(position, str) else {"from_us": str(position)}
-        asked = {**where, "wait_ms": str(round(wait_s * 1000)), "bytes_max": str(bytes_max), "spans": "1"}
-        path = f"{_path(stream)}/{lane.name.lower()}"
+        limits = {"wait_ms": str(round(wait_s * 1000)), "bytes_max": str(bytes_max), "spans": "1"}
+        asked, path = {**encode_position(position), **limits}, f"{_path(stream)}/{lane.name.lower()}"
         data = await self._ask("GET", path, wait_s, PORTION_BYTES_MAX + HEAD_BYTES_MAX, params=asked, kind=PORTION_TYPE)
         portion = decode_portion(data)
         if (portion.stream, portion.lane) != (stream, lane):
@@ -257,7 +261,7 @@ class HttpLink(Link):
         content: bytes | None = None,
         kind: str = "application/json",
     ) -> bytes:
-        """The body of a good answer; every other outcome is a `PeerError`."""
+        """The body of a good answer; every other outcome is a `PeerError`, but one (rule 1)."""
         timeout = aiohttp.ClientTimeout(wait_s + TRANSFER_S, connect=CONNECT_S, sock_read=wait_s + ANSWER_S)
         headers = {"Content-Type": "application/json", **self._shown} if content is not None else self._shown
         try:
@@ -270,6 +274,8 @@ class HttpLink(Link):
             raise self._unreached(error) from error
         if not good:
             why, code = _said(body), answer.status
+            if code == MENDED:
+                raise Mended(why)
             raise Refused(code, f"{self.address} refused {method} {path} with {code}: {why}")
         if answer.headers.get("content-type", "").partition(";")[0] != kind:
             raise PeerError(f"{self.address} must answer with {kind}; is it a Holdfast host?")

@@ -24,7 +24,7 @@ import msgspec
 from holdfast.clock import Clock, now_us
 from holdfast.host.link import Link
 from holdfast.host.replica_log import Held, Place
-from holdfast.host.wire import Portion, Position, same_columns
+from holdfast.host.wire import Portion, Position, Since, same_columns
 from holdfast.model.errors import UsageError
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US
 from holdfast.protocol.dpc.signals import Arrival, Lane
@@ -76,6 +76,11 @@ class Mirror:
         self.definition = _adopted(self.folder, definition, disk)
         self.stream = Stream(self.folder, self.definition, disk, clock)
         self._held = Held(self.folder / "main", self.definition, disk, clock)
+        self._mends: int | None = None
+
+    def began_under(self, mends: int) -> None:
+        """Whoever reads this has read the stream before, elsewhere, when its boundary had been taken back so often."""
+        self._mends = mends
 
     @property
     def boundary_us(self) -> int:
@@ -105,7 +110,7 @@ class Mirror:
         from_us = from_us // self.definition.bucket_us * self.definition.bucket_us
         self._tell_present(from_us, told)
         start = max(from_us, self._held.closed_until_us)
-        position: Position = start
+        position = self._position(start)
         begin: int | None = start
         while True:
             portion = await link.pull(self.definition.name, lane, position, wait_s)
@@ -115,6 +120,11 @@ class Mirror:
             arrivals = tuple(Arrival(bucket, tuples) for bucket, tuples in totals.items())
             if arrivals or portion.gap_us is not None or self._held.boundary_us > before:
                 told(Advance(self._held.boundary_us, arrivals, portion.gap_us))
+
+    def _position(self, start_us: int) -> Position:
+        if self._held.reach_us > BEGINNING_US:
+            return Since(start_us, self._held.mends, max(self._held.reach_us, start_us))
+        return start_us if self._mends is None else Since(start_us, self._mends, start_us)
 
     def _tell_present(self, from_us: int, told: Told) -> None:
         arrivals = tuple(Arrival(bucket, tuples) for bucket, tuples in self._held.tuples_from(from_us).items())

@@ -19,7 +19,7 @@ from holdfast.clock import monotonic_us
 from holdfast.host.intake import InputSignal, Intake
 from holdfast.host.link import Link
 from holdfast.host.mirror import Advance, Copy, Mirror
-from holdfast.model.errors import HoldfastError, PeerError
+from holdfast.model.errors import HoldfastError, Mended, PeerError
 from holdfast.model.time import BEGINNING_US
 from holdfast.protocol.dpc.effects import Part
 from holdfast.protocol.dpc.signals import Arrival, Disconnected, InputAdvanced, InputGap, Lane
@@ -63,11 +63,15 @@ class MirroredIntake(Intake):
         self._totals: dict[tuple[str, Lane], dict[int, Arrival]] = {}
         self._first_us: int | None = None
         self._lost_us = BEGINNING_US
+        self._mended: Mended | None = None
         self._finding = asyncio.ensure_future(self._find_first(producers)) if producers else None
 
     @property
     def stream(self) -> Stream:
         return self._mirror.stream
+
+    def began_under(self, mends: int) -> None:
+        self._mirror.began_under(mends)
 
     @property
     def size_bytes(self) -> int:
@@ -135,6 +139,10 @@ class MirroredIntake(Intake):
             await copy.follow(self._link_to(replica), lane, from_us, lambda advance: self._told(key, advance))
         except PeerError as error:
             log.info("%s from %s: %s", self._definition.name, replica, error)
+        except Mended as error:
+            log.error("%s from %s: %s", self._definition.name, replica, error)
+            if lane == Lane.MAIN:  # A copy begins anew where main is; what is in the mirror was read.
+                self._mended = error
         except HoldfastError as error:
             log.error("%s from %s: %s", self._definition.name, replica, error)
         except Exception:
@@ -173,6 +181,8 @@ class MirroredIntake(Intake):
         return tuple(told)
 
     def poll(self) -> list[InputSignal]:
+        if self._mended is not None:
+            raise self._mended  # No new try helps.
         news = list(self._news)
         self._news.clear()
         return news

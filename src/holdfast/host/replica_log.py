@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from holdfast.clock import Clock
-from holdfast.host.wire import Portion, shape_of
+from holdfast.host.wire import Portion, mends_of, shape_of
 from holdfast.model.errors import PeerError, UsageError
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, closed_until
 from holdfast.stream.acks import acknowledge
@@ -90,6 +90,17 @@ class Held:
         return boundary if abs(boundary) >= END_OF_TIME_US else closed_until(boundary, self.definition.bucket_us)
 
     @property
+    def mends(self) -> int:
+        """How often the boundary had been taken back at the origin when it last sent something."""
+        return self._writer.mends
+
+    @property
+    def reach_us(self) -> int:
+        """Nothing here has this stime or a later one."""
+        last = max(self._open, default=None)
+        return max(self.boundary_us, BEGINNING_US if last is None else (last + 1) * self.definition.bucket_us)
+
+    @property
     def size_bytes(self) -> int:
         """What it takes on disk."""
         return self._writer.size_bytes
@@ -112,6 +123,8 @@ class Held:
                     self._note_gap(begin_us)  # What was not asked for is not here; readers must not take it for empty.
             if portion.gap_us is not None:
                 self._note_gap(portion.gap_us)
+            if (mends := mends_of(portion.origin)) != self._writer.mends:
+                self._writer.note_mends(mends)  # First: what is here was before the mended place, or not taken.
             try:
                 unproven = self._unproven.setdefault(portion.origin, set())
                 new = [event for event in portion.events if not self._held(event, unproven)]

@@ -18,6 +18,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from holdfast.clock import now_us
-from holdfast.host.link import Cuts, Deliver
+from holdfast.host.link import MENDED, Cuts, Deliver
 from holdfast.host.stream_server import StreamServer
 from holdfast.host.wire import (
     MESSAGE_BYTES_MAX,
@@ -37,6 +38,7 @@ from holdfast.host.wire import (
     AckOrder,
     Position,
     decode_message,
+    decode_position,
     encode_ack,
     encode_definition,
     encode_last,
@@ -48,11 +50,13 @@ from holdfast.inputs.credentials import Credential, Keyring, Role
 from holdfast.inputs.http_server import HttpServer, make_known
 from holdfast.inputs.network import TOKEN_CHARS_MIN, Access, is_loopback
 from holdfast.inputs.places import Crowded
-from holdfast.model.errors import HoldfastError, PeerError, StorageError, UnknownStream, UsageError
+from holdfast.model.errors import HoldfastError, Mended, PeerError, StorageError, UnknownStream, UsageError
 from holdfast.protocol.dpc.messages import StreamReport
 from holdfast.protocol.dpc.signals import Lane
 from holdfast.stream.acks import acknowledge, check_subscriber, read_acks
 from holdfast.stream.disk import Disk
+from holdfast.stream.mended import read_mends
+from holdfast.stream.position import parse_position
 
 #: A waiting pull is a connection and a look every 20 ms; readers who want to wait longer ask again.
 WAIT_S_MAX = 10.0
@@ -211,6 +215,8 @@ class Service:
             return self._error(404, f"stream {name!r} is not here; check the name, or ask another host")
         except (StorageError, PeerError) as error:
             return self._error(503, error)
+        except Mended as error:
+            return self._error(MENDED, error)
         except HoldfastError as error:
             return self._error(400, error)
         except (ClientDisconnect, TimeoutError):
@@ -301,6 +307,10 @@ class Service:
         credential: Credential = request.scope["holdfast.credential"]
         if credential.role is Role.READER and said.reader != credential.name:
             raise Refused(403, f"{credential.name} may acknowledge under its own name; got {said.reader!r}")
+        if said.position is not None and read_mends(stream.folder):
+            position = parse_position(said.position, stream.name, stream.definition.bucket_us)
+            with contextlib.closing(stream.reader()) as reader:
+                reader.check_unmended(position.reach_us, position.mends)
         acknowledge(stream.folder, check_subscriber(said.reader), said.until_us, now_us(), Disk(), said.position)
         if stream.definition.retention.acknowledged:
             stream.retain()
@@ -365,14 +375,7 @@ def _hosts(request: Request) -> tuple[str, ...]:
 
 
 def position_of(request: Request) -> Position:
-    cursor = request.query_params.get("cursor")
-    if cursor is not None:
-        return cursor
-    text = request.query_params.get("from_us", "")
-    digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit()) or len(digits) > 19 or int(digits) >= 2**63:
-        raise Refused(400, f"a pull needs a cursor or from_us in microseconds; got {text[:40]!r}")
-    return int(text)
+    return decode_position(request.query_params)
 
 
 def number_of(request: Request, name: str, default: int) -> int:

@@ -31,11 +31,23 @@ from holdfast.host.wire import (
     Cursor,
     Portion,
     Position,
+    Since,
     Span,
+    mends_of,
+    origin_of,
     parse_cursor,
     shape_of,
 )
-from holdfast.model.errors import CorruptLog, HoldfastError, PeerError, Removed, StorageError, UnknownStream, UsageError
+from holdfast.model.errors import (
+    CorruptLog,
+    HoldfastError,
+    MendedMeanwhile,
+    PeerError,
+    Removed,
+    StorageError,
+    UnknownStream,
+    UsageError,
+)
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US
 from holdfast.protocol.dpc.signals import Lane
 from holdfast.stream.archive.objects import OnlyArchived
@@ -77,14 +89,19 @@ class ServedStream:
     def __init__(self, store: StreamStore, name: str, *, waits: bool = False) -> None:
         stream = store.open(name)
         self.folder, self.definition = stream.folder, stream.definition
-        self._main = stream.reader()
-        self._main.waits = waits
+        self._stream, self._waits = stream, waits
+        self._main = self._opened()
         self._branch = BranchReader(stream.folder, stream.definition)
         self._worth = Worths(stream.folder)
         self._shape = shape_of(stream.definition)
         self._changes = 0
         self._file = os.path.join(stream.folder, "stream")
         self._made = self._stat()
+
+    def _opened(self) -> LogReader:
+        reader = self._stream.reader()
+        reader.waits = self._waits
+        return reader
 
     def current(self) -> bool:
         """Is this still the stream of that name? It may have been removed and made anew."""
@@ -100,7 +117,12 @@ class ServedStream:
     def look(self, lane: Lane) -> Seen:
         """See what is new; the answer differs from the last one if something is."""
         if lane != Lane.BRANCH:
-            self._changes += self._main.refresh()
+            try:
+                self._changes += self._main.refresh()
+            except MendedMeanwhile:  # Who pulls is judged one by one, by the place that he names.
+                self._main.close()
+                self._main = self._opened()
+                self._changes += 1
             return "", self._changes
         root = self._branch.refresh()
         log = self._branch.log
@@ -125,10 +147,12 @@ class ServedStream:
     # Main and head --------------------------------------------------------------------------------------------------
 
     def _of_main(self, lane: Lane, position: Position, bytes_max: int) -> Portion:
-        log, id = self._main, self.definition.id
+        log, id = self._main, origin_of(self.definition.id, self._main.mends)
         known = self._known(position, id)
-        if known.origin != id:
+        if not known.origin.startswith(self.definition.id):
             raise UsageError(f"stream {self.definition.name}: it was made anew since; begin again from a bucket")
+        reach = position.reach_us if isinstance(position, Since) else known.boundary_us
+        log.check_unmended(reach, mends_of(known.origin), known.next_id)
         start, gap = self._start(known), None
         if start > log.closed_until_us:
             log.check_present(start)
@@ -154,6 +178,8 @@ class ServedStream:
     def _known(self, position: Position, origin: str) -> Cursor:
         if isinstance(position, str):
             return parse_cursor(position)
+        if isinstance(position, Since):
+            origin, position = origin_of(self.definition.id, position.mends), position.from_us
         return Cursor(origin, self._bucket_begin(position), 0, BEGINNING_US)
 
     def _start(self, known: Cursor) -> int:
@@ -416,7 +442,7 @@ class StreamServer:
 def _news(portion: Portion, position: Position) -> bool:
     if portion.events or portion.gap_us is not None:
         return True
-    if isinstance(position, int):
+    if not isinstance(position, str):
         return portion.branch is not None if portion.lane == Lane.BRANCH else portion.boundary_us > BEGINNING_US
     known = parse_cursor(position)
     if portion.lane == Lane.BRANCH and known.origin != (portion.branch or ""):

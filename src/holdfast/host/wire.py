@@ -237,8 +237,64 @@ def parse_cursor(text: str) -> Cursor:
     return Cursor("" if origin == "-" else origin, from_us, next_id, boundary_us)
 
 
-Position = str | int
-"""Where a pull goes on: a cursor, or the stime (in microseconds) of the first bucket that is wanted."""
+class Since(NamedTuple):
+    """A place for a pull by somebody who has read the stream before, and has no cursor."""
+
+    from_us: int
+    """The first bucket that is wanted."""
+    mends: int
+    """How often the boundary had been taken back when it last read (`mended`)."""
+    reach_us: int
+    """It holds tuples up to here, some perhaps of buckets that were not complete."""
+
+
+Position = str | int | Since
+"""Where a pull goes on: a cursor, or the stime (in microseconds) of the first bucket that is wanted: alone, of somebody
+who holds nothing of the stream."""
+
+
+def encode_position(position: Position) -> dict[str, str]:
+    """As parameters of a pull."""
+    if isinstance(position, str):
+        return {"cursor": position}
+    if isinstance(position, int):
+        return {"from_us": str(position), "mends": "new"}
+    from_us, mends, reach_us = map(str, position)
+    return {"from_us": from_us, "mends": mends, "reach_us": reach_us}
+
+
+def decode_position(given: Mapping[str, str]) -> Position:
+    """The position in the parameters of a pull; `UsageError` if there is none. Whoever says nothing of mends is older
+    than they are and knows none."""
+    cursor, mends = given.get("cursor"), given.get("mends", "0")
+    if cursor is not None:
+        return cursor
+    from_us = _time_of(given, "from_us", "")
+    if mends == "new":
+        return from_us
+    if not (mends.isascii() and mends.isdigit()) or len(mends) > 9:
+        raise UsageError(f"mends must be a number or 'new'; got {mends[:40]!r}")
+    return Since(from_us, int(mends), _time_of(given, "reach_us", str(from_us)))
+
+
+def _time_of(given: Mapping[str, str], name: str, default: str) -> int:
+    text = given.get(name, default)
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > 19 or int(digits) >= 2**63:
+        raise UsageError(f"a pull needs a cursor or from_us in microseconds; got {text[:40]!r}")
+    return int(text)
+
+
+_ID_CHARS = 32
+
+
+def origin_of(stream_id: str, mends: int) -> str:
+    """Id of a producer's stream as portions and cursors name it: its own, and the number of mends if there were any."""
+    return f"{stream_id}{mends:x}" if mends else stream_id
+
+
+def mends_of(origin: str) -> int:
+    return int(origin[_ID_CHARS:] or "0", 16)
 
 
 class Span(NamedTuple):
@@ -256,7 +312,7 @@ class Portion:
     stream: str
     lane: Lane
     origin: str
-    """Id of the producer's stream. Replicas have different ones; a stream made anew has a new one."""
+    """Id of the producer's stream (`origin_of`). Replicas have different ones; a stream made anew has a new one."""
     shape: int
     """`shape_of` the definition: what the bodies look like."""
     cursor: str

@@ -32,6 +32,7 @@ from holdfast.host.wire import (
     Position,
     decode_definition,
     decode_portion,
+    encode_position,
 )
 from holdfast.inputs.token_file import TokenFile
 from holdfast.load.contract_file import Partner
@@ -148,8 +149,7 @@ class PartnerLink(HttpLink):
     async def _portion(
         self, path: str, stream: str, lane: Lane, position: Position, wait_s: float, bytes_max: int
     ) -> Portion:
-        where = {"cursor": position} if isinstance(position, str) else {"from_us": str(position)}
-        asked = {**where, "wait_ms": str(round(wait_s * 1000)), "bytes_max": str(bytes_max)}
+        asked = {**encode_position(position), "wait_ms": str(round(wait_s * 1000)), "bytes_max": str(bytes_max)}
         data = await self._ask("GET", f"{self._below}/{path}", wait_s, PORTION_BYTES_MAX + HEAD_BYTES_MAX,
                                params=asked, kind=PORTION_TYPE)  # fmt: skip
         portion = decode_portion(data)

@@ -76,6 +76,7 @@ class StageReader(BucketReader):
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         since, until = until_of(start), until_of(end)
+        self._check_unmended(end)
         self._check_reach(until)
         if until == BEGINNING_US:
             return []

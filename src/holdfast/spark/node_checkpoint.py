@@ -18,7 +18,7 @@ import logging
 import os
 import shutil
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from holdfast.clock import monotonic_us, pause
@@ -32,7 +32,7 @@ from holdfast.spark.fork import fork_checkpoint, last_commit
 from holdfast.spark.forked import ready_mark
 from holdfast.spark.keyed_task import Task
 from holdfast.spark.node_flow import NodeFlow
-from holdfast.spark.wal import read_wal
+from holdfast.spark.wal import read_mends_of, read_wal
 from holdfast.stream.identity import Identity, note_identity, read_identity
 from holdfast.stream.store import Stream, StreamStore
 from holdfast.stream.waiting import Waiting, keep_waiting, waiting_results
@@ -96,6 +96,10 @@ class CheckpointedQueries(NodeQueries):
 
     def position(self) -> Progress:
         return progress_of(self.checkpoint)
+
+    def mends(self) -> Mapping[str, int]:
+        batch = last_commit(self.checkpoint)
+        return {} if batch < 0 else read_mends_of(self.checkpoint, batch)
 
     def progress(self, since: int, fork: Fork | None = None) -> Progress | None:
         return progress_after(self.checkpoint if fork is None else fork.checkpoint, since)

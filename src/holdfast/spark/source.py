@@ -215,7 +215,7 @@ class BucketReader(SourceReading, DataSourceStreamReader, SupportsTriggerAvailab
         self._last: int | None = None
         self._idle = IdleWait()
 
-    def initialOffset(self) -> dict[str, int]:
+    def initialOffset(self) -> dict[str, Any]:
         if self._initial is None:
             start = self._options.get("start", "beginning")
             bucket = self._bucket_us("startbucket")
@@ -227,7 +227,7 @@ class BucketReader(SourceReading, DataSourceStreamReader, SupportsTriggerAvailab
                 self._initial = self._merge.complete_until_us
             else:
                 self._initial = self._told_us
-        return offset_of(self._initial)
+        return self._offset(self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._rows_max is not None:
@@ -235,45 +235,56 @@ class BucketReader(SourceReading, DataSourceStreamReader, SupportsTriggerAvailab
         assert self._bytes_max is not None
         return ReadMaxBytes(self._bytes_max)
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         since = until_of(start)
+        self._check_unmended(start)  # Before it waits for somebody who may wait for it.
         settles = self._settles(since) and not settled(start)
         if (decision := self._decision) is not None and not settles:
             self._idle.until(start, lambda: decision.until_us > since)
         if self._last is None:
             self._merge.refresh()
+            self._check_unmended(start)
         until = self._last if self._last is not None else self._merge.complete_until_us
         if self._decision is not None:
             until = min(until, self._decision.until_us)
         if settles:
-            return settled_at(since)
+            return {**self._offset(since), **settled_at(since)}
         if until <= since:
             if until < since:
                 self._merge.check_present(since)  # A boundary that was taken back, for instance: do not wait for it.
             return start
         if self._step_us is not None:
-            return offset_of(self._merge.step(since, until, self._step_us, begins=since == self._told_us))
+            return self._offset(self._merge.step(since, until, self._step_us, begins=since == self._told_us))
         if isinstance(limit, ReadMaxRows):
             until = self._merge.admit(since, until, rows_max=limit.max_rows)
         elif isinstance(limit, ReadMaxBytes):
             until = self._merge.admit(since, until, bytes_max=limit.max_bytes)
         elif not isinstance(limit, ReadAllAvailable):
             raise UsageError(f"format holdfast reads by maxRowsPerBatch or maxBytesPerBatch; got {limit!r}")
-        return offset_of(until)
+        return self._offset(until)
+
+    def _offset(self, until_us: int) -> dict[str, Any]:
+        """With how often the boundaries were taken back, where they were: see `mended`."""
+        mends = self._merge.mends
+        return {**offset_of(until_us), **({"mends": mends} if mends else {})}
+
+    def _check_unmended(self, offset: dict[str, Any]) -> None:
+        self._merge.check_unmended(until_of(offset), mends_of(offset))
 
     def _settles(self, since: int) -> bool:
         """Rules 5 and 6."""
         return self._timers or (since >= FOREVER_US and self._boundaries is not None and self._marks is None)
 
-    def reportLatestOffset(self) -> dict[str, int]:
-        return offset_of(self._merge.complete_until_us)
+    def reportLatestOffset(self) -> dict[str, Any]:
+        return self._offset(self._merge.complete_until_us)
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._merge.refresh()
         self._last = self._merge.complete_until_us
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         since, until = until_of(start), until_of(end)
+        self._check_unmended(end)  # A batch that is done again.
         if until > since:  # A query that begins anew behind a gap may be ahead of an input that is away.
             self._check_reach(until)
         # A first batch without tuples still has a state at its end, which the next one begins with.
@@ -303,7 +314,7 @@ class BucketReader(SourceReading, DataSourceStreamReader, SupportsTriggerAvailab
         tasks[-1].marks = (partitions, (since, until, again))
         return self._sent(tasks, PROCESS)
 
-    def commit(self, end: dict[str, int]) -> None:
+    def commit(self, end: dict[str, Any]) -> None:
         if self._subscriber is not None:
             for source in self._sources:
                 until = until_of(end)
@@ -324,11 +335,16 @@ def settled_at(until_us: int) -> dict[str, int]:
     return {**offset_of(until_us), "settled": 1}
 
 
-def settled(offset: dict[str, int]) -> bool:
+def settled(offset: dict[str, Any]) -> bool:
     return until_of(offset) <= BEGINNING_US or bool(offset.get("settled"))
 
 
-def until_of(offset: dict[str, int]) -> int:
+def until_of(offset: dict[str, Any]) -> int:
     if offset.get("format") != 1:
         raise UsageError(f"the checkpoint holds the offset {offset!r} of another version; start with a new checkpoint")
-    return offset["until_us"]
+    return int(offset["until_us"])
+
+
+def mends_of(offset: dict[str, Any]) -> dict[str, int]:
+    """How often the boundary of each stream had been taken back; streams that are not named: never."""
+    return dict(offset.get("mends") or {})

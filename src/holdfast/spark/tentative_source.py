@@ -163,6 +163,7 @@ class SequenceReader(_SequenceReading, DataSourceStreamReader, SupportsTriggerAv
         offset = parse_offset(end, self._stream)
         if start == end:  # Spark runs a first batch even if there is nothing new.
             offset = msgspec.structs.replace(offset, steps=())
+        self._plan.check_unmended(offset)
         return self._tasks(self._plan, offset) or _NOTHING
 
     def commit(self, end: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from typing import TypeVar
 
 from holdfast.model.errors import StorageError, UsageError
 from holdfast.model.time import BEGINNING_US
@@ -18,6 +19,8 @@ from holdfast.stream.disk import Disk
 from holdfast.stream.merge import FOREVER_US
 
 _FORMATS = ("v1", "v2")
+
+T = TypeVar("T")
 
 
 def batch_boundary(checkpoint: str | None, batch_id: int, mode: str, data: Callable[[], int], lag_us: int = 0) -> int:
@@ -69,6 +72,20 @@ def keep_wal(checkpoint: str, batch_id: int, disk: Disk) -> None:
 
 def read_wal(folder: CheckpointFolder, batch_id: int) -> tuple[int, list[int] | None]:
     """Watermark of a batch in milliseconds, and the ends of its inputs if all of them are Holdfast's."""
+    return _record(folder, batch_id, _parsed)
+
+
+def read_mends_of(folder: CheckpointFolder, batch_id: int) -> dict[str, int]:
+    """How often the boundary of each input had been taken back when the batch was planned, where it was."""
+
+    def parsed(lines: list[str], path: CheckpointFolder) -> dict[str, int]:
+        offsets = [json.loads(line) for line in lines[2:] if line.startswith("{")]
+        return {name: int(n) for offset in offsets for name, n in (offset.get("mends") or {}).items()}
+
+    return _record(folder, batch_id, parsed)
+
+
+def _record(folder: CheckpointFolder, batch_id: int, parsed: Callable[[list[str], CheckpointFolder], T]) -> T:
     path = folder / "offsets" / str(batch_id)
     try:
         text = path.read_text()
@@ -78,7 +95,7 @@ def read_wal(folder: CheckpointFolder, batch_id: int) -> tuple[int, list[int] | 
             f"the checkpoint must lie where the driver can read it"
         ) from error
     try:
-        return _parsed(text.splitlines(), path)
+        return parsed(text.splitlines(), path)
     except (ValueError, IndexError, AttributeError) as error:
         raise StorageError(
             f"{path}: Spark's record of the batch cannot be read ({error}), as after a power cut; restore the "

@@ -34,6 +34,8 @@ class Acknowledged(msgspec.Struct, frozen=True):
     wall_us: int = 0
     position: str | None = None
     """Where it goes on (see `position`); None: by whoever does not resume, or written before there were any."""
+    taken_back: bool = False
+    """By an operator, with the boundary: the next word counts, of a reader that was started anew, whatever it says."""
 
 
 def _folder(stream_folder: Path) -> Path:
@@ -43,11 +45,13 @@ def _folder(stream_folder: Path) -> Path:
 def acknowledge(
     stream_folder: Path, subscriber: str, until_us: int, now_us: int, disk: Disk, position: str | None = None
 ) -> None:
-    """Note durably that `subscriber` needs nothing before `until_us`. It never goes back; within the same bucket the
-    last word counts."""
+    """Note durably that `subscriber` needs nothing before `until_us`. It never goes back, unless an operator took it
+    back; within the same bucket the last word counts."""
     folder = _folder(stream_folder)
     path = folder / check_name(subscriber)
     known = read_acks(stream_folder).get(subscriber)
+    if known is not None and known.taken_back:
+        known = None
     if known is not None and (
         known.until_us > until_us or (known.until_us == until_us and position in (None, known.position))
     ):

@@ -10,9 +10,9 @@ and readers that had come further are told. Steps, in the order in which they ma
 4. One manifest replaces the old segments by the new ones. Before it, nothing has happened for anybody.
 
 What readers get: tuples before the new boundary are untouched, whoever has read them. A reader that is open meanwhile
-is refused (`Mended`) and must open the stream again. One that comes back with a position beyond the new boundary has
-read tuples that have another stime now; it is refused and must start anew. (Once the stream has passed that position
-again, it cannot be told from any other; so start those readers anew at once.)
+is refused (`MendedMeanwhile`) and must open the stream again. One that comes back with a position beyond the new
+boundary has read tuples that have another stime now; it is refused (`Mended`) and must start anew, however far the
+stream has come since (`mended`).
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from holdfast.stream.index import index_path
 from holdfast.stream.manifest import Manifest, load_manifest, manifest_path, unlink_older
 from holdfast.stream.mended import Mend, add_mend
 from holdfast.stream.pack import pack_arrived
+from holdfast.stream.position import Position
 from holdfast.stream.reader import Extent, LogReader
 from holdfast.stream.sealed import seal
 from holdfast.stream.writer import Event, LogWriter
@@ -62,6 +63,8 @@ class BoundaryMend(NamedTuple):
     """Their stimes before that."""
     subscribers: tuple[str, ...]
     """Named subscribers whose acknowledgement goes back to `to_us`."""
+    first_id: int | None
+    """The id of the first tuple that is moved."""
     applied: bool = False
 
 
@@ -110,6 +113,7 @@ def _plan(folder: Path, definition: Definition, reader: LogReader, to_us: int) -
         int(ahead["stime_min_us"].min()) if len(ahead) else None,
         int(ahead["stime_max_us"].max()) if len(ahead) else None,
         tuple(sorted(name for name, ack in read_acks(folder).items() if ack.until_us > to_us)),
+        int(ahead["first_tuple_id"].min()) if len(ahead) else None,
     )  # fmt: skip
 
 
@@ -128,12 +132,21 @@ class _Mending:
         manifest = self._write_anew(beside, found.to_us)
         for entry in self._writer.segments:
             keep(self._folder, self._main / entry.name, self._disk)
-        add_mend(self._folder, Mend(found.was_us, found.to_us, self._now_us, found.moved), self._disk)
+        done = self._reader.mends
+        mend = Mend(found.was_us, found.to_us, self._now_us, found.moved, found.first_id)
+        add_mend(self._folder, done, mend, self._disk)
+        acks = read_acks(self._folder)
         for name in found.subscribers:
-            ack = Acknowledged(until_us=found.to_us, wall_us=self._now_us)
-            self._disk.replace_file(self._folder / "acks" / name, seal(ack))
-        self._publish(beside, manifest)
+            self._disk.replace_file(self._folder / "acks" / name, seal(self._taken_back(acks[name], found.to_us)))
+        self._publish(beside, msgspec.structs.replace(manifest, mends=done + 1))
         shutil.rmtree(beside, ignore_errors=True)
+
+    def _taken_back(self, ack: Acknowledged, to_us: int) -> Acknowledged:
+        """Retention waits for the mended tuples. Whoever resumes under the name must hear of the mend, so it keeps the
+        position that it had."""
+        size = self._definition.bucket_us
+        position = ack.position or Position(ack.until_us).text(self._definition.name, size)
+        return Acknowledged(until_us=to_us, wall_us=self._now_us, position=position, taken_back=True)
 
     def _write_anew(self, beside: Path, to_us: int) -> Manifest:
         """Step 1, in a folder of its own whose epoch and commits follow ours."""
@@ -188,8 +201,9 @@ class _Mending:
         ours = load_manifest(self._main)
         assert ours is not None
         manifest = Manifest(
-            version=ours.version + 1, epoch=made.epoch, owner=made.owner, released=True, segments=made.segments
-        )
+            version=ours.version + 1, epoch=made.epoch, owner=made.owner, released=True, segments=made.segments,
+            mends=made.mends,
+        )  # fmt: skip
         if not self._disk.publish_file(manifest_path(self._main, manifest.version), seal(manifest)):
             raise UsageError(f"stream {self._definition.name}: another writer took it meanwhile; nothing was changed")
         unlink_older(self._main, manifest.version, self._disk)

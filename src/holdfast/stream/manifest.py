@@ -82,6 +82,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     segments: tuple[SegmentEntry, ...] = ()
     resume: ResumePoint | None = None
     """A place in the last segment from which a walk over it may go on."""
+    mends: int = 0
+    """How often an operator took the boundary back (`mended`); of a mirror, how often at its origin."""
+
+    def followed(
+        self, segments: tuple[SegmentEntry, ...], *, released: bool = False, resume: ResumePoint | None = None
+    ) -> Manifest:
+        """The next version by the same owner."""
+        return msgspec.structs.replace(
+            self, version=self.version + 1, released=released, segments=segments, resume=resume
+        )
 
 
 @cache

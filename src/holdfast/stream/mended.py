@@ -1,10 +1,16 @@
 """The note of every time that an operator took a stream's boundary back (`boundary_mend`).
 
-One sealed file per stream. Readers look into it when they find that the stream does not reach to where they stand.
+Rules:
+1. One sealed file per stream holds them all, for ever. How many of them were carried out stands in the manifest, so
+   that a reader learns of a mend together with the segments that it made.
+2. A position says how many mends it was taken under. Whoever was beyond the mended place at one of the later ones has
+   read tuples that have another stime now, and is refused, however far the stream has come since.
+3. A position that says nothing is older than the first mend.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,6 +29,8 @@ class Mend(msgspec.Struct, frozen=True):
     wall_us: int
     moved: int
     """Tuples whose stime lay beyond `to_us` and is `to_us` since."""
+    first_id: int | None = None
+    """The first of them; None if there are none."""
 
 
 class Mends(msgspec.Struct, frozen=True):
@@ -42,17 +50,27 @@ def read_mends(stream_folder: Path) -> tuple[Mend, ...]:
         return ()
 
 
-def add_mend(stream_folder: Path, mend: Mend, disk: Disk) -> None:
-    """Note it once: a mend that is repeated after a crash finds its own note."""
-    known = tuple(m for m in read_mends(stream_folder) if (m.was_us, m.to_us) != (mend.was_us, mend.to_us))
-    disk.replace_file(mended_path(stream_folder), seal(Mends(mends=(*known, mend))))
+def add_mend(stream_folder: Path, done: int, mend: Mend, disk: Disk) -> None:
+    """Note the mend behind those that were `done`: one that was cut short before its manifest is forgotten."""
+    mends = (*read_mends(stream_folder)[:done], mend)
+    disk.replace_file(mended_path(stream_folder), seal(Mends(mends=mends)))
 
 
-def refusal(stream: str, position_us: int, boundary_us: int) -> Mended:
+def passed_over(mends: Sequence[Mend], position_us: int, next_id: int = 0) -> Mend | None:
+    """The first of these mends whose place lies before the position of somebody who knew none of them, or of whose
+    moved tuples one lies before `next_id`: they may have been sent before the boundary had come to them."""
+    for mend in mends:
+        if mend.to_us < position_us or (mend.first_id is not None and mend.first_id < next_id):
+            return mend
+    return None
+
+
+def refusal(stream: str, position_us: int, mend: Mend) -> Mended:
     return Mended(
-        f"stream {stream}: its boundary was taken back to {instant_text(boundary_us)} by `holdfast mend-boundary`, and "
-        f"this reader had read until {instant_text(position_us)}; what it read beyond has another stime now: start it "
-        f"anew (a query with a new checkpoint, a subscriber from a time before the boundary)"
+        f"stream {stream}: its boundary was taken back to {instant_text(mend.to_us)} by `holdfast mend-boundary`, and "
+        f"this reader had read until {instant_text(position_us)} before; what it read beyond has another stime now: "
+        f"start it anew (a query with a new checkpoint, a node with `holdfast down`, its folder removed, and `up`, a "
+        f"subscriber without its old position)"
     )
 
 

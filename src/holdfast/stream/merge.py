@@ -11,7 +11,7 @@ Rules:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,6 +84,16 @@ class Merge:
     def check_present(self, start_us: int) -> None:
         for reader in self.readers:
             reader.check_present(start_us)
+
+    @property
+    def mends(self) -> dict[str, int]:
+        """How often the boundary of each stream was taken back, of those where it was."""
+        return {s.name: r.mends for s, r in zip(self.sources, self.readers, strict=True) if r.mends}
+
+    def check_unmended(self, position_us: int, mends: Mapping[str, int]) -> None:
+        """As `LogReader.check_unmended`, of every stream."""
+        for source, reader in zip(self.sources, self.readers, strict=True):
+            reader.check_unmended(position_us, mends.get(source.name, 0))
 
     def pieces(self, start_us: int, end_us: int, *, strict: bool = True) -> list[Piece]:
         """Events with tuples in [start, end), in the order of rule 2; `strict` as in `LogReader.extents`."""

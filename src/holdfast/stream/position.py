@@ -12,6 +12,8 @@ Rules:
 4. It says whether the consumer holds tentative tuples. What follows a resumption must begin by taking them back:
    whether the branch they came from is still the same, nobody can know.
 5. `goal_us` is how far tentative tuples went that have not been replaced yet: REC_DONE comes when main is there (D3).
+6. `mends` is how often an operator had taken the boundary of the stream back (`mended`). It stands in the text, as a
+   number behind the others and with version 2, where there is something to say: an older Holdfast would not compare it.
 """
 
 from __future__ import annotations
@@ -23,17 +25,17 @@ from holdfast.model.errors import UsageError
 from holdfast.model.time import BEGINNING_US, instant_text
 from holdfast.stream.frame import crc32c
 
-_VERSION = 1
+_VERSION, _MENDED_VERSION = 1, 2
 _PREFIX = "holdfast-position"
 _NUMBER = r"(-?\d{1,19})"
 _TEXT = re.compile(
     rf"{_PREFIX}:(\d{{1,6}}):([a-z0-9][a-z0-9._-]{{0,127}}):{_NUMBER}:{_NUMBER}:{_NUMBER}:{_NUMBER}:"
-    rf"(T?U?):{_NUMBER}:([0-9a-f]{{8}})"
+    rf"(T?U?):{_NUMBER}(?::(\d{{1,9}}))?:([0-9a-f]{{8}})"
 )
 
 
 class Position(NamedTuple):
-    """Rule 2 to 5."""
+    """Rule 2 to 6."""
 
     until_us: int = BEGINNING_US
     last_id: int = 0
@@ -43,30 +45,38 @@ class Position(NamedTuple):
     undone: bool = False
     """An UNDO was handed out whose REC_DONE is still to come."""
     goal_us: int = BEGINNING_US
+    mends: int = 0
 
     @property
     def partial_id(self) -> int | None:
         """Of the bucket at `until_us`, tuples up to this one were handed out; None if none was."""
         return self.last_id if self.last_id and self.last_stime_us >= self.until_us else None
 
+    @property
+    def reach_us(self) -> int:
+        """Nothing stable was handed out with this stime or a later one."""
+        return self.until_us if self.partial_id is None else self.last_stime_us + 1
+
     def text(self, stream: str, bucket_us: int) -> str:
         """For the consumer to keep."""
         flags = f"{'T' * self.tentative}{'U' * self.undone}"
-        said = f"{_PREFIX}:{_VERSION}:{stream}:{bucket_us}:{self.until_us}:{self.last_id}:{self.last_stime_us}:{flags}:{self.goal_us}"  # noqa: E501
+        version = _MENDED_VERSION if self.mends else _VERSION
+        said = f"{_PREFIX}:{version}:{stream}:{bucket_us}:{self.until_us}:{self.last_id}:{self.last_stime_us}:{flags}:{self.goal_us}"  # noqa: E501
+        said += f":{self.mends}" if self.mends else ""
         return f"{said}:{crc32c(said.encode()):08x}"
 
 
 def parse_position(text: str, stream: str, bucket_us: int) -> Position:
     """The position in the text; `UsageError` unless it is one of this stream."""
     match = _TEXT.fullmatch(text) if isinstance(text, str) else None
-    if match is None or match[9] != f"{crc32c(text.rpartition(':')[0].encode()):08x}":
+    if match is None or match[10] != f"{crc32c(text.rpartition(':')[0].encode()):08x}":
         raise UsageError(
             f"after must be a position that a subscriber of stream {stream} gave (row.position), unchanged; got "
             f"{text!r:.120}; give none to start at the beginning"
         )
-    if int(match[1]) != _VERSION:
+    if int(match[1]) not in (_VERSION, _MENDED_VERSION):
         raise UsageError(
-            f"a position of version {match[1]} cannot be read by this Holdfast, which knows version {_VERSION}; "
+            f"a position of version {match[1]} cannot be read by this Holdfast, which knows version {_MENDED_VERSION}; "
             "upgrade it, or start anew"
         )
     if match[2] != stream:
@@ -77,7 +87,7 @@ def parse_position(text: str, stream: str, bucket_us: int) -> Position:
             "it is another stream; start anew"
         )
     until_us, last_id, last_stime_us, goal_us = (int(match[n]) for n in (4, 5, 6, 8))
-    return Position(until_us, last_id, last_stime_us, "T" in match[7], "U" in match[7], goal_us)
+    return Position(until_us, last_id, last_stime_us, "T" in match[7], "U" in match[7], goal_us, int(match[9] or 0))
 
 
 def holding_more(before: str, after: str) -> str:

@@ -34,7 +34,7 @@ from holdfast.stream.frame import FILE_HEADER_SIZE, HEADER_SIZE, Kind, crc32c, p
 from holdfast.stream.head import read_head
 from holdfast.stream.index import EMPTY, ENTRY, Entries, Fields, fields_of, load_entries, load_prefix, make_entries
 from holdfast.stream.manifest import Manifest, SegmentEntry, kept_elsewhere, load_manifest, manifest_path, unsettled
-from holdfast.stream.mended import read_mends, refusal, went_back
+from holdfast.stream.mended import Mend, passed_over, read_mends, refusal, went_back
 from holdfast.stream.resume import ResumePoint, resumed
 from holdfast.stream.segment import LastControl, Window, recover, walk
 from holdfast.stream.tail import TailReader, writer_lives
@@ -128,6 +128,8 @@ class LogReader:
         self.boundary_us = BEGINNING_US
         self.closed = False
         self.wall_us = 0
+        self.mends = 0
+        """How often the boundary had been taken back when what is read here was written (`mended`)."""
         self._manifest: Manifest | None = None
         self._manifest_fd = -1
         self._active: _Active | None = None
@@ -222,8 +224,7 @@ class LogReader:
         self._manifest, self._manifest_fd = None, -1
 
     def _follow(self, manifest: Manifest) -> None:
-        last = manifest.segments[-1]
-        before = self._active
+        last, before, seen_us = manifest.segments[-1], self._active, self.boundary_us
         if before is None or before.entry.name != last.name:
             self._active = _Active(self.folder, last, manifest.resume)
             if before is not None:
@@ -232,9 +233,12 @@ class LogReader:
         else:
             before.entry = last
         assert self._active is not None
-        if self._active.boundary_us < self.boundary_us and self.folder.name == "main":
+        if self.folder.name == "main":
             # Unlike those of a branch, which comes and goes, they never go back: an operator mended one.
-            raise went_back(self._stream.name, self.boundary_us)
+            went = self._active.boundary_us < seen_us
+            if went or passed_over(self._mends_since(self.mends, manifest.mends), seen_us):
+                raise went_back(self._stream.name, seen_us)
+            self.mends = manifest.mends
         if self._tail is not None:
             self._tail.close()
         self._tail = TailReader(self.folder, last.epoch)
@@ -367,9 +371,22 @@ class LogReader:
                 f"stream {self.folder.parent.name}: tuples before {instant_text(removed)} were removed by retention; "
                 f"asked for {instant_text(start_us)}; start at {instant_text(removed)} or at the beginning"
             )
+        if start_us > self.closed_until_us:
+            # A time, of which nobody says when it was read to: one that nobody ever can have reached may come.
+            for mend in self._mends_since(0, self.mends):
+                if mend.to_us < start_us <= mend.was_us:
+                    raise refusal(self._stream.name, start_us, mend)
 
-        if start_us > self.closed_until_us and any(m.to_us < start_us <= m.was_us for m in read_mends(self._stream)):
-            raise refusal(self._stream.name, start_us, self.boundary_us)
+    def check_unmended(self, position_us: int, mends: int, next_id: int = 0) -> None:
+        """Refuse whoever had read everything before `position_us`, or tuples up to `next_id`, when so many mends were
+        known, and was beyond the place of a later one: it would never see what lies between."""
+        mend = passed_over(self._mends_since(mends, self.mends), position_us, next_id)
+        if mend is not None:
+            raise refusal(self._stream.name, position_us, mend)
+
+    def _mends_since(self, known: int, done: int) -> tuple[Mend, ...]:
+        """A mirror has none of its own, only their number: its origin judges."""
+        return read_mends(self._stream)[known:done] if known < done else ()
 
     @property
     def _stream(self) -> Path:

@@ -41,6 +41,7 @@ from holdfast.stream.manifest import (
     manifest_versions,
 )
 from holdfast.stream.mend import mend
+from holdfast.stream.mended import read_mends
 from holdfast.stream.record import State
 from holdfast.stream.rewrite import Rewrite, Rewritten
 from holdfast.stream.sealed import seal, unseal
@@ -292,6 +293,7 @@ class BranchRepair:
             version=(versions[-1] if versions else 0) + 1, epoch=self._epoch,
             owner=f"repair {socket.gethostname()}:{os.getpid()}",
             released=bool(segments) and segments[-1].length is not None, segments=segments,
+            mends=len(read_mends(self.stream_folder)) if self._known is None else self._known.mends,
         )  # fmt: skip
         path = manifest_path(self.folder, manifest.version)
 

@@ -121,7 +121,7 @@ class SequencePlan:
     def begin(self, start_us: int) -> SequenceOffset:
         """The offset of a reader that wants what is stable from `start_us` on."""
         core = LocalReader(start_us // self._definition.bucket_us)
-        return self._offset(Position(start_us), core, ())
+        return self._offset(Position(start_us, mends=self.main.mends), core, ())
 
     def freeze(self) -> None:
         """Plan nothing beyond what is there now."""
@@ -142,7 +142,9 @@ class SequencePlan:
     def _after(self, offset: SequenceOffset, limits: Limits) -> SequenceOffset:
         position = self.position_of(offset)
         view = self._frozen(self._look.view(position.until_us, self._end_us))
+        self.check_unmended(offset)
         self._check_reach(position)
+        position = position._replace(mends=self.main.mends)
         view = self._within(view, position, limits)
         core, deliveries = self._looked(offset, position, view)
         if deliveries and deliveries[-1].kind is TupleType.TENTATIVE:
@@ -165,6 +167,11 @@ class SequencePlan:
 
     def position_of(self, offset: SequenceOffset) -> Position:
         return parse_position(offset.position, self._definition.name, self._definition.bucket_us)
+
+    def check_unmended(self, offset: SequenceOffset) -> None:
+        """Refuse an offset beyond a place where the boundary was taken back since."""
+        position = self.position_of(offset)
+        self.main.check_unmended(position.reach_us, position.mends)
 
     def holds(self, offset: SequenceOffset) -> bool:
         """Is the branch still there of which the reader has tentative tuples, if it has any?"""

@@ -110,6 +110,10 @@ class Marks:
             )
             yield self._headed(fields, batch, TupleType.INSERTION, None)
 
+    def under(self, mends: int) -> None:
+        """What comes from now on is as it has been since the mend of this number."""
+        self.position = self.position._replace(mends=mends)
+
     def passed(self, until_us: int) -> None:
         """Everything stable before this was handed out."""
         self.position = self.position._replace(until_us=max(self.position.until_us, until_us))
@@ -144,6 +148,7 @@ class Marks:
         """The tuples of a batch, each with its position; `before` is the position ahead of the batch."""
         name, size = self._definition.name, self._definition.bucket_us
         after = self.position
+        before = before._replace(mends=after.mends)
         for row, stime in zip(rows_of(batch), batch.column(2).cast(pa.int64()).to_pylist(), strict=True):
             at = after
             if row.type is TupleType.INSERTION:
@@ -243,15 +248,16 @@ class Subscriber:
 
     def _begin_at(self, start: Start, bucket: int | None, after: str | None) -> Position:
         if after is None:
-            return Position(self._start_us(start, bucket))
+            return Position(self._start_us(start, bucket), mends=self._main.mends)
         position = parse_position(after, self.definition.name, self.definition.bucket_us)
+        self._main.check_unmended(position.reach_us, position.mends)
         self._main.check_present(position.until_us)
         closed_us = self._main.closed_until_us
         # A closed stream ends with its last bucket, which may lie before what it had promised to be complete.
         beyond = position.until_us > closed_us and not self._main.closed
         if beyond or (position.partial_id and position.last_stime_us >= closed_us):
             raise ahead(self.definition.name, position, closed_us)
-        return position
+        return position._replace(mends=self._main.mends)
 
     def _start_us(self, start: Start, bucket: int | None) -> int:
         if bucket is not None:
@@ -297,9 +303,9 @@ class Subscriber:
         if self._trouble is not None:
             raise self._trouble  # What could not be read is not passed over.
         if self._under_way is None:
-            self._under_way = self._deliver(
-                self._core.look(self._look.view(self._delivered_us, self._end_us), monotonic_us())
-            )
+            view = self._look.view(self._delivered_us, self._end_us)
+            self._marks.under(self._main.mends)  # It would have refused a mend of what it has seen.
+            self._under_way = self._deliver(self._core.look(view, monotonic_us()))
         try:
             for batch in self._under_way:
                 self._position = self._marks.position
@@ -417,6 +423,7 @@ class Subscriber:
         subscriber with a name can say so."""
         if self.name is None:
             raise UsageError("only a named subscriber can acknowledge; give it a name: subscribe(name='dashboard')")
+        self._main.refresh()  # A boundary that was taken back behind what it has read refuses it here.
         acknowledge(self.folder, self.name, self._position.until_us, now_us(), Disk(), self.position)
 
     def close(self) -> None:

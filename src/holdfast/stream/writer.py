@@ -204,6 +204,16 @@ class LogWriter:
     def segments(self) -> tuple[SegmentEntry, ...]:
         return self._tenure.manifest.segments
 
+    @property
+    def mends(self) -> int:
+        """As the manifest has it."""
+        return self._tenure.manifest.mends
+
+    def note_mends(self, mends: int) -> None:
+        """Of a mirror: what comes now is as its origin has it since so many mends."""
+        manifest = self._tenure.manifest
+        self._tenure.follow(msgspec.structs.replace(manifest, version=manifest.version + 1, mends=mends))
+
     # -- appending ---------------------------------------------------------------------------------------------------
 
     def commit(
@@ -302,10 +312,8 @@ class LogWriter:
             if entry.lease is not None:
                 self._persist_segment(self.folder / entry.name, entry.length or self._offset, rewrite)
         self.disk.sync_dir(self.folder)
-        m = self._tenure.manifest
-        self._tenure.follow(
-            Manifest(version=m.version + 1, epoch=m.epoch, owner=m.owner, segments=without_leases(m.segments))
-        )
+        manifest = self._tenure.manifest
+        self._tenure.follow(manifest.followed(without_leases(manifest.segments)))
         self._rewrite = False
 
     def _persist_segment(self, path: Path, length: int, rewrite: bool) -> None:
@@ -325,11 +333,9 @@ class LogWriter:
         lease = self._lease
         if lease is None or covers(lease, after):
             return
-        m = self._tenure.manifest
-        entry = msgspec.structs.replace(m.segments[-1], lease=grant(lease.state, after, lease.bucket_us))
-        self._tenure.follow(
-            Manifest(version=m.version + 1, epoch=m.epoch, owner=m.owner, segments=(*m.segments[:-1], entry))
-        )
+        manifest = self._tenure.manifest
+        entry = msgspec.structs.replace(manifest.segments[-1], lease=grant(lease.state, after, lease.bucket_us))
+        self._tenure.follow(manifest.followed((*manifest.segments[:-1], entry)))
 
     def _append(
         self,
@@ -490,9 +496,7 @@ class LogWriter:
             entry = SegmentEntry(path.name, base, epoch, lease=lease)
             head = read_head(self.folder)
             before = tuple(s for s in before if s.base_seq >= head.first_base_seq)
-            self._tenure.follow(
-                Manifest(version=manifest.version + 1, epoch=epoch, owner=self.owner, segments=(*before, entry))
-            )
+            self._tenure.follow(manifest.followed((*before, entry)))
         except BaseException:
             os.close(fd)
             raise
@@ -554,7 +558,8 @@ class LogWriter:
             # Let go cleanly: its last segment is taken up again instead of leaving many small ones behind.
             segments = (*segments[:-1], _reopened(segments[-1], epoch))
         manifest = Manifest(version=version, epoch=epoch, owner=self.owner, segments=segments,
-                            resume=previous.resume if previous else None)  # fmt: skip
+                            resume=previous.resume if previous else None,
+                            mends=previous.mends if previous else 0)  # fmt: skip
         path = manifest_path(self.folder, version)
         won = self.disk.publish_file(path, seal(manifest))
         if won:
@@ -647,10 +652,9 @@ class LogWriter:
                 with contextlib.suppress(StorageError):
                     self.disk.truncate(self._fd, self._path, self._offset)
                     self._extend_index(self._path, bytes(self._index[: self._indexed]), self._index_since, self._offset)
-                    m = self._tenure.manifest
-                    segments = (*m.segments[:-1], self._sealed_entry(now_us))
-                    self._tenure.follow(Manifest(version=m.version + 1, epoch=m.epoch, owner=m.owner, released=True,
-                                                 segments=segments, resume=self._resume_point()))  # fmt: skip
+                    manifest = self._tenure.manifest
+                    segments = (*manifest.segments[:-1], self._sealed_entry(now_us))
+                    self._tenure.follow(manifest.followed(segments, released=True, resume=self._resume_point()))
         except Fenced:
             return  # Whoever took over makes durable what it found.
         finally:

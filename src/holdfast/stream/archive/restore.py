@@ -45,6 +45,7 @@ from holdfast.stream.definition import ARCHIVE_FORMAT, Definition
 from holdfast.stream.disk import Disk
 from holdfast.stream.head import Head, write_head
 from holdfast.stream.manifest import Manifest, manifest_path
+from holdfast.stream.mended import read_mends
 from holdfast.stream.retention import first_relied
 from holdfast.stream.sealed import seal, unseal
 
@@ -118,7 +119,8 @@ class _Restore:
         write_head(self._main, head, self._disk)
         # Not released: the next writer begins a segment of its own behind what is archived, and changes nothing of it.
         manifest = Manifest(version=1, epoch=max(catalog.epoch, 1), owner=f"restored on {socket.gethostname()}",
-                            segments=tuple(s.entry for s in chosen))  # fmt: skip
+                            segments=tuple(s.entry for s in chosen),
+                            mends=len(read_mends(self._staging)))  # fmt: skip
         if chosen:
             self._disk.replace_file(manifest_path(self._main, 1), seal(manifest))
         claimed = self._claim(now_us)
