@@ -15,9 +15,10 @@ from tests.fuzz.types import TYPES
 _EPILOG = """
 what it does
   Everything that comes from outside is tried with random and damaged values, each kind in a child process: rows, JSON,
-  CSV, Arrow bodies and frames (inputs), messages between hosts (wire), parcels, files of a stream (logs), schema text
-  (schema), deployments and contracts (yaml). A child that dies counts as a crash, one that is silent as a hang, and as
-  wrong a value that was taken and came back different, or an error that is none of Holdfast's own.
+  CSV, Arrow bodies and frames (inputs), records of Kafka (avro, protobuf), messages of PostgreSQL (postgres), messages
+  between hosts (wire), parcels, files of a stream (logs), schema text (schema), deployments and contracts (yaml). A
+  child that dies counts as a crash, one that is silent as a hang, and as wrong a value that was taken and came back
+  different, or an error that is none of Holdfast's own.
 
 examples
   python -m tests.fuzz --seconds 120                        all targets, two at a time
@@ -31,7 +32,8 @@ reading the result
 """
 
 #: Of the time that there is; the doors for values deserve most of it.
-_SHARES = {"inputs": 0.5, "wire": 0.12, "logs": 0.16, "parcels": 0.06, "schema": 0.08, "yaml": 0.08}
+_SHARES = {"inputs": 0.38, "avro": 0.07, "protobuf": 0.07, "postgres": 0.08, "wire": 0.1, "logs": 0.12,
+           "parcels": 0.05, "schema": 0.07, "yaml": 0.06}  # fmt: skip
 
 
 def main() -> int:

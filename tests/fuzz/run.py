@@ -32,7 +32,8 @@ _TOLD_MAX = 20
 #: Module and class of each target: a child imports no more than it needs.
 TARGETS = {
     "inputs": "inputs:Inputs", "wire": "wire:Wire", "parcels": "parcels:Parcels", "logs": "logs:Logs",
-    "schema": "texts:Schemas", "yaml": "texts:Yaml", "planted-crash": "planted:Crash", "planted-hang": "planted:Hang",
+    "schema": "texts:Schemas", "yaml": "texts:Yaml", "avro": "kafka:Avro", "protobuf": "kafka:Protobuf",
+    "postgres": "postgres:Postgres", "planted-crash": "planted:Crash", "planted-hang": "planted:Hang",
     "planted-wrong": "planted:Differs", "planted-stranger": "planted:Stranger",
 }  # fmt: skip
 

@@ -274,6 +274,17 @@ def _depth(value: Any) -> int:
     return depth
 
 
+def short(value: Any) -> bool:
+    """Whether a library that writes all digits of a decimal can write the value in no time."""
+    if isinstance(value, dict):
+        return all(short(one) for pair in value.items() for one in pair)
+    if isinstance(value, list | tuple | set):
+        return _depth(value) > 100 or all(short(one) for one in value)
+    if not isinstance(value, Decimal) or not value.is_finite():
+        return True
+    return all(abs(exponent) < 10_000 for exponent in (value.adjusted(), int(value.as_tuple().exponent)))
+
+
 def meant_by_json(kind: pa.DataType, said: Any) -> Any:
     """What the documentation promises for a JSON value that was taken (floats were read as Decimal)."""
     t = pa.types

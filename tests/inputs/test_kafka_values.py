@@ -148,6 +148,44 @@ def test_avro_with_a_schema_of_ones_own(tmp_path: Path) -> None:
         kafka("b:1", topic="t", value="avro")
 
 
+def row(field: Any) -> dict[str, Any]:
+    return {"type": "record", "name": "Row", "fields": [{"name": "v", "type": field}]}
+
+
+def test_an_avro_schema_by_which_a_short_record_could_end_the_process_is_refused() -> None:
+    """Followed as deep as a record says, the first one was a segmentation fault; the second an array without an end."""
+    twice: list[Any] = [{"name": "v0", "type": {"type": "record", "name": "R0", "fields": []}}]
+    for n in range(1, 40):
+        fields = [{"name": name, "type": f"R{n - 1}"} for name in "ab"]
+        twice.append({"name": f"v{n}", "type": {"type": "record", "name": f"R{n}", "fields": fields}})
+    inner = {"type": "record", "name": "In", "fields": [{"name": "w", "type": "Row"}]}
+    for schema, why in (
+        (row(["null", "Row"]), "must not hold itself"),
+        (row({"type": "map", "values": inner}), "must not hold itself"),
+        (row({"type": "array", "items": "null"}), "must take a byte each"),
+        ({"type": "record", "name": "Row", "fields": twice}, "parts at most"),
+        (row({"type": "bytes", "logicalType": "decimal", "precision": 10**6}), "precision from 1 to 1000"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=why):
+            read(kafka("b:1", topic="t", value="avro", avro_schema=schema), "v string", Record(b""))
+
+
+def test_an_avro_decimal_with_more_digits_than_declared_is_refused_at_once_and_not_rounded() -> None:
+    """The library rounds it, and took minutes over one of a megabyte, which is a record that Kafka lets pass."""
+    schema = row({"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2})
+    source = kafka("b:1", topic="t", value="avro", avro_schema=schema)
+
+    def unscaled(number: int) -> bytes:
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, "bytes", number.to_bytes(number.bit_length() // 8 + 1, "big", signed=True))
+        return out.getvalue()
+
+    numbers = (9999, -9999, 10_000, 12_345, 1 << 8_000_000)
+    rows, refused = read(source, "v decimal(10,2)", *(Record(unscaled(n), i) for i, n in enumerate(numbers)))
+    assert rows == [{"v": Decimal("99.99")}, {"v": Decimal("-99.99")}]
+    assert ["4 digits at most" in why for why in refused] == [True, True, True]
+
+
 @pytest.fixture
 def registry() -> Iterator[tuple[str, list[str]]]:
     asked: list[str] = []

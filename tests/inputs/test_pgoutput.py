@@ -8,7 +8,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from holdfast.inputs.change_position import SNAPSHOT, ChangePosition
+from holdfast.inputs.change_position import SNAPSHOT, ChangePosition, Place
 from holdfast.inputs.change_rows import ChangeRows, Placed, stream_schema
 from holdfast.inputs.first_rows import FirstRows, Head
 from holdfast.inputs.pgoutput import (
@@ -189,6 +189,14 @@ def test_an_update_that_changes_the_key_says_the_old_one() -> None:
         {"change": "truncate", "id": None, "word": None, "old": None},
     ]
     assert "column word must come with every change" in refused[0].why
+
+
+def test_a_row_that_lacks_a_column_of_its_table_is_an_error() -> None:
+    rows = ChangeRows(stream_schema(ORDERS, None), "s", "orders", columns=None, stime=None, stime_unit="us")
+    rows.use(ORDERS)
+    for change in (Change("insert", 7, ("1",)), Change("update", 7, ("1", "a"), ("1", "a", "b"))):
+        with pytest.raises(PeerError, match="with its 2 columns"):
+            rows.batch([Placed(change, Place(1, 1, 1), 1, 5)], 0)
 
 
 def test_first_rows_are_there_whole_or_not_at_all(tmp_path: object) -> None:

@@ -520,7 +520,7 @@ def test_a_named_subscriber_that_held_tentative_tuples_is_told_to_take_them_back
         (lambda text: "", "unchanged"),
         (lambda text: text[:-1] + ("0" if text[-1] != "0" else "1"), "unchanged"),
         (lambda text: text.replace(":s:", ":t:"), "unchanged"),
-        (lambda text: signed(text.replace("position:1:", "position:2:")), "version 2"),
+        (lambda text: signed(text.replace("position:1:", "position:3:")), "version 3"),
         (lambda text: signed(text.replace(":s:", ":t:")), "one of t"),
         (lambda text: signed(text.replace(":1000000:", ":2000000:", 1)), "another stream"),
         (lambda text: signed(text.replace(":4000000:", ":44000000:")), "has not come"),

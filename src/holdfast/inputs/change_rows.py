@@ -22,7 +22,7 @@ import pyarrow as pa
 from holdfast.inputs.change_position import Place
 from holdfast.inputs.pgoutput import Change, Column, Relation, Row, Unchanged
 from holdfast.inputs.postgres_types import Read, column_text, reads, type_of
-from holdfast.model.errors import SchemaError, UsageError
+from holdfast.model.errors import PeerError, SchemaError, UsageError
 from holdfast.model.schema import STIME_TYPE, parse_schema, schema_text, type_text
 from holdfast.stream.pack import stime_array
 from holdfast.stream.rows import Columns, stimes_of
@@ -190,6 +190,13 @@ class ChangeRows:
         return self._timed([rows[n] for n in good], kept, after_us), kept, refused
 
     def _row(self, change: Change) -> tuple[Any, ...]:
+        assert self._relation is not None
+        wide = {len(row) for row in (change.new, change.old) if row is not None}
+        if wide - {len(self._relation.columns)}:
+            raise PeerError(
+                f"PostgreSQL must send rows of table {self._table} with its {len(self._relation.columns)} columns; "
+                f"got one with {', '.join(map(str, sorted(wide)))}"
+            )
         found: dict[str, Any] = {CHANGE: change.kind, OLD: None}
         row = change.new if change.new is not None else change.old
         if row is not None:

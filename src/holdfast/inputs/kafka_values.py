@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from holdfast.inputs.avro_schema import parsed_schema
 from holdfast.model.errors import PeerError, SchemaError, UsageError
 from holdfast.model.schema import schema_text
 from holdfast.stream.values import names_shown, shown
@@ -71,6 +72,10 @@ def _fastavro() -> Any:
     return fastavro
 
 
+def _parsed(schema: Any) -> Any:
+    return parsed_schema(_fastavro(), schema)
+
+
 def given_schema(schema: str | Path | Mapping[str, Any]) -> AvroSchema:
     """One schema for all values: a file, its JSON, or what that says."""
     if isinstance(schema, Path) or (isinstance(schema, str) and not schema.lstrip().startswith(("{", "["))):
@@ -79,7 +84,9 @@ def given_schema(schema: str | Path | Mapping[str, Any]) -> AvroSchema:
         except OSError as error:
             raise UsageError(f"the Avro schema must be a file or JSON; {error}") from None
     try:
-        parsed = _fastavro().parse_schema(json.loads(schema) if isinstance(schema, str) else dict(schema))
+        parsed = _parsed(json.loads(schema) if isinstance(schema, str) else dict(schema))
+    except SchemaError as error:
+        raise UsageError(f"the Avro schema cannot be used: {error}") from None
     except UsageError:
         raise
     except Exception as error:
@@ -119,7 +126,7 @@ class Registry:
             raise SchemaError(f"{where}: its schema must be in the registry; it has none with number {number}")
         try:
             answer.raise_for_status()
-            return _fastavro().parse_schema(json.loads(answer.json()["schema"]))
+            return _parsed(json.loads(answer.json()["schema"]))
         except httpx.HTTPError as error:
             raise PeerError(f"the schema registry does not answer: {error}; trying again") from None
         except Exception as error:
