@@ -26,6 +26,8 @@ from holdfast.model.errors import UsageError
 #: 2026-01-01, so that positions are known.
 POSITION_US = 1_767_225_600_000_000
 STATES = {"a": "STABLE", "b": "UP_FAILURE"}
+#: Only that of one has removed something.
+RETENTION = {"a": "for 1h; 5 tuples to 2025-12-31T23:00:00 removed"}
 #: Files in the root that make its replicas wait or fail.
 FLAWS = {
     "without-inputs": {"state": "RECOVERING", "waits_for": "inputs"},
@@ -89,7 +91,7 @@ class _Server:
                 "replica": plan.replica, "node": node.name, "state": state, "stable_until_us": POSITION_US,
                 "frontier_us": POSITION_US + 1_000_000,
                 "output": {"stream": node.output, "state": state, "boundary_us": POSITION_US,
-                           "fresh": state != "STABLE"},
+                           "fresh": state != "STABLE", "retention": RETENTION.get(self._name, "all")},
                 "fork": {"id": 3, "state": "none" if state == "STABLE" else "RUNNING"},
                 "inputs": [
                     {"stream": i.stream, "reading": list(i.producers[:1]), "boundary_us": POSITION_US,

@@ -207,6 +207,8 @@ def test_a_replica_that_does_not_start_is_named_with_the_log_of_its_host(
     net.flaw("a", flaw)
     said = net.refuses("up", "--host", "a", "--wait", "5m")
     assert f"replica active@a does not run: the stub is {flaw}; see {log_file(net.deployment.host('a'))}" in said
+    assert ("goes on trying" in said) == (flaw == "slow"), said
+    assert ("then `holdfast down` and `holdfast up`" in said) == (flaw == "failed"), said
     assert net.pid("a") is not None
     assert f"active@a ({'FAILED' if flaw == 'failed' else 'WAITING'}): the stub is {flaw}" in net.told("status")
 
@@ -352,6 +354,8 @@ def test_status_shows_replicas(up: Net) -> None:
     assert "active UP_FAILURE +branch" in rows["b"]
     assert "running" in rows["b"]
     assert "none" not in rows["a"].lower(), "no fork is no word"
+    assert "active of active@a keeps: for 1h; 5 tuples to 2025-12-31T23:00:00 removed" in text
+    assert "active of active@b keeps" not in text, "a policy that has done nothing is no news"
     assert "monitor2: monitor2@src (failing)" in text
     assert rows["src"].split() == ["src", "up"]
 

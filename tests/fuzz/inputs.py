@@ -154,11 +154,20 @@ def _any_column(chance: random.Random, kind: pa.DataType) -> pa.Array:
         )
         if isinstance(value, Decimal) and (not value.is_finite() or abs(value.as_tuple().exponent) > 100):  # type: ignore[arg-type]
             continue  # Arrow itself would crash while the test makes its column.
+        if pa.types.is_map(kind) and _lacks_key(value):
+            continue  # The same.
         try:
             return pa.array([value], one) if not _hides_decimal(value) else pa.nulls(1, one)
         except (pa.ArrowException, ValueError, TypeError, OverflowError, AttributeError, ArithmeticError):
             continue
     return pa.nulls(1, kind)
+
+
+def _lacks_key(value: Any) -> bool:
+    """Whether it is a map of which a key is null, as Arrow sees it."""
+    pairs = value.items() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    keys = [pair[0] for pair in pairs if isinstance(pair, tuple | list) and pair]
+    return any(pd.api.types.is_scalar(key) and pd.isna(key) for key in keys)
 
 
 def _hides_decimal(value: Any, depth: int = 0) -> bool:

@@ -232,7 +232,7 @@ def _set(message: Any, kind: pa.DataType, value: Any) -> Any:
             return value
         if t.is_struct(kind):
             message.v.p, message.v.q = value["p"], value["q"]
-            return value
+            return {"p": value["p"], "q": value["q"]}
         if t.is_list(kind):
             message.v.extend(value)
             return value

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -57,6 +60,31 @@ def until(condition: Callable[[], object]) -> None:
     while not condition():
         assert monotonic_us() < deadline, "it did not come true"
         pause(50_000)
+
+
+MISSPELT = """
+import sys, holdfast
+from tests.load.plain_engine import PlainEngine
+app = holdfast.App("plain", root=sys.argv[1])
+app.node(inputs=["salse"], name="counts")(lambda rows: rows)
+app.run(engine=PlainEngine())
+"""
+
+
+@pytest.mark.timeout(120)
+def test_run_itself_says_which_stream_is_not_there(tmp_path: Path) -> None:
+    """In a program that has set up no logging: whoever misspelt a name must not wait in silence."""
+    holdfast.open(tmp_path).create("sales", "n bigint", bucket="1s")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, "-c", MISSPELT, str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) as child:
+        try:
+            assert child.stderr is not None
+            said = next((line for line in child.stderr if "salse" in line), "")
+        finally:
+            child.kill()
+    assert "stream salse is not there yet" in said
+    assert "sales" in said, "the streams that there are"
 
 
 def test_an_application_on_an_engine_of_ones_own_goes_through_a_failure_and_its_corrections(tmp_path: Path) -> None:

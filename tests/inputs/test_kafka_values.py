@@ -144,6 +144,10 @@ def test_avro_with_a_schema_of_ones_own(tmp_path: Path) -> None:
         )
         assert rows == [ORDER]
         assert ["must be Avro" in why for why in refused] == [True, True]
+    (tmp_path / "binary.avsc").write_bytes(b"\xff\x00")
+    for wrong in ("none.avsc", "no\0name", tmp_path / "binary.avsc"):
+        with pytest.raises(UsageError, match="must be a file or JSON"):
+            read(kafka("b:1", topic="t", value="avro", avro_schema=wrong), ORDERS)
     with pytest.raises(UsageError, match="needs avro_schema= or registry="):
         kafka("b:1", topic="t", value="avro")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -102,9 +103,24 @@ def stop_gone(deployment: Deployment, told: Sequence[Reloaded], wait_us: int) ->
     return ended
 
 
-def wait_for(
-    deployment: Deployment, told: Sequence[Reloaded], wait_us: int, progress: Callable[[str], None]
-) -> list[str]:
+class Stuck(NamedTuple):
+    """Sentences about replicas that do not run."""
+
+    failed: list[str]
+    """They stay so until somebody mends what the sentence names."""
+    waiting: list[str]
+    """They go on trying."""
+
+    def check(self) -> None:
+        """Raise if there are any."""
+        if self.failed or self.waiting:
+            ends = "what has FAILED stays so until that is mended: then `holdfast down` and `holdfast up`"
+            if not self.failed:
+                ends = "it goes on trying; `holdfast down` stops it"
+            raise PeerError(f"{'; '.join([*self.failed, *self.waiting])}; its host is up; {ends}")
+
+
+def wait_for(deployment: Deployment, told: Sequence[Reloaded], wait_us: int, progress: Callable[[str], None]) -> Stuck:
     """Until the new replicas serve, or can only wait for inputs; sentences about those that do not."""
     begun, token, said_last = monotonic_us(), deployment.token(), ""
     while True:
@@ -118,7 +134,7 @@ def wait_for(
                 elif not answers(replica) and replica.waits_for != "inputs":
                     waiting.append(f"{replica.replica}: {replica.why or replica.state}")
         if not waiting or monotonic_us() - begun > wait_us:
-            return [*failed, *(f"replica {text}" for text in waiting)]
+            return Stuck(failed, [f"replica {text}" for text in waiting])
         if (text := "; ".join(waiting)) != said_last:
             said_last = text
             progress(text)

@@ -12,7 +12,6 @@ import typer
 from holdfast.cli.deployed import File, Hosts, LogFormat, choose_log_format
 from holdfast.cli.session import Json, Session
 from holdfast.cli.units import age_text
-from holdfast.model.errors import PeerError
 from holdfast.model.time import duration_us
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def command(
     holdfast up netmon.yaml --host a --host b
     """
     from holdfast.cli.launch import answers, check_startable, chosen_hosts, launch_all
-    from holdfast.cli.reloading import reload_all, running_hosts, stop_gone, wait_for
+    from holdfast.cli.reloading import Stuck, reload_all, running_hosts, stop_gone, wait_for
     from holdfast.host.catalog import Catalog
     from holdfast.host.deployment import load_deployment
     from holdfast.host.sources import source_specs
@@ -70,7 +69,7 @@ def command(
     for name, how in stop_gone(deployment, told, wait_us).items():
         session.say(f"{name}: {how}", host=name, how=how)
 
-    failed: list[str] = []
+    stuck = Stuck([], [])
 
     def up(host: Launched, took_us: int, status: HostStatus) -> None:
         name, url, pid = host.spec.name, host.spec.url, host.process.pid
@@ -83,16 +82,17 @@ def command(
             return
         for r in status.replicas:
             if r.state == "FAILED" or not (answers(r) or r.waits_for == "inputs"):
-                failed.append(f"replica {r.replica} does not run: {r.why or r.state}; see {host.log}")
+                kind = stuck.failed if r.state == "FAILED" else stuck.waiting
+                kind.append(f"replica {r.replica} does not run: {r.why or r.state}; see {host.log}")
 
     starting = [*(spec.name for spec in specs), *(replica for said in told for replica in said.started)]
     if starting:
         with _busy(session, f"starting {', '.join(starting)}") as progress:
             launch_all(deployment, specs, wait_us, up, settle=not no_wait, progress=progress)
             if not no_wait:
-                failed += wait_for(deployment, told, wait_us, progress)
-    if failed:
-        raise PeerError(f"{'; '.join(failed)}; its host is up and goes on trying; `holdfast down` stops it")
+                more = wait_for(deployment, told, wait_us, progress)
+                stuck = Stuck(stuck.failed + more.failed, stuck.waiting + more.waiting)
+    stuck.check()
 
 
 @contextlib.contextmanager

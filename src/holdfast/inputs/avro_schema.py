@@ -48,8 +48,8 @@ def _with_decimals(schema: Any) -> Any:
     found = {key: _with_decimals(value) if key in _INNER else value for key, value in schema.items()}
     if schema.get("logicalType") == "decimal" and schema.get("type") in ("bytes", "fixed"):
         precision, scale = schema.get("precision"), schema.get("scale", 0)
-        whole = all(isinstance(n, int) and not isinstance(n, bool) for n in (precision, scale))
-        if not whole or not 0 <= scale <= precision <= _DIGITS_MAX or not precision:
+        known = isinstance(precision, int) and isinstance(scale, int)
+        if not known or not 0 <= int(scale) <= int(precision or 0) <= _DIGITS_MAX or not precision:
             raise SchemaError(
                 f"a decimal must have a precision from 1 to {_DIGITS_MAX} and a scale from 0 to it; got {precision!r} "
                 f"and {scale!r}"

@@ -81,7 +81,7 @@ def given_schema(schema: str | Path | Mapping[str, Any]) -> AvroSchema:
     if isinstance(schema, Path) or (isinstance(schema, str) and not schema.lstrip().startswith(("{", "["))):
         try:
             schema = Path(schema).read_text()
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: no name of a file, or no text in it.
             raise UsageError(f"the Avro schema must be a file or JSON; {error}") from None
     try:
         parsed = _parsed(json.loads(schema) if isinstance(schema, str) else dict(schema))
