@@ -21,26 +21,29 @@ def free_port() -> int:
 class RedisServer:
     """A durable redis-server: every write is synced before it is answered."""
 
-    def __init__(self, folder: Path) -> None:
-        program = shutil.which("redis-server")
+    def __init__(self, folder: Path, password: str | None = None) -> None:
+        program, self._password = shutil.which("redis-server"), password
         if program is None:
             pytest.skip("redis-server is not installed; install it from the system's packages")
         self.folder, self.port = folder, free_port()
         self._command = [
             program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder), "--appendonly", "yes",
-            "--appendfsync", "always", "--save", "",
+            "--appendfsync", "always", "--save", "", *(["--requirepass", password] if password is not None else []),
         ]  # fmt: skip
         self.start()
 
     @property
     def address(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
+        return self.address_with(self._password)
+
+    def address_with(self, password: str | None) -> str:
+        return f"redis://{f':{password}@' if password is not None else ''}127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
         import redis
 
         self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        client = redis.Redis(port=self.port)
+        client = redis.Redis(port=self.port, password=self._password)
         for _ in range(400):
             with contextlib.suppress(redis.RedisError):
                 client.ping()

@@ -65,5 +65,6 @@ def test_every_example_runs_and_prints_what_it_shows(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(HOME / "src"), "TMPDIR": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert "Traceback" not in done.stderr, f"nothing was wrong, and this was printed:\n{done.stderr[-4000:]}"
     for path, said in json.loads(done.stdout.splitlines()[-1]).items():
         assert re.search(SAID[Path(path).stem], said), f"{Path(path).name} printed:\n{said}"

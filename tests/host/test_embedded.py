@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import holdfast
+from holdfast.checkpoint.policy import every
 from holdfast.clock import monotonic_us, pause
 from holdfast.host.embedded import Running
 from holdfast.model.errors import UsageError
@@ -24,7 +25,9 @@ from holdfast.sinks import sqlite
 from holdfast.spark.engine import node_session
 from holdfast.spark.fork import last_commit
 from holdfast.spark.keyed import udop
+from holdfast.stream.boundary_mend import mend_boundary
 from holdfast.stream.holes import read_holes
+from tests.checkpoint.servers import RedisServer
 
 T0 = 1_700_000_000
 SECOND = 1_000_000
@@ -335,6 +338,73 @@ def test_a_mistake_in_a_node_is_said_by_its_start_and_a_stream_that_is_not_there
         running.wait_until_stable("1s")
     assert any("stream o is not there yet" in r.message for r in caplog.records if r.levelname == "WARNING")
     source.leave()
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["effort", "exact"])
+def test_a_node_whose_store_refuses_us_fails_at_once_with_its_sentence(
+    spark: SparkSession, tmp_path: Path, exact: bool
+) -> None:
+    """A wrong password is not retried, and best effort does not pass over it."""
+
+    class Counting(UserOperator):
+        def process(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+            return [{"stime": row["stime"], "n": 1}]
+
+        def checkpoint(self) -> bytes:
+            return encode(1)
+
+        def restore(self, saved: bytes) -> None:
+            decode(saved)
+
+    pytest.importorskip("redis")
+    (tmp_path / "redis").mkdir()
+    server = RedisServer(tmp_path / "redis", password="right")
+    source = Source(holdfast.open(tmp_path), "s")
+    source.fill(0, 4)
+    counting = udop("counting", Counting, key="k", schema="stime timestamp, n bigint", scratch=str(tmp_path / "near"),
+                    checkpoint=every("1s", exact=exact), store=server.address_with("wrong"))  # fmt: skip
+    app = holdfast.App("refused", root=tmp_path)
+    app.node(inputs=["s"], name="counted")(lambda rows: rows.transform(counting))
+
+    def run() -> None:
+        with app.start(spark=spark) as running:
+            until(lambda: state(running, "counted@here")["state"] == "FAILED")
+            running.wait_until_stable("1s")
+
+    try:
+        with pytest.raises(UsageError, match="must let us in"):
+            run()
+    finally:
+        server.stop()
+        source.leave()
+
+
+def test_a_node_that_had_read_beyond_a_mended_boundary_does_not_go_on_from_its_checkpoint(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Once it did when the stream had passed its position again, without the rows between (D19)."""
+    source = Source(holdfast.open(tmp_path), "s")
+    source.fill(0, 4)
+    source.fill(5000, 5001)
+    app = holdfast.App("mended", root=tmp_path)
+    app.node(inputs=["s"], name="copied")(lambda rows: rows.select("stime", "k"))
+    with app.start(spark=spark) as running:
+        running.wait_until_stable("120s")
+        until(reached(holdfast.open(tmp_path).open("copied"), 5000))
+    source.leave()
+    to_us = (T0 + 10) * SECOND
+    assert mend_boundary(source.stream.folder, source.stream.definition, to_us, now_us=to_us, apply=True).moved == 4
+    again = source.stream.producer(stime="stime", slack="0s")
+    again.advance((T0 + 6000) * SECOND)
+    again.close(end=False)
+
+    def run() -> None:
+        with app.start(spark=spark) as running:
+            until(lambda: state(running, "copied@here")["state"] == "FAILED")
+            running.wait_until_stable("1s")
+
+    with pytest.raises(UsageError, match=r"its boundary was taken back to .* start it anew"):
+        run()
 
 
 def test_a_convergent_node_goes_on_behind_a_gap_and_says_what_is_missing(spark: SparkSession, tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ from pyspark.sql.types import LongType, StringType, StructType
 import holdfast
 from holdfast.checkpoint.policy import every
 from holdfast.checkpoint.store import VERSION_MAX
-from holdfast.model.errors import PeerError
+from holdfast.model.errors import PeerError, UsageError
 from holdfast.spark import read_stream
 from holdfast.spark.durable_state import far_of
+from holdfast.spark.failure import is_permanent, sentence
 from holdfast.spark.keeper import ended
 from holdfast.spark.keyed import Keyed, deadlines, udop
 from holdfast.spark.keyed_task import Task
@@ -102,6 +103,45 @@ def test_exact_and_whoever_needs_its_states_wait_for_the_store(
     assert any("its store is back" in str(w.message) for w in told)
     shutil.rmtree(tmp_path / "near")
     assert sums(plan, 2, ("a", 1), ("b", 1)) == [("a", 3), ("b", 11)]
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[RedisServer]:
+    """A server that wants a password."""
+    pytest.importorskip("redis")
+    (tmp_path / "redis").mkdir()
+    server = RedisServer(tmp_path / "redis", password="right")
+    yield server
+    server.stop()
+
+
+def with_password(folder: Path, server: RedisServer, password: str | None, checkpoint: Any) -> Keyed:
+    return udop("running", Summing, key="key", schema=SCHEMA, checkpoint=checkpoint,
+                store=server.address_with(password), scratch=str(folder / "near"))  # fmt: skip
+
+
+@pytest.mark.parametrize("checkpoint", [EFFORT, EXACT], ids=["effort", "exact"])
+@pytest.mark.parametrize("password", ["wrong", None])
+def test_a_store_that_refuses_us_is_an_error_at_once_also_where_one_that_is_away_is_not(
+    tmp_path: Path, guarded: RedisServer, password: str | None, checkpoint: Any
+) -> None:
+    with pytest.raises(UsageError, match="must let us in") as told:
+        sums(with_password(tmp_path, guarded, password, checkpoint), 0, ("a", 1))
+    assert "wrong" not in str(told.value).partition("it said")[0]
+    assert sums(with_password(tmp_path, guarded, "right", checkpoint), 0, ("a", 1)) == [("a", 1)]
+
+
+@pytest.mark.parametrize("checkpoint", [EFFORT, EXACT], ids=["effort", "exact"])
+def test_a_query_whose_store_refuses_us_ends_with_that_sentence(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path, guarded: RedisServer, checkpoint: Any
+) -> None:
+    fill(store, "in", ROWS[:10], end=False, until=5)
+    query = Query(spark, store, with_password(tmp_path, guarded, "wrong", checkpoint), tmp_path)
+    until(lambda: not query.running.isActive, "the end of the query")
+    error = query.running.exception()
+    assert is_permanent(error)
+    assert "must let us in" in sentence(error)
+    assert query.found == {}
 
 
 ROWS = [(i * 0.5, "abcd"[i * 7 % 4], i) for i in range(40)]
