@@ -96,7 +96,7 @@ class Replica:
         if stream.branch() is None:
             root = stream.create_branch(first * SECOND)
             self._branch = stream.branch_writer(id=root.id)
-        note_worth(stream.folder, [Worth(b, 0.5, ("x",), 0.25, ("y",)) for b in range(first, upto)])
+        note_worth(stream.folder, stream.definition, [Worth(b, 0.5, ("x",), 0.25, ("y",)) for b in range(first, upto)])
         for bucket in range(first, upto):
             rows = [(bucket + k / 100, -bucket * 1000 - k) for k in range(each)]
             self.origin.add(*rows, boundary=bucket + 1, writer=self._branch)

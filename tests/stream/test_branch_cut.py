@@ -76,6 +76,29 @@ def test_who_keeps_up_gets_all_of_it_who_comes_late_the_newest_and_both_the_corr
                 assert polled(subscriber) == ["UNDO after 3", *range(3, end), "REC_DONE"]
 
 
+def test_a_branch_keeps_what_was_written_lately_and_no_more_however_little_that_is(tmp_path: Path) -> None:
+    """A node that keeps two minutes of its output keeps that much of what is tentative, too."""
+    filled(tmp_path, 3)
+    now = [3 * SECOND]
+    stream = StreamStore(tmp_path, clock=lambda: now[0]).open("s")
+    stream.create_branch(3 * SECOND, kept_us=120 * SECOND)
+    writer, sizes = stream.branch_writer(), []
+    for n in range(3, 1_000):
+        now[0] = n * SECOND
+        if n % 10 == 0:  # As Spark's sink does between batches.
+            writer.release(n * SECOND)
+            writer = stream.branch_writer()
+        rows = stored_batch(stream.definition, [n * SECOND], n=[n])
+        writer.commit(pack(rows, stream.definition), now_us=n * SECOND, boundary_us=(n + 1) * SECOND)
+        sizes.append(room(stream))
+    writer.release(now[0])
+    reader = BranchReader(stream.folder, stream.definition)
+    reader.refresh()
+    assert 1_000 - 120 * 5 // 4 <= reader.cut_us // SECOND <= 1_000 - 120
+    reader.close()
+    assert max(sizes[500:]) <= 1.01 * max(sizes[200:500]), "flat"
+
+
 def test_a_reader_over_the_network_is_told_where_what_is_left_begins(tmp_path: Path) -> None:
     stream, writer = failing(tmp_path)
     write(stream, writer, range(3, 1_000))

@@ -555,7 +555,7 @@ def test_what_tentative_tuples_are_worth_is_a_column_on_request(tmp_path: Path) 
     stream = filled(tmp_path, 2)
     publish(stream, StreamState.UP_FAILURE)
     stream.create_branch(2 * SECOND)
-    note_worth(stream.folder, [Worth(2, 0.7, ("a",), 0.5, ("b",))])
+    note_worth(stream.folder, stream.definition, [Worth(2, 0.7, ("a",), 0.5, ("b",))])
     tentative(stream, range(2, 4))
     with stream.subscribe(tentative=True, worth=True) as subscriber:
         assert subscriber.schema.names[-1] == "worth"

@@ -97,7 +97,8 @@ class Controller:
         self._main = LogReader(output.folder / "main", output.definition.schema, output.definition.bucket_us)
         self._report = ReportWriter(output.folder)
         self._log = ReplicaLog(log, plan.replica, self._standing)
-        self._forking = ForkRunner(queries, output, plan.bucket_us, plan.replica, self._standing)
+        self._forking = ForkRunner(queries, output, plan.bucket_us, plan.replica, self._standing,
+                                   kept_us=plan.tentative_us)  # fmt: skip
         self._starter = ThreadPoolExecutor(1, thread_name_prefix=f"stable-{plan.replica}")
         self._starting: Future[Query] | None = None
         self._stable: Query | None = None

@@ -73,10 +73,11 @@ class ForkRunner:
     """At most one fork at work, and its branch."""
 
     def __init__(
-        self, queries: NodeQueries, output: Stream, bucket_us: int, label: str, standing: Bucket = lambda: None
-    ) -> None:
+        self, queries: NodeQueries, output: Stream, bucket_us: int, label: str, standing: Bucket = lambda: None,
+        *, kept_us: int | None = None,
+    ) -> None:  # fmt: skip
         self._queries, self._output, self._size = queries, output, bucket_us
-        self._log = ReplicaLog(log, label, standing)
+        self._log, self._kept_us = ReplicaLog(log, label, standing), kept_us
         # Of each two or more: what hangs in Spark must not keep the next one from its start.
         self._starter = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"fork-{label}")
         self._stopper = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"unfork-{label}")
@@ -131,7 +132,8 @@ class ForkRunner:
             # Where main's results end that come of the input before: a join's lie behind its input.
             promised_us = self._queries.promised_us(seen[0].bucket * self._size)
             self._drop_branch()
-            self._output.create_branch(closed_until(promised_us, self._output.definition.bucket_us), id=fork.branch)
+            root_us = closed_until(promised_us, self._output.definition.bucket_us)
+            self._output.create_branch(root_us, id=fork.branch, kept_us=self._kept_us)
             self._branched = True
         if self._plan is None:
             self._plan = PlanWriter(fork.plan)
@@ -139,7 +141,7 @@ class ForkRunner:
         worths = [self._worth(bucket) for bucket in order.buckets]
         if seen:
             told = [worth for worth, bucket in zip(worths, order.buckets, strict=True) if bucket.emit]
-            note_worth(self._output.folder, told)
+            note_worth(self._output.folder, self._output.definition, told)
         self._plan.append(planned, self._done_us)
 
     def _worth(self, given: TentativeBucket) -> Worth:

@@ -5,6 +5,8 @@ Rules:
 2. Each has an id of its own. Which failure it belongs to, and whether anybody still answers for it, stands in the
    stream's report.
 3. It is thrown away as a whole once the corrections are complete; so its bytes are never synced.
+4. It keeps its newest part alone. Nobody acknowledges what is tentative: a reader that is there is near the end, one on
+   another host keeps a copy of its own for as long as its forks need it, and whoever comes late wants news.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import msgspec
 import pyarrow as pa
 
 from holdfast.model.errors import CorruptLog, Fenced, Removed, UsageError
-from holdfast.model.time import BEGINNING_US, instant_text
+from holdfast.model.time import BEGINNING_US, SECOND_US, instant_text
 from holdfast.stream.definition import Definition, Retention
 from holdfast.stream.disk import Disk, VolatileDisk, storage_error
 from holdfast.stream.frame import FORMAT_VERSION
@@ -31,9 +33,12 @@ from holdfast.stream.retention import AutomaticRetention
 from holdfast.stream.sealed import seal, unseal
 from holdfast.stream.writer import LogWriter
 
-#: A branch keeps its newest part: a reader is near its end, and whoever comes late wants news. A failure may last for
-#: weeks, and what is tentative will be replaced.
-BRANCH_BYTES = 256 << 20
+#: What a branch keeps at most, by size and by when it was written (rule 4). A failure may last for weeks; whoever lost
+#: a connection, or starts a query again, is back within minutes.
+BRANCH_BYTES = 64 << 20
+BRANCH_US = 1800 * SECOND_US
+#: It is cut in whole segments: in that many steps it is filled.
+_STEPS = 8
 
 
 class BranchRoot(msgspec.Struct, frozen=True):
@@ -43,6 +48,8 @@ class BranchRoot(msgspec.Struct, frozen=True):
     root_us: int
     created_us: int
     format: int = FORMAT_VERSION
+    kept_us: int | None = None
+    """For how long it keeps what was written; None: `BRANCH_US`."""
 
 
 def branch_folder(stream_folder: Path) -> Path:
@@ -64,14 +71,16 @@ def create_branch(
     now_us: int,
     *,
     id: str | None = None,
+    kept_us: int | None = None,
 ) -> BranchRoot:
-    """Begin the tentative branch at `root_us`, which must be the beginning of a bucket."""
+    """Begin the tentative branch at `root_us`, which must be the beginning of a bucket; it keeps what was written
+    within `kept_us`, if that is less than usual."""
     if root_us % definition.bucket_us:
         raise UsageError(
             f"stream {definition.name}: a branch must begin where a bucket begins, at a multiple of "
             f"{definition.bucket_us} µs; got {root_us}"
         )
-    root = BranchRoot(id=id or os.urandom(8).hex(), root_us=root_us, created_us=now_us)
+    root = BranchRoot(id=id or os.urandom(8).hex(), root_us=root_us, created_us=now_us, kept_us=kept_us)
     disk = Disk()
     staging = stream_folder / f".branch-{root.id}"
     disk.make_dir(staging)
@@ -118,12 +127,21 @@ def branch_writer(
         raise UsageError(f"stream {definition.name}: it has no tentative branch; create one first")
     if id is not None and root.id != id:
         raise Fenced(f"stream {definition.name}: branch {id} was dropped, {root.id} took its place; stop writing to it")
-    newest = msgspec.structs.replace(definition, retention=Retention(size_bytes=BRANCH_BYTES), bound=None, archive=None)
+    kept_us = min(root.kept_us or BRANCH_US, BRANCH_US)
+    retention = Retention(age_us=kept_us, size_bytes=BRANCH_BYTES)
+    newest = msgspec.structs.replace(definition, retention=retention, bound=None, archive=None)
     writer = LogWriter.open(branch_folder(stream_folder), definition.id_bytes, now_us=now_us, takeover=takeover,
-                            disk=VolatileDisk(), segment_bytes=min(definition.segment_bytes, BRANCH_BYTES // 8),
+                            disk=VolatileDisk(), segment_bytes=min(definition.segment_bytes, BRANCH_BYTES // _STEPS),
+                            segment_age_us=kept_us // _STEPS,
                             retention=AutomaticRetention(newest, readers=False))  # fmt: skip
     writer.commit([], now_us=now_us, boundary_us=root.root_us)
     return writer
+
+
+def cut_of(stream_folder: Path, definition: Definition) -> int:
+    """What the branch has lost lies before it, in whole buckets."""
+    until_us, size = read_head(branch_folder(stream_folder)).removed_until_us, definition.bucket_us
+    return -(-until_us // size) * size if until_us > BEGINNING_US else BEGINNING_US
 
 
 class BranchReader:
@@ -158,8 +176,7 @@ class BranchReader:
     @property
     def cut_us(self) -> int:
         """What lies before it, in whole buckets, was there and is no more."""
-        until_us, size = read_head(branch_folder(self._folder)).removed_until_us, self._definition.bucket_us
-        return -(-until_us // size) * size if until_us > BEGINNING_US else BEGINNING_US
+        return cut_of(self._folder, self._definition)
 
     @property
     def cut_rows(self) -> int:

@@ -111,8 +111,8 @@ class Stream:
     def branch(self) -> BranchRoot | None:
         return find_branch(self.folder)
 
-    def create_branch(self, root_us: int, *, id: str | None = None) -> BranchRoot:
-        return create_branch(self.folder, self.definition, root_us, self._clock(), id=id)
+    def create_branch(self, root_us: int, *, id: str | None = None, kept_us: int | None = None) -> BranchRoot:
+        return create_branch(self.folder, self.definition, root_us, self._clock(), id=id, kept_us=kept_us)
 
     def branch_writer(self, *, id: str | None = None, takeover: bool = False) -> LogWriter:
         return branch_writer(self.folder, self.definition, self._clock(), id=id, takeover=takeover)

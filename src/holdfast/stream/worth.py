@@ -14,12 +14,13 @@ from pathlib import Path
 import msgspec
 
 from holdfast.model.errors import CorruptLog
-from holdfast.stream.branch import branch_folder
+from holdfast.stream.branch import branch_folder, cut_of
+from holdfast.stream.definition import Definition
 from holdfast.stream.disk import VolatileDisk
 
-#: Longer files are cut to half of it: that is more buckets than any reader is told of at once (`wire.WORTHS_MAX`).
-_BYTES_MAX = 32 << 20
-#: As many as that are remembered.
+#: A file that has grown by so much, or by an eighth, loses what lies before the branch: more lines than a batch adds.
+_STEP_BYTES = 16 << 10
+#: As many as that are remembered: as many as any reader is told of at once (`wire.WORTHS_MAX`).
 _BUCKETS_MAX = 65_536
 #: The column of readers that ask for it.
 WORTH = "worth"
@@ -43,17 +44,22 @@ class Worth(msgspec.Struct, frozen=True):
 _decoder = msgspec.json.Decoder(Worth)
 
 
-def note_worth(stream_folder: Path, buckets: Sequence[Worth]) -> None:
-    """Add buckets to the branch that the stream has now. A failure may last for weeks: of a long file the newer half is
-    kept, in a new one, which readers tell from the old by its inode."""
+def note_worth(stream_folder: Path, definition: Definition, buckets: Sequence[Worth]) -> None:
+    """Add buckets to the branch that the stream has now. A failure may last for weeks: lines that readers do not need
+    any more go in steps, by a new file, which readers tell from the old one by its inode."""
     path = branch_folder(stream_folder) / "worth"
     with open(path, "ab+") as file:
+        before = file.tell()
         file.write(b"".join(msgspec.json.encode(bucket) + b"\n" for bucket in buckets))
-        if file.tell() <= _BYTES_MAX:
+        step = max(_STEP_BYTES, 1 << before.bit_length() >> 3)
+        if before // step == file.tell() // step:
             return
-        file.seek(-_BYTES_MAX // 2, os.SEEK_END)
-        newer = file.read()
-    VolatileDisk().replace_file(path, newer[newer.index(b"\n") + 1 :])
+        first = cut_of(stream_folder, definition) // definition.bucket_us
+        file.seek(0)
+        lines = file.readlines()
+    kept = [line for line in lines[-_BUCKETS_MAX:] if _decoder.decode(line).bucket >= first]
+    if len(kept) < len(lines):
+        VolatileDisk().replace_file(path, b"".join(kept))
 
 
 class Worths:

@@ -170,6 +170,15 @@ class NodePlan:
         return -(-(output.capacity_us + self.window_us) // self.bucket_us)
 
     @property
+    def tentative_us(self) -> int | None:
+        """For how long tentative results are kept for readers: not longer than stable ones, where those are bounded;
+        but a reader that was away for the delay finds all of them. None: the host decides."""
+        output = self.output
+        if self.window_us is None or output.capacity_us is None or output.full is not Full.KEEP_LAST:
+            return None
+        return output.capacity_us + self.window_us + self.delay_us
+
+    @property
     def patience(self) -> Patience:
         """With the producers of its inputs."""
         return Patience(MISSED_MAX * self.keepalive_us, self.bucket_us, self.delay_us)
