@@ -20,6 +20,7 @@ from statistics import median
 from holdfast.clock import monotonic_us
 from holdfast.model.time import SECOND_US
 from tests.faults.trial import Trial
+from tests.soak import samples
 from tests.soak.samples import GROWTH_MAX, BatchTimes, Sample, bytes_below, growth, process_sizes
 from tests.soak.workload import Faults, deployed, expected, results
 
@@ -67,7 +68,7 @@ class Sampler(threading.Thread):
 
 def judged(key: str) -> bool:
     """Whether a series must be flat."""
-    return not key.startswith(f"{KILLED} ")
+    return samples.judged(key) and not key.startswith(f"{KILLED} ")
 
 
 def main() -> int:
@@ -93,10 +94,8 @@ def soak(trial: Trial, minutes: float, seed: int) -> int:
     got, wanted = results(trial.hosts), expected(trial.hosts)
     found = growth(sampler.samples)
     grown = {key: round(more, 3) for key, (_, _, more) in found.items() if judged(key) and more >= GROWTH_MAX}
-    print(f"\n{'':34} {'second quarter':>14} {'last quarter':>14} {'growth':>8}")
-    for key, (before, after, more) in sorted(found.items()):
-        note = "" if judged(key) else "  (killed)"
-        print(f"{key:34} {before:14,.1f} {after:14,.1f} {more:8.1%}{note}{'  GROWN' if key in grown else ''}")
+    notes = {key: "  (killed)" for key in found if key.startswith(f"{KILLED} ")} | dict.fromkeys(grown, "  GROWN")
+    print("", samples.table(found, notes), sep="\n")
     print(f"\nfailures: {dict(faults.done)}; settled after {median(faults.settled_s):.1f} s, at most"
           f" {max(faults.settled_s):.1f} s")  # fmt: skip
     client = trial.clients["counts"].recording

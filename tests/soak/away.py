@@ -28,7 +28,7 @@ from holdfast.model.time import SECOND_US
 from holdfast.stream.holes import Hole, read_holes
 from tests.faults.deployment import Client, Hosts, wait_us
 from tests.faults.trial import SETTLED_S_MAX, STARTED_S_MAX
-from tests.soak.samples import GROWTH_MAX, Sample, bytes_below, growth, process_sizes
+from tests.soak.samples import GROWTH_MAX, Sample, bytes_below, growth, judged, process_sizes, table
 from tests.soak.workload import instant
 from tests.spark.processes import descendants
 
@@ -211,11 +211,9 @@ def told(samples: list[Sample], line: dict[str, object]) -> int:
     grown = {
         key: round(more, 3)
         for key, (before, after, more) in found.items()
-        if more >= GROWTH_MAX and after - before > (SEGMENT_BYTES / 1024 if key.endswith("kB") else 0)
+        if judged(key) and more >= GROWTH_MAX and after - before > (SEGMENT_BYTES / 1024 if key.endswith("kB") else 0)
     }
-    print(f"\n{'':34} {'second quarter':>14} {'last quarter':>14} {'growth':>8}")
-    for key, (before, after, more) in sorted(found.items()):
-        print(f"{key:34} {before:14,.1f} {after:14,.1f} {more:8.1%}{'  GROWN' if key in grown else ''}")
+    print("", table(found, dict.fromkeys(grown, "  GROWN")), sep="\n")
     print(json.dumps({**line, "grown": grown}), flush=True)
     on_time = isinstance(silent_s := line["silent_s_max"], float) and silent_s <= SILENT_S_MAX
     return 0 if on_time and line["equal"] and line["settled_s"] is not None and not grown else 1

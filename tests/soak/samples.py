@@ -7,12 +7,16 @@ Rules:
 3. Growth is the lower quartile in the last quarter of the time beside that in the second: the first is for warming up.
    What something takes at rest grows with a leak, and does not hang on how many failures a quarter has happened to have
    (a fork has workers of its own while it runs).
+4. Descriptors are counted by what they are as well. Those series are not judged; they say what has come where the sum
+   has grown.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -21,6 +25,10 @@ from tests.spark.processes import descendants
 #: More than this is no longer flat.
 GROWTH_MAX = 0.05
 Sample = dict[str, float]
+#: Of the series of rule 4.
+_OF_WHICH = ": of which "
+#: States of TCP that say something, as /proc/net/tcp has them.
+_STATES = {"01": "established", "08": "closed by the other side", "0A": "listening"}
 
 
 def process_sizes(name: str, pid: int) -> Sample:
@@ -36,9 +44,52 @@ def process_sizes(name: str, pid: int) -> Sample:
                 f"{name} {kind}: threads": int(said["Threads"]),
                 f"{name} {kind}: descriptors": len(list(Path(f"/proc/{number}/fd").iterdir())),
             }
+            for what, many in descriptors(number).items():
+                sizes[f"{name} {kind}{_OF_WHICH}{what}"] = many
             for key, value in sizes.items():
                 found[key] = found.get(key, 0) + value
     return found
+
+
+def descriptors(pid: int) -> Counter[str]:
+    """What a process has open. Files go by their path with numbers and ids left out, sockets by their state."""
+    sockets, found = _sockets(pid), Counter[str]()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            kind, _, rest = os.readlink(descriptor).partition(":")
+            if kind == "socket":
+                found[sockets.get(rest.strip("[]"), "other sockets")] += 1
+            elif kind.startswith("/"):
+                found[re.sub(r"[0-9a-f]{8,}|\d+", "#", kind)] += 1
+            else:
+                found[rest if kind == "anon_inode" else kind] += 1
+    return found
+
+
+def _sockets(pid: int) -> dict[str, str]:
+    """By inode."""
+    found = {}
+    for family, column in (("tcp", 9), ("tcp6", 9), ("unix", 6)):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/net/{family}").read_text(errors="replace").splitlines()[1:]:
+                fields = line.split()
+                state = "" if family == "unix" else " " + _STATES.get(fields[3], fields[3])
+                found[fields[column]] = f"{family.rstrip('6')} sockets{state}"
+    return found
+
+
+def judged(key: str) -> bool:
+    """Rule 4."""
+    return _OF_WHICH not in key
+
+
+def table(found: Mapping[str, tuple[float, float, float]], notes: Mapping[str, str]) -> str:
+    """What is judged, and of the rest what has changed."""
+    lines = [f"{'':60} {'second quarter':>14} {'last quarter':>14} {'growth':>8}"]
+    for key, (before, after, more) in sorted(found.items()):
+        if judged(key) or after != before:
+            lines.append(f"{key:60} {before:14,.1f} {after:14,.1f} {more:8.1%}{notes.get(key, '')}")
+    return "\n".join(lines)
 
 
 def bytes_below(folder: Path, without: Iterable[Path] = ()) -> int:
@@ -81,8 +132,13 @@ def growth(samples: Sequence[Sample]) -> Mapping[str, tuple[float, float, float]
     second, last = samples[quarter : 2 * quarter], samples[-quarter:]
     found = {}
     for key in dict.fromkeys(key for sample in samples for key in sample):
-        a, b = ([sample[key] for sample in part if key in sample] for part in (second, last))
+        a, b = ([_value(sample, key) for sample in part if key in sample or not judged(key)] for part in (second, last))
         if a and b:
             before, after = (sorted(part)[len(part) // 4] for part in (a, b))
             found[key] = (before, after, after / before - 1 if before else 0.0)
     return found
+
+
+def _value(sample: Sample, key: str) -> float:
+    """Of what a process can have open it often has none."""
+    return sample[key] if judged(key) else sample.get(key, 0)

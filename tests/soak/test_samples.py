@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import select
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.soak.samples import BatchTimes, bytes_below, growth, process_sizes
+from tests.soak.samples import BatchTimes, bytes_below, descriptors, growth, judged, process_sizes, table
 
 
 def test_growth_is_that_of_the_last_quarter_over_the_second_whatever_happened_for_a_moment() -> None:
@@ -53,6 +55,24 @@ def test_processes_are_counted_with_those_below_them_by_kind(tmp_path: Path) -> 
         assert "a jvm: threads" not in found
     finally:
         process.communicate(b"\n")
+
+
+def test_descriptors_that_have_come_say_what_they_are(tmp_path: Path) -> None:
+    def seen() -> dict[str, float]:
+        return {f"a host: of which {what}": many for what, many in descriptors(os.getpid()).items()}
+
+    before = seen()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()),
+        select.epoll(), open(tmp_path / "0001", "w"), open(tmp_path / "0002", "w"),
+    ):  # fmt: skip
+        found = growth([before, before, seen(), seen()])
+    came = {key.partition("which ")[2]: after - before for key, (before, after, _) in found.items() if after != before}
+    (file,) = [what for what in came if what.endswith("/#")]
+    assert came == {"tcp sockets listening": 1, "tcp sockets established": 1, "[eventpoll]": 1, file: 2}
+    assert not any(map(judged, found))
+    shown = table({**found, "a host: descriptors": (3, 3, 0.0)}, {"a host: descriptors": "  GROWN"})
+    assert len(shown.splitlines()) == 2 + len(came), "what is judged is shown always, the rest where it has changed"
 
 
 def test_disk_leaves_out_what_is_meant_to_stay(tmp_path: Path) -> None:
