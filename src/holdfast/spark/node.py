@@ -40,6 +40,7 @@ from holdfast.spark.failure import is_permanent, sentence
 from holdfast.spark.flow import Flow
 from holdfast.spark.frames import part_of, read_stream
 from holdfast.spark.keyed import forked_from, in_node
+from holdfast.spark.leaked_selectors import tidy
 from holdfast.spark.node_checkpoint import CheckpointedQueries, progress_of, query_id, states_beside, waiting_beside
 from holdfast.spark.node_flow import NodeFlow
 from holdfast.spark.node_identity import Admission, node_identity
@@ -75,6 +76,7 @@ class SparkQuery(Query):
         except Exception:  # It may have failed already.
             if self._query.isActive:
                 raise
+        tidy(self._session)
 
     def reading(self) -> Reading | None:
         if not self._followed:
