@@ -24,8 +24,9 @@ from holdfast.stream.merge import PieceReader
 
 _FORMAT = 1
 ALL_ROWS = -1
-#: A longer file is replaced when it can be: some minutes of small buckets.
-PLAN_BYTES = 1 << 18
+#: A longer file is replaced when it can be: a hundred buckets, so that one of a few seconds each is as long after the
+#: first quarter of an hour as after a week. It takes a rename.
+PLAN_BYTES = 1 << 14
 
 
 class PlannedPiece(NamedTuple):
