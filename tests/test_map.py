@@ -42,7 +42,7 @@ IMPORTS = {
     "sinks": "clock inputs stream",
     "checkpoint": "clock metrics protocol stream",
     "inputs": "clock stream",
-    "sim": "protocol",
+    "sim": "protocol stream",
     "stream": "clock protocol",
     "engine": "diagram inputs stream",
     "diagram": "protocol",
