@@ -269,6 +269,23 @@ def test_a_query_that_was_started_a_hundred_times_leaves_the_names_of_its_last_r
         target.append([], round(at(200).timestamp() * 1e6), "q", "run98", 100)
 
 
+def test_a_query_that_began_anew_a_hundred_times_leaves_the_names_of_the_last_only(store: holdfast.StreamStore) -> None:
+    """While an input is away, a convergent node begins anew again and again; producers of others stay known."""
+    out = store.create("out", "key string", bucket="1s")
+    writer = out.writer()
+    writer.commit([], now_us=1, boundary_us=1, tokens={"other": 7})
+    writer.release(1)
+    schema = pa.schema([("stime", pa.timestamp("us", "UTC")), ("key", pa.string())])
+    for n in range(100):
+        options = {"root": str(store.root), "path": "out", "from": at(n).isoformat()}
+        Target(options, schema).append([], round(at(n + 1).timestamp() * 1e6), f"q{n:02}", "r", 0)
+    writer = out.writer()
+    tokens = writer.state.tokens
+    writer.release(1)
+    assert len(tokens) <= 1 + RUNS_KEPT + 2
+    assert {"other", "spark-q99", "run-q99-r", "spark-q98"} <= set(tokens)
+
+
 def test_an_earlier_run_that_wakes_up_is_refused_and_the_later_one_goes_on(store: holdfast.StreamStore) -> None:
     """L7: two drivers on one checkpoint, the first one asleep while the second took over."""
     out = store.create("out", "value bigint", bucket="1s")

@@ -278,6 +278,9 @@ class Target:
         if writer.state.closed and not filed.events:
             return
         old = {id: FORGET for id, n in runs.items() if n <= last - RUNS_KEPT}
+        if self.options.get("from") is not None:  # Begun anew: so have those before it, and none of them comes back.
+            others = [id for id in known if id.startswith(("spark-", "run-")) and query_id not in id]
+            old |= dict.fromkeys(others[:-RUNS_KEPT], FORGET)
         tokens = {f"spark-{query_id}": batch_id, mine: runs.get(mine, last + 1)} | old
         checkpoints = [control.decode(raw, self.staging) for m in messages for raw in m.control]
         checkpoints.sort(key=lambda c: (c.operator, c.partition))
