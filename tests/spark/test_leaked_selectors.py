@@ -1,0 +1,97 @@
+"""What Spark leaves open for every query that it starts is closed, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import holdfast
+from holdfast.spark import read_stream
+from holdfast.spark.leaked_selectors import Leaked, close_leaked, find_leaked
+from tests.spark.conftest import fill
+
+
+class Waiting:
+    """What Spark waits with for a reader: a listening socket, an epoll that watches it, and an eventfd to wake it."""
+
+    def __init__(self, path: Path, stack: ExitStack) -> None:
+        self.path = path
+        self.listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        self.listener.bind(str(path))
+        self.listener.listen()
+        self.epoll = stack.enter_context(select.epoll())
+        self.eventfd = os.eventfd(0)
+        stack.callback(os.close, self.eventfd)
+        for fd in (self.listener.fileno(), self.eventfd):
+            self.epoll.register(fd, select.EPOLLIN)
+
+    @property
+    def leaked(self) -> Leaked:
+        socket = self.listener.fileno()
+        return Leaked(self.epoll.fileno(), self.eventfd, socket, os.fstat(socket).st_ino)
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Iterator[Waiting]:
+    with ExitStack() as stack:
+        yield Waiting(tmp_path / "socket", stack)
+
+
+def test_what_is_left_is_a_socket_without_a_file_its_epoll_and_the_eventfd(waiting: Waiting) -> None:
+    assert list(find_leaked(os.getpid())) == [], "Spark still waits for the reader"
+    waiting.path.unlink()
+    assert list(find_leaked(os.getpid())) == [waiting.leaked]
+
+
+def test_an_epoll_that_watches_anything_else_is_in_use(waiting: Waiting) -> None:
+    waiting.path.unlink()
+    with socket.socket() as other:
+        waiting.epoll.register(other, select.EPOLLIN)
+        assert list(find_leaked(os.getpid())) == []
+    assert list(find_leaked(os.getpid())) == [waiting.leaked]
+    waiting.epoll.unregister(waiting.eventfd)
+    assert list(find_leaked(os.getpid())) == []
+
+
+@pytest.mark.slow
+def test_queries_that_were_started_leave_nothing_open(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    fill(store, "s", [(i, "a", i) for i in range(3)])
+    jvm = spark._jvm
+    assert jvm is not None
+    pid = int(jvm.java.lang.ProcessHandle.current().pid())
+
+    def run(name: str) -> None:
+        frame = read_stream(spark, "s", root=store.root).select("stime", "value")
+        writer = frame.writeStream.format("holdfast").option("root", str(store.root)).option("create", "true")
+        query = writer.option("checkpointLocation", str(tmp_path / name)).start(name)
+        try:
+            assert query.awaitTermination(60)
+        finally:
+            query.stop()
+
+    def selectors() -> int:
+        found = 0
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):  # Closed meanwhile.
+                found += os.readlink(link) == "anon_inode:[eventpoll]"
+        return found
+
+    run("first")
+    close_leaked(spark)
+    before = selectors()
+    for name in ("second", "third"):
+        run(name)
+    assert len(list(find_leaked(pid))) == selectors() - before == 2, "if not, Spark closes them itself by now"
+    assert close_leaked(spark) == 2
+    assert (selectors(), list(find_leaked(pid))) == (before, [])
+    run("fourth")
+    assert spark.range(5).count() == 5
