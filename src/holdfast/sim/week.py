@@ -6,7 +6,8 @@ The core of a convergent-capable node, and the real files: a mirror of each inpu
 buckets are worth, the plan of the fork. Buckets last a minute; what is kept of an input that waits, half an hour.
 
 1. One input goes away and the other goes on. Every hour the bytes of each kind of file are counted.
-2. After the first hours nothing may grow: no count of the last day exceeds the largest of the first hours by 5 %.
+2. After the first hours nothing may grow: no count of the last day exceeds the largest of the first hours by 5 % and
+   what is removed at a time.
 3. Then the input is back: the branch is dropped, and stable results go on where the buffer began.
 """
 
@@ -44,7 +45,7 @@ from holdfast.stream.definition import Retention
 from holdfast.stream.disk import VolatileDisk
 from holdfast.stream.pack import pack
 from holdfast.stream.store import Stream, StreamStore
-from holdfast.stream.tentative import PlannedPiece, PlanWriter
+from holdfast.stream.tentative import PLAN_BYTES, PlannedPiece, PlanWriter
 from holdfast.stream.worth import Worth, note_worth
 
 BUCKET_US = 60 * SECOND_US
@@ -55,11 +56,11 @@ CAPACITY, WINDOW = 30, 10
 ROWS = 5
 #: Of mirrors and of the branch: so small that they are filled within half an hour.
 SEGMENT_BYTES = 1 << 14
-#: Counts of the first hours are what later ones are compared with, from the second on.
-FIRST_HOURS = 6
+#: What later hours are compared with: all of the first ones but the very first.
+FIRST_HOURS = 3
 GROWTH_MAX = 0.05
-#: Whole segments are removed, and each log may have one more than it had.
-_GRAIN = {"mirrors": 2 * SEGMENT_BYTES, "branch": SEGMENT_BYTES, "worth": 1 << 14, "plan": 0}
+#: Whole segments are removed, and each log may have one more than it had; worth and plan are cut in steps, too.
+_GRAIN = {"mirrors": 2 * SEGMENT_BYTES, "branch": SEGMENT_BYTES, "worth": 1 << 14, "plan": PLAN_BYTES}
 _PRESENT, _AWAY = "x", "y"
 
 
