@@ -37,9 +37,10 @@ _ROWS = 20
 _POLL_US = 20_000
 #: Several JVMs share two cores here: none needs Java's second compiler, a collector with threads of its own, or to look
 #: for new offsets a hundred times a second.
+_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _SPARK = """
 spark:
-  spark.driver.extraJavaOptions: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+  spark.driver.extraJavaOptions: "{java}"
   spark.sql.shuffle.partitions: "1"
   spark.sql.streaming.pollingDelay: 50ms
   spark.driver.memory: 512m
@@ -118,9 +119,10 @@ class Hosts:
 
     def __init__(
         self, folder: Path, app: str, bucket: str, sources: Sequence[str], nodes: dict[str, list[str]], *,
-        plain: bool = False, **streams: Any,
+        plain: bool = False, java: str = "", **streams: Any,
     ) -> None:  # fmt: skip
-        """`streams`: options of the source streams. `plain`: without Spark (`tests.load.plain_engine`)."""
+        """`streams`: options of the source streams. `plain`: without Spark (`tests.load.plain_engine`). `java`: more
+        options of the JVMs."""
         self.folder, self.bucket, self._plain = folder, bucket, plain
         names = list(dict.fromkeys(["src", *(host for hosts in nodes.values() for host in hosts)]))
         ports = free_ports(len(names))
@@ -130,7 +132,7 @@ class Hosts:
         lines += ["sources:", *(f"  {s}: src" for s in sources)]
         lines += ["nodes:", *(f"  {node}: [{', '.join(hosts)}]" for node, hosts in nodes.items())]
         self.file = folder / "net.yaml"
-        self.file.write_text("\n".join(lines) + _SPARK)
+        self.file.write_text("\n".join(lines) + _SPARK.format(java=f"{_JAVA} {java}".strip()))
         self.deployment = load_deployment(self.file)
         self.deployment.make_token()
         self.names = tuple(names)

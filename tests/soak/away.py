@@ -28,7 +28,17 @@ from holdfast.model.time import SECOND_US
 from holdfast.stream.holes import Hole, read_holes
 from tests.faults.deployment import Client, Hosts, wait_us
 from tests.faults.trial import SETTLED_S_MAX, STARTED_S_MAX
-from tests.soak.samples import GROWTH_MAX, Sample, bytes_below, growth, judged, process_sizes, table
+from tests.soak.samples import (
+    GROWTH_MAX,
+    WHOLE_HEAP,
+    Sample,
+    bytes_below,
+    growth,
+    judged,
+    live_heap,
+    process_sizes,
+    table,
+)
 from tests.soak.workload import instant
 from tests.spark.processes import descendants
 
@@ -43,6 +53,8 @@ ROWS = 3
 SEGMENT_BYTES = 1 << 15
 #: Disks and batches go up and down as segments are filled; a quarter of an hour has many samples at this pace.
 EVERY_US = 5 * SECOND_US
+#: The heap is looked at with every so manieth sample.
+HEAP_EVERY = 60
 #: The longest time without a tentative result: X, a window and its bucket are 20 s; beginning anew takes Spark seconds.
 SILENT_S_MAX = 60.0
 APPLICATION = f"""
@@ -62,7 +74,7 @@ def counts(c):
 
 def deployed(folder: Path) -> Hosts:
     hosts = Hosts(
-        folder, APPLICATION, f"{BUCKET_S}s", ("m1", AWAY), {NODE: ["a"]},
+        folder, APPLICATION, f"{BUCKET_S}s", ("m1", AWAY), {NODE: ["a"]}, java=WHOLE_HEAP,
         retention=holdfast.Retention(acknowledged=True), segment_bytes=SEGMENT_BYTES,
     )  # fmt: skip
     for feed in hosts.feeds.values():
@@ -122,12 +134,19 @@ def away(hosts: Hosts, client: Client, minutes: float) -> tuple[list[Sample], fl
     hosts.cut(f"{AWAY}>a", "a")
     begun = last = monotonic_us()
     silent_us, told = 0, client.recording.tentative
-    while (now := monotonic_us()) - begun < minutes * 60 * SECOND_US:
-        if client.recording.tentative != told:
-            told, last = client.recording.tentative, now
-        silent_us = max(silent_us, now - last)
-        samples.append(sample(hosts))
-        pause(EVERY_US)
+    with hosts.store("a").open(OUTPUT).subscribe(name="archive") as archive:
+        while (now := monotonic_us()) - begun < minutes * 60 * SECOND_US:
+            if client.recording.tentative != told:
+                told, last = client.recording.tentative, now
+            silent_us = max(silent_us, now - last)
+            samples.append(sample(hosts))
+            if len(samples) % HEAP_EVERY == 0 and (pid := hosts.pid("a")) is not None:
+                samples[-1] |= live_heap("a", pid)
+            for _ in archive.poll():
+                pass
+            archive.ack()  # What is stable has its reader, so that main is let go of.
+            pause(EVERY_US)
+    hosts.store("a").open(OUTPUT).forget("archive")
     hosts.heal(f"{AWAY}>a", "a")
     return samples, silent_us / SECOND_US
 

@@ -7,7 +7,9 @@ Rules:
 3. Growth is the lower quartile in the last quarter of the time beside that in the second: the first is for warming up.
    What something takes at rest grows with a leak, and does not hang on how many failures a quarter has happened to have
    (a fork has workers of its own while it runs).
-4. Descriptors are counted by what they are as well. Those series are not judged; they say what has come where the sum
+4. A heap fills up to its limit with what is no longer used. So the JVM gets its heap at once (`WHOLE_HEAP`): what its
+   memory grows by lies outside. What its heap still holds is counted now and then, which takes it a full collection.
+5. Descriptors are counted by what they are as well. Those series are not judged; they say what has come where the sum
    has grown.
 """
 
@@ -16,6 +18,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
+import subprocess
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +29,9 @@ from tests.spark.processes import descendants
 #: More than this is no longer flat.
 GROWTH_MAX = 0.05
 Sample = dict[str, float]
-#: Of the series of rule 4.
+#: Rule 4, for a heap of 512 MB.
+WHOLE_HEAP = "-Xms512m -XX:+AlwaysPreTouch"
+#: Of the series of rule 5.
 _OF_WHICH = ": of which "
 #: States of TCP that say something, as /proc/net/tcp has them.
 _STATES = {"01": "established", "08": "closed by the other side", "0A": "listening"}
@@ -48,6 +54,17 @@ def process_sizes(name: str, pid: int) -> Sample:
                 sizes[f"{name} {kind}{_OF_WHICH}{what}"] = many
             for key, value in sizes.items():
                 found[key] = found.get(key, 0) + value
+    return found
+
+
+def live_heap(name: str, pid: int) -> Sample:
+    """Rule 4. Nothing where there is no JVM, or Java's tools are not installed."""
+    found: Sample = {}
+    for number, command in descendants(pid):
+        if "java" in command.partition(" ")[0] and (jcmd := shutil.which("jcmd")) is not None:
+            said = subprocess.run([jcmd, str(number), "GC.class_histogram"], capture_output=True, text=True, timeout=60)
+            if said.returncode == 0:
+                found[f"{name} jvm: heap in use, MB"] = int(said.stdout.split()[-1]) / (1 << 20)
     return found
 
 
@@ -79,7 +96,7 @@ def _sockets(pid: int) -> dict[str, str]:
 
 
 def judged(key: str) -> bool:
-    """Rule 4."""
+    """Rule 5."""
     return _OF_WHICH not in key
 
 
