@@ -484,6 +484,14 @@ def test_a_portion_that_comes_too_late_leaves_no_trace(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "h" / "main").iterdir()) == before
 
 
+def open_below(folder: Path) -> list[str]:
+    found = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return [path for path in found if path.startswith(str(folder))]
+
+
 def test_a_copy_whose_link_keeps_breaking_holds_no_more_files_and_stays_readable(tmp_path: Path) -> None:
     origin = Origin(tmp_path / "o")
     copy = Copy(tmp_path / "c", origin.definition)
@@ -492,14 +500,20 @@ def test_a_copy_whose_link_keeps_breaking_holds_no_more_files_and_stays_readable
         origin.fill(bucket, bucket + 1)
         async with following(copy, link, Lane.HEAD, bucket * SECOND) as told:
             await until(lambda: told and told[-1].boundary_us == (bucket + 1) * SECOND)
+            assert open_below(copy.folder)
+        assert open_below(copy.folder) == [], "nobody follows it"
         return len(os.listdir("/proc/self/fd"))
 
     async def play() -> None:
         link = local(origin)
         _, *files = [await follow(link, bucket) for bucket in range(1, 12)]  # The first still has files of other tests.
         assert max(files) <= files[0] + 1
+        assert copy.pieces(11)
+        assert open_below(copy.folder) == []
         for bucket in (1, 5, 9, 11):
             assert numbers(copy.pieces(bucket), copy.definition) == ([bucket * 1000 + k for k in range(3)])
+        copy.retain(12 * SECOND)
+        assert list(copy.folder.iterdir()) == [], "nor does it take room when nobody needs it"
 
     asyncio.run(play())
     copy.close()

@@ -5,7 +5,8 @@ Rules:
    branch, or of main near its end, from one replica.
 2. What is told is readable here already, durably where it is a mirror (signals, rule 1).
 3. A copy begins anew whenever it is followed again and whenever the remote branch is another one. What was told before
-   stays readable until nobody needs it.
+   stays readable until nobody needs it. A copy that nobody follows has no file open: otherwise each lane of each
+   producer that was ever read would keep six.
 """
 
 from __future__ import annotations
@@ -202,6 +203,7 @@ class Copy:
         shutil.rmtree(self.folder, ignore_errors=True)  # A fork that could still read it died with its process.
         os.makedirs(self.folder)
         self._incarnations: list[_Incarnation] = []
+        self._followed: _Incarnation | None = None
         self._count = 0
 
     @property
@@ -223,25 +225,36 @@ class Copy:
             raise UsageError(f"a copy of {self.definition.name} follows a branch or a head; use a Mirror for main")
         position: Position = from_us
         current: _Incarnation | None = None
-        while True:
-            portion = await link.pull(self.definition.name, lane, position, wait_s)
-            position = portion.cursor
-            if lane == Lane.BRANCH and portion.branch is None:
-                if current is not None:
-                    told(Advance(BEGINNING_US))
-                current = None
-                continue
-            if current is None or current.branch != portion.branch:
-                current = self._begin(portion, from_us)
-            advance = await self._take(current, portion)
-            if advance is not None:
-                told(advance)
+        try:
+            while True:
+                portion = await link.pull(self.definition.name, lane, position, wait_s)
+                position = portion.cursor
+                if lane == Lane.BRANCH and portion.branch is None:
+                    if current is not None:
+                        told(Advance(BEGINNING_US))
+                        self._leave(current)
+                    current = None
+                    continue
+                if current is None or current.branch != portion.branch:
+                    current = self._begin(portion, from_us)
+                advance = await self._take(current, portion)
+                if advance is not None:
+                    told(advance)
+        finally:
+            if current is not None:
+                self._leave(current)
+
+    def _leave(self, incarnation: _Incarnation) -> None:
+        """Nobody follows it any more; somebody may have begun the next one already."""
+        incarnation.held.close()
+        if self._followed is incarnation:
+            self._followed = None
 
     def _begin(self, portion: Portion, from_us: int) -> _Incarnation:
         size = self.definition.bucket_us
         self._count += 1
-        if self._incarnations:
-            self._incarnations[-1].held.close()  # A link that breaks all the time must not use up the process's files.
+        if self._followed is not None:
+            self._leave(self._followed)
         folder = self.folder / f"{self._count:06d}"
         held = Held(folder, self.definition, VolatileDisk(), self._clock)
         first_us = max(from_us, portion.root_us, portion.gap_us or BEGINNING_US)
@@ -249,7 +262,8 @@ class Copy:
         for old in self._incarnations[:-_INCARNATIONS_MAX]:
             old.remove()
         del self._incarnations[:-_INCARNATIONS_MAX]
-        return self._incarnations[-1]
+        self._followed = self._incarnations[-1]
+        return self._followed
 
     async def _take(self, current: _Incarnation, portion: Portion) -> Advance | None:
         before = current.held.boundary_us
@@ -280,7 +294,7 @@ class Copy:
         """As `Mirror.pieces`, from the newest beginning that has the bucket (and `tuples` of it, if given)."""
         for incarnation in reversed(self._incarnations):
             found = incarnation.held.pieces(bucket, tuples)
-            if incarnation is not self._incarnations[-1]:
+            if incarnation is not self._followed:
                 incarnation.held.close()
             if tuples is not None and sum(place.fields.rows for place in found) < tuples:
                 continue
@@ -290,7 +304,7 @@ class Copy:
 
     def retain(self, from_us: int) -> None:
         """Nobody needs what lies before `from_us` any more."""
-        for old in [i for i in self._incarnations[:-1] if i.held.boundary_us <= from_us]:
+        for old in [i for i in self._incarnations if i is not self._followed and i.held.boundary_us <= from_us]:
             self._incarnations.remove(old)
             old.remove()
         for incarnation in self._incarnations:
