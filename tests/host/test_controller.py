@@ -320,7 +320,7 @@ def ready_fork(tmp_path: Path) -> tuple[ForkRunner, Any]:
     """Fork 1, ready and idle."""
     output = holdfast.open(tmp_path / "streams").create("out", "n bigint", bucket="1s")
     queries: Any = ScriptedQueries(tmp_path / "home")
-    forking = ForkRunner(queries, output, SECOND, "node@here")
+    forking = ForkRunner(queries, output, SECOND, "node@here", kept_us=90 * SECOND)
     forking.prepare(1)
     assert next_signal(forking) == ForkPrepared(1, 5)
     return forking, queries
@@ -349,6 +349,7 @@ def test_a_fork_that_follows_main_has_no_branch_before_something_of_it_is_to_be_
     forking.extend(ExtendFork(1, (bucket(7, False), bucket(8, True))), [(8 * SECOND, ()), (9 * SECOND, ())])
     root = forking._output.branch()
     assert root is not None
+    assert root.kept_us == 90 * SECOND
     assert (forking.state, root.root_us) == ("running", 8 * SECOND)
     forking.close()
     assert forking._output.branch() is None

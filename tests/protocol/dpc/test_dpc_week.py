@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from holdfast.model.time import SECOND_US
@@ -124,3 +126,19 @@ def test_nothing_is_given_up_where_nobody_said_so(full: Full, capacity: int | No
         node.minute()
     assert node.skips == []
     assert node.core.stable == 5
+
+
+def test_what_is_tentative_is_kept_no_longer_than_what_is_stable_but_while_a_reader_starts_again() -> None:
+    assert host(Full.BLOCK, HOUR).core.plan.tentative_us is None
+    assert host(Full.KEEP_LAST, HOUR).core.plan.tentative_us == (HOUR + 10 + 2) * BUCKET
+    plan = host(Full.KEEP_LAST, HOUR).core.plan
+    output = replace(plan.output, capacity_us=SECOND_US)
+    small = replace(
+        plan,
+        delay_us=2 * SECOND_US,
+        bucket_us=SECOND_US,
+        keepalive_us=SECOND_US // 5,
+        window_us=SECOND_US,
+        output=output,
+    )
+    assert small.tentative_us == 60 * SECOND_US

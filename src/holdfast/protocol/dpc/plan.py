@@ -119,6 +119,10 @@ class InputPlan:
     """Nothing can come out while this input is missing (a join's side), §4.1.3."""
 
 
+#: What a reader on a crowded machine takes to start again, and as much once more.
+_RESTART_US = 60 * SECOND_US
+
+
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
     """One output stream: which inputs reach it, who reads it, how much is kept."""
@@ -171,12 +175,12 @@ class NodePlan:
 
     @property
     def tentative_us(self) -> int | None:
-        """For how long tentative results are kept for readers: not longer than stable ones, where those are bounded;
-        but a reader that was away for the delay finds all of them. None: the host decides."""
+        """For how long tentative results are kept for readers: no longer than stable ones, where those are bounded, but
+        a reader that was away for the delay, or starts again, finds all. None: the host decides."""
         output = self.output
         if self.window_us is None or output.capacity_us is None or output.full is not Full.KEEP_LAST:
             return None
-        return output.capacity_us + self.window_us + self.delay_us
+        return max(output.capacity_us + self.window_us + self.delay_us, _RESTART_US)
 
     @property
     def patience(self) -> Patience:
