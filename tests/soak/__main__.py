@@ -21,7 +21,16 @@ from holdfast.clock import monotonic_us
 from holdfast.model.time import SECOND_US
 from tests.faults.trial import Trial
 from tests.soak import samples
-from tests.soak.samples import GROWTH_MAX, BatchTimes, Sample, bytes_below, growth, process_sizes
+from tests.soak.samples import (
+    GROWTH_MAX,
+    HEAP_EVERY,
+    BatchTimes,
+    Sample,
+    bytes_below,
+    growth,
+    live_heap,
+    process_sizes,
+)
 from tests.soak.workload import Faults, deployed, expected, results
 
 _EVERY_S = 5.0
@@ -45,6 +54,9 @@ class Sampler(threading.Thread):
     def run(self) -> None:
         while not self._end.wait(_EVERY_S):
             self.samples.append(self._sample())
+            if len(self.samples) % HEAP_EVERY == 0:
+                for host in set(self._hosts.names) - {KILLED}:
+                    self.samples[-1] |= live_heap(host, self._hosts.pid(host))
         self.whole = True
 
     def _sample(self) -> Sample:

@@ -30,6 +30,7 @@ from tests.faults.deployment import Client, Hosts, wait_us
 from tests.faults.trial import SETTLED_S_MAX, STARTED_S_MAX
 from tests.soak.samples import (
     GROWTH_MAX,
+    HEAP_EVERY,
     WHOLE_HEAP,
     Sample,
     bytes_below,
@@ -53,8 +54,6 @@ ROWS = 3
 SEGMENT_BYTES = 1 << 15
 #: Disks and batches go up and down as segments are filled; a quarter of an hour has many samples at this pace.
 EVERY_US = 5 * SECOND_US
-#: The heap is looked at with every so manieth sample.
-HEAP_EVERY = 60
 #: The longest time without a tentative result: X, a window and its bucket are 20 s; beginning anew takes Spark seconds.
 SILENT_S_MAX = 60.0
 APPLICATION = f"""
@@ -140,8 +139,8 @@ def away(hosts: Hosts, client: Client, minutes: float) -> tuple[list[Sample], fl
                 told, last = client.recording.tentative, now
             silent_us = max(silent_us, now - last)
             samples.append(sample(hosts))
-            if len(samples) % HEAP_EVERY == 0 and (pid := hosts.pid("a")) is not None:
-                samples[-1] |= live_heap("a", pid)
+            if len(samples) % HEAP_EVERY == 0:
+                samples[-1] |= live_heap("a", hosts.pid("a"))
             for _ in archive.poll():
                 pass
             archive.ack()  # What is stable has its reader, so that main is let go of.

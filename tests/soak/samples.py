@@ -31,6 +31,8 @@ GROWTH_MAX = 0.05
 Sample = dict[str, float]
 #: Rule 4, for a heap of 512 MB.
 WHOLE_HEAP = "-Xms512m -XX:+AlwaysPreTouch"
+#: The heap is looked at with every so manieth sample: every five minutes.
+HEAP_EVERY = 60
 #: Of the series of rule 5.
 _OF_WHICH = ": of which "
 #: States of TCP that say something, as /proc/net/tcp has them.
@@ -57,10 +59,10 @@ def process_sizes(name: str, pid: int) -> Sample:
     return found
 
 
-def live_heap(name: str, pid: int) -> Sample:
-    """Rule 4. Nothing where there is no JVM, or Java's tools are not installed."""
+def live_heap(name: str, pid: int | None) -> Sample:
+    """Rule 4, of the host with this process. Nothing where there is no JVM, or Java's tools are not installed."""
     found: Sample = {}
-    for number, command in descendants(pid):
+    for number, command in [] if pid is None else descendants(pid):
         if "java" in command.partition(" ")[0] and (jcmd := shutil.which("jcmd")) is not None:
             said = subprocess.run([jcmd, str(number), "GC.class_histogram"], capture_output=True, text=True, timeout=60)
             if said.returncode == 0:

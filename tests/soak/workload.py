@@ -22,6 +22,7 @@ from holdfast.clock import pause
 from holdfast.model.time import SECOND_US
 from tests.faults.deployment import Hosts
 from tests.faults.trial import Trial
+from tests.soak.samples import WHOLE_HEAP
 
 BUCKET = "1s"
 SOURCES = ("m1", "m2", "m3")
@@ -72,7 +73,7 @@ def counts(c):
 def deployed(folder: Path) -> Trial:
     """The deployment at work, with a client that wants news and corrections."""
     hosts = Hosts(
-        folder, APPLICATION, BUCKET, SOURCES, {"sums": ["a"], "counts": ["b"]},
+        folder, APPLICATION, BUCKET, SOURCES, {"sums": ["a"], "counts": ["b"]}, java=WHOLE_HEAP,
         retention=holdfast.Retention(acknowledged=True), segment_bytes=SEGMENT_BYTES,
     )  # fmt: skip
     columns = "source string, bytes bigint, total bigint"
