@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -38,10 +39,20 @@ class Waiting:
         return Leaked(self.epoll.fileno(), self.eventfd, socket, os.fstat(socket).st_ino)
 
 
+NAME = ".6b6e7764-eab4-43c7-af72-76019fdebe16.sock"
+
+
 @pytest.fixture
-def waiting(tmp_path: Path) -> Iterator[Waiting]:
+def folder() -> Iterator[Path]:
+    """Not pytest's: the path of a socket must be short."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def waiting(folder: Path) -> Iterator[Waiting]:
     with ExitStack() as stack:
-        yield Waiting(tmp_path / "socket", stack)
+        yield Waiting(folder / NAME, stack)
 
 
 def test_what_is_left_is_a_socket_without_a_file_its_epoll_and_the_eventfd(waiting: Waiting) -> None:
@@ -58,6 +69,13 @@ def test_an_epoll_that_watches_anything_else_is_in_use(waiting: Waiting) -> None
     assert list(find_leaked(os.getpid())) == [waiting.leaked]
     waiting.epoll.unregister(waiting.eventfd)
     assert list(find_leaked(os.getpid())) == []
+
+
+def test_a_socket_of_another_name_is_not_sparks(folder: Path) -> None:
+    with ExitStack() as stack:
+        other = Waiting(folder / "service.sock", stack)
+        other.path.unlink()
+        assert list(find_leaked(os.getpid())) == []
 
 
 @pytest.mark.slow

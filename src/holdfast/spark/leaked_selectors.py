@@ -7,8 +7,9 @@ a query for every failure, and its host runs for years.
 
 1. Nothing in the JVM refers to the selector any more; so it is closed by its descriptors, which nobody else closes:
    neither class has a cleaner. A version of Java in which one has is left alone.
-2. What is closed is beyond doubt: a listening socket whose file is gone, as Spark removes it after its last use of the
-   three; an epoll that watches this socket and one eventfd and nothing else; and that eventfd.
+2. What is closed is beyond doubt: a listening socket that was called as Spark calls it and whose file is gone, as Spark
+   removes it after its last use of the three; an epoll that watches this socket and one eventfd and nothing else; and
+   that eventfd.
 3. Just before each is closed, the JVM itself says that it is still what it was. One thread does it at a time.
 """
 
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 _closing = threading.Lock()
 _ACCEPTS = 0x10000
 """Of a socket's flags: it listens."""
+_NAME = re.compile(r"/\.[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.sock$")
 _TARGET = re.compile(r"^tfd:\s*(\d+) .*\bino:([0-9a-f]+)\b", re.MULTILINE)
 #: The classes of rule 1, and the type that a field of theirs must not have.
 _CLASSES, _CLEANER = ("sun.nio.ch.EPollSelectorImpl", "sun.nio.ch.ServerSocketChannelImpl"), "java.lang.ref.Cleaner"
@@ -89,11 +91,11 @@ def find_leaked(pid: int) -> Iterator[Leaked]:
 
 
 def _abandoned_sockets() -> set[int]:
-    """The inodes of listening sockets of this machine whose file is gone."""
+    """The inodes of those listening sockets of this machine."""
     found = set()
     for line in _text(Path("/proc/net/unix")).splitlines()[1:]:
         fields = line.split(maxsplit=7)
-        listening = len(fields) == 8 and int(fields[3], 16) & _ACCEPTS and fields[7].startswith("/")
+        listening = len(fields) == 8 and int(fields[3], 16) & _ACCEPTS and _NAME.search(fields[7])
         if listening and not os.path.lexists(fields[7]):
             found.add(int(fields[6]))
     return found
