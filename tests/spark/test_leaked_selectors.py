@@ -14,9 +14,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 import holdfast
-from holdfast.spark import read_stream
+from holdfast.spark import leaked_monitors, read_stream
+from holdfast.spark.leaked_monitors import count_monitors, end_monitors
 from holdfast.spark.leaked_selectors import Leaked, close_leaked, find_leaked
 from tests.spark.conftest import fill
+from tests.spark.processes import wait_for
 
 
 class Waiting:
@@ -80,8 +82,9 @@ def test_a_socket_of_another_name_is_not_sparks(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_queries_that_were_started_leave_nothing_open(
-    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(leaked_monitors, "MONITORS_MORE", 0)
     fill(store, "s", [(i, "a", i) for i in range(3)])
     jvm = spark._jvm
     assert jvm is not None
@@ -103,13 +106,24 @@ def test_queries_that_were_started_leave_nothing_open(
                 found += os.readlink(link) == "anon_inode:[eventpoll]"
         return found
 
+    def monitors() -> int:
+        """Threads of factories without a daemon, as a thread dump of Java's has them."""
+        group = jvm.java.lang.Thread.getAllStackTraces().keySet()
+        named = [t for t in group.toArray() if t.getName().startswith("Idle Worker Monitor")]
+        return sum(not t.getClass().getField("$outer").get(t).useDaemonEnabled() for t in named)
+
     run("first")
     close_leaked(spark)
+    end_monitors(spark)
+    wait_for(lambda: monitors() == 0, "threads to end")
     before = selectors()
     for name in ("second", "third"):
         run(name)
     assert len(list(find_leaked(pid))) == selectors() - before == 2, "if not, Spark closes them itself by now"
     assert close_leaked(spark) == 2
     assert (selectors(), list(find_leaked(pid))) == (before, [])
+    assert monitors() == end_monitors(spark) == 2
+    wait_for(lambda: monitors() == 0, "threads to end")
+    assert count_monitors(pid) > 0, "those of factories with a daemon"
     run("fourth")
     assert spark.range(5).count() == 5

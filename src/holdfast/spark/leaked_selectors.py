@@ -50,14 +50,6 @@ class Leaked(NamedTuple):
         return (self.epoll, "anon_inode:[eventpoll]"), (self.eventfd, "anon_inode:[eventfd]"), (self.socket, socket)
 
 
-def tidy(spark: SparkSession) -> None:
-    """As `close_leaked`, for whoever has other things to do: what goes wrong costs a few descriptors."""
-    try:
-        close_leaked(spark)
-    except Exception as error:
-        log.debug("the selectors of queries that had started stay open: %s", error)
-
-
 def close_leaked(spark: SparkSession) -> int:
     """Close what the queries that were started so far have left, and say how many those were."""
     jvm = spark._jvm

@@ -13,6 +13,7 @@ Rules:
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -40,7 +41,8 @@ from holdfast.spark.failure import is_permanent, sentence
 from holdfast.spark.flow import Flow
 from holdfast.spark.frames import part_of, read_stream
 from holdfast.spark.keyed import forked_from, in_node
-from holdfast.spark.leaked_selectors import tidy
+from holdfast.spark.leaked_monitors import end_monitors
+from holdfast.spark.leaked_selectors import close_leaked
 from holdfast.spark.node_checkpoint import CheckpointedQueries, progress_of, query_id, states_beside, waiting_beside
 from holdfast.spark.node_flow import NodeFlow
 from holdfast.spark.node_identity import Admission, node_identity
@@ -53,6 +55,8 @@ from holdfast.spark.source import until_of
 from holdfast.spark.time_column import time_path
 from holdfast.stream.merge import FOREVER_US
 from holdfast.stream.store import Stream, StreamStore
+
+log = logging.getLogger(__name__)
 
 
 class SparkQuery(Query):
@@ -76,7 +80,15 @@ class SparkQuery(Query):
         except Exception:  # It may have failed already.
             if self._query.isActive:
                 raise
-        tidy(self._session)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """What Spark leaves of queries that were started; should that fail, it costs descriptors and threads."""
+        try:
+            close_leaked(self._session)
+            end_monitors(self._session)
+        except Exception as error:
+            log.debug("what Spark leaves of a query stays: %s", error)
 
     def reading(self) -> Reading | None:
         if not self._followed:
