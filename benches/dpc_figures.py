@@ -5,7 +5,7 @@ Their laws and numbers are in `dpc_laws`; the dashed curves are drawn from them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from benches.dpc_laws import (
     seed_proc_new,
     seed_tentative,
 )
-from benches.report import finish
+from benches.report import console, finish
 from holdfast.demo.failure import JAVA_OPTIONS
 
 if TYPE_CHECKING:
@@ -159,34 +159,84 @@ def _tables(points: Sequence[Point]) -> list[Sheet]:
     return sheets
 
 
-def summary(points: Sequence[Point], warm_cost: float | None) -> None:
-    """The last line: what matters of all points."""
-    disturbed = [p for p in points if p.others > OTHERS_MAX]
-    points = [p for p in points if p.others <= OTHERS_MAX]
+#: The figures of short X, and the names of what is judged by them.
+JUDGED = {"x:1s": "1s", "x:chain": "chain4_2s", "x:delay": "delay"}
+
+
+def summary(points: Sequence[Point], cuts: Mapping[str, int], warm_cost: tuple[float, float] | None) -> None:
+    """The last line: what matters of all points, and nothing of what was not measured. `cuts`: how many failures each
+    figure should rest on; `warm_cost`: what a fork that is kept ready costs, and what others had meanwhile."""
+    calm = [p for p in points if p.others <= OTHERS_MAX]
+    short, remarks = short_delays(points, cuts, warm_cost)
+    for remark in remarks:
+        console.print(remark)
+    finish(
+        "dpc_tradeoff",
+        # Who draws it takes the last of each setting: what was not disturbed.
+        detail={"points": [{**msgspec.to_builtins(p), "added_s": p.added_s}
+                           for p in sorted(points, key=lambda p: p.others <= OTHERS_MAX)]},
+        **_text_figures(calm),
+        **short,
+        fork_ms=max((p.fork_ms for p in points), default=None),
+        disturbed=len(points) - len(calm),
+        remarks=remarks,
+        java=JAVA_OPTIONS,
+    )  # fmt: skip
+
+
+def _text_figures(points: Sequence[Point]) -> dict[str, object]:
     single, chain = _of(points, "5-8"), _of(points, "5-10", 2) + _of(points, "5-14", 2)
     bound = [p for p in (*single, *chain) if "suspend" not in p.policy and p.failure_s]
     limit = {"5-8": 2.7, "5-10": 4.0, "5-14": 4.0}
     longest = max((p.failure_s for p in single), default=0)
-    finish(
-        "dpc_tradeoff",
-        detail={"points": [{**msgspec.to_builtins(p), "added_s": p.added_s} for p in (*points, *disturbed)]},
-        delay_added_max_s={figure: max((p.added_s for p in bound if p.figure == figure), default=None)
-                           for figure in dict.fromkeys(p.figure for p in bound)},
-        within_x=bool(bound) and all(p.added_s < limit[p.figure] for p in bound),
-        masked=all(p.tentative == 0 for p in (*single, *chain) if p.failure_s < p.delay_s),
-        failure_s_max=longest,
-        tentative_by_policy={p.policy: p.tentative_s for p in single if p.failure_s == longest},
-        added_s_by_policy={p.policy: p.added_s for p in single if p.failure_s == longest},
-        correct_s_by_policy={p.policy: p.correct_s for p in single if p.failure_s == longest},
-        chain={f"{p.policy}, D {p.delay_s:g} s, {p.failure_s:g} s":
-               {"added_s": p.added_s, "tentative_s": p.tentative_s} for p in chain},
-        latency_ms_by_bucket={f"{p.bucket_ms:g}": round(1000 * p.normal_s) for p in _of(points, "5.2")},
-        kept_1s=max((p.added_s for p in points if p.figure == "x:1s"), default=None),
-        kept_chain4_2s=max((p.added_s for p in points if p.figure == "x:chain"), default=None),
-        delay_policy_excess=max((max(0.0, round(p.added_s - p.delay_s, 3)) for p in points if p.figure == "x:delay"),
-                                default=None),
-        warm_cost=warm_cost,
-        fork_ms=max((p.fork_ms for p in points), default=None),
-        disturbed=len(disturbed),
-        java=JAVA_OPTIONS,
-    )  # fmt: skip
+    found: dict[str, object] = {}
+    if bound:
+        found |= {
+            "delay_added_max_s": {figure: max(p.added_s for p in bound if p.figure == figure)
+                                  for figure in dict.fromkeys(p.figure for p in bound)},
+            "within_x": all(p.added_s < limit[p.figure] for p in bound),
+            "masked": all(p.tentative == 0 for p in (*single, *chain) if p.failure_s < p.delay_s),
+        }  # fmt: skip
+    if single:
+        found |= {
+            "failure_s_max": longest,
+            "tentative_by_policy": {p.policy: p.tentative_s for p in single if p.failure_s == longest},
+            "added_s_by_policy": {p.policy: p.added_s for p in single if p.failure_s == longest},
+            "correct_s_by_policy": {p.policy: p.correct_s for p in single if p.failure_s == longest},
+        }
+    if chain:
+        found["chain"] = {f"{p.policy}, D {p.delay_s:g} s, {p.failure_s:g} s":
+                          {"added_s": p.added_s, "tentative_s": p.tentative_s} for p in chain}  # fmt: skip
+    if buckets := _of(points, "5.2"):
+        found["latency_ms_by_bucket"] = {f"{p.bucket_ms:g}": round(1000 * p.normal_s) for p in buckets}
+    return found
+
+
+def short_delays(
+    points: Sequence[Point], cuts: Mapping[str, int], warm_cost: tuple[float, float] | None
+) -> tuple[dict[str, object], list[str]]:
+    """Whether X was kept where it is short, on how many undisturbed failures each figure rests, and a sentence for each
+    that rests on fewer than it should."""
+    found: dict[str, object] = {}
+    remarks = []
+    for figure, name in JUDGED.items():
+        if not cuts.get(figure) and all(p.figure != figure for p in points):
+            continue
+        key = "delay_policy_excess" if name == "delay" else f"kept_{name}"
+        every = [(_excess(p) if name == "delay" else p.added_s, p) for p in points if p.figure == figure]
+        calm = [value for value, p in every if p.others <= OTHERS_MAX]
+        judged = sum(p.depth == 1 and p.others <= OTHERS_MAX for _, p in every)
+        found |= {key: max(calm, default=None), f"points_{name}": judged}
+        if judged < cuts.get(figure, 0):
+            remarks.append(f"{key} rests on {judged} of {cuts[figure]} failures: during the others other processes "
+                           f"had more than {OTHERS_MAX:.0%} of the machine; with those it would be "
+                           f"{max((value for value, _ in every), default=None)}")  # fmt: skip
+    if warm_cost is not None:
+        found["warm_cost"] = warm_cost[0]
+        if warm_cost[1] > OTHERS_MAX:
+            remarks.append(f"warm_cost was measured while other processes had {warm_cost[1]:.0%} of the machine")
+    return found, remarks
+
+
+def _excess(p: Point) -> float:
+    return max(0.0, round(p.added_s - p.delay_s, 3))
