@@ -1,4 +1,4 @@
-"""Schedules without violations (D1–D14), and what they must have touched."""
+"""Schedules without violations (D1–D18), and what they must have touched."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ STATES = ("RECOVERING", "STABLE", "UP_FAILURE", "STABILIZATION")
 @pytest.mark.slow
 def test_two_hundred_schedules_break_nothing_and_touch_everything():
     rows, pairs = set(), set()
+    steps = rebuilt = 0
     for seed in range(200):
         outcome = run_plan(draw(seed))[0]
         assert not outcome.violations, f"seed {seed}: {outcome.violations[0]}"
@@ -31,9 +32,13 @@ def test_two_hundred_schedules_break_nothing_and_touch_everything():
         assert sum(outcome.faults.values()) >= 3 or outcome.profile == "calm"
         rows |= outcome.rows
         pairs |= outcome.pairs
+        steps += outcome.fork_steps
+        rebuilt += outcome.rebuilt
     assert rows == set(range(1, 12))
     hit = {(state, kind) for state, kind in pairs if state in STATES}
     assert len(hit) >= 30
+    assert steps > 0, "D17: no fork was kept ready"
+    assert rebuilt > 0, "D18: no replica was rebuilt from its twin"
 
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))
@@ -111,8 +116,10 @@ def test_the_command_line_ends_with_one_line_of_json():
     report = json.loads(done.stdout.splitlines()[-1])
     assert report["schedules"] == 6
     assert report["violations"] == 0
-    for key in ("schedules_per_minute", "faults", "tuples_checked", "table_rows", "state_fault_pairs"):
+    counted = ("schedules_per_minute", "faults", "tuples_checked", "table_rows", "state_fault_pairs", "fork_steps")
+    for key in counted:
         assert report[key]
+    assert report["replicas_rebuilt"] == sum(run_plan(draw(seed))[0].rebuilt for seed in range(6))
 
 
 def test_help_teaches():

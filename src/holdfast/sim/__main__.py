@@ -24,7 +24,8 @@ what it does
   be recovering or stabilising), then
   everything is healed. In some schedules nothing fails at all, and nobody may suspect anything.
   Readers on the machines of the last replicas follow the output as it lies on disk, too.
-  Checkers D1 to D16 (docs/promises.md) judge every step; the world must settle in bounded time.
+  Checkers D1 to D17 (docs/promises.md) judge every step, those of replicas that are rebuilt from their twins (D18)
+  included; the world must settle in bounded time.
 
 examples
   python -m holdfast.sim --seconds 60             as many schedules as a minute allows, on all cores
@@ -35,8 +36,9 @@ examples
 
 reading the result
   The last line is JSON. `violations` must be 0. `table_rows` lists the rows of table 4.3 that were taken,
-  `pairs_missing` the pairs of replica state and fault kind that were not hit. A violation prints its seed: replay it
-  with --seed.
+  `pairs_missing` the pairs of replica state and fault kind that were not hit, `fork_steps` how often a fork that was
+  kept ready followed main, `replicas_rebuilt` how many lost their disks and went on from their twins. A violation
+  prints its seed: replay it with --seed.
 
 planted bugs
 """ + "".join(f"  {name:22} {bug.label:4} {bug.text}\n" for name, bug in BUGS.items())
