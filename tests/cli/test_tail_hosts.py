@@ -16,7 +16,10 @@ from holdfast.cli.hosts import HostClient
 from holdfast.cli.running import Running
 from holdfast.host.deployment import load_deployment
 from holdfast.model.errors import PeerError
+from holdfast.protocol.dpc.states import StreamState
 from tests.cli.conftest import Cli
+from tests.host.conftest import TOKEN
+from tests.host.test_client import House, Replica
 
 APP = """
 import holdfast
@@ -89,3 +92,35 @@ def test_with_the_viewers_token_alone_one_may_look_but_not_act(net: Net, inside:
 
 def test_tail_says_which_stream_nobody_has(net: Net, inside: Cli) -> None:
     assert "nobody could say where stream 'monitor7' ends" in inside.fails("tail", "monitor7", "-d", net.file)
+
+
+def test_tail_says_what_tentative_tuples_from_hosts_are_worth(inside: Cli, tmp_path: Path) -> None:
+    house = House()
+    replica = Replica(house, tmp_path / "a").start()
+    try:
+        replica.origin.fill(1, 2)
+        file = tmp_path / "net.yaml"
+        (tmp_path / "net.py").write_text(APP.replace("active", "s"))
+        (tmp_path / "holdfast.token").write_text(TOKEN)
+        (tmp_path / "holdfast.token").chmod(0o600)
+        address = replica.address.removeprefix("http://")
+        file.write_text(
+            f"app: net.py\nhosts:\n  a: {{address: '{address}', root: a}}\n"
+            "  src: {address: '127.0.0.1:9', root: src}\nsources: {monitor1: src}\nnodes: {s: [a]}\n"
+        )
+        with Cli(tmp_path).started(
+            "tail", "s", "-d", file, "--from", "beginning", "--tentative", "-f", "--json"
+        ) as tail:
+            assert tail.stdout is not None
+            stable = [json.loads(tail.stdout.readline()) for _ in range(3)]
+            replica.state = StreamState.UP_FAILURE
+            replica.branch(2, 3, each=1)
+            tentative = json.loads(tail.stdout.readline())
+        assert [row["type"] for row in (*stable, tentative)] == ["INSERTION"] * 3 + ["TENTATIVE"]
+        said = {"worth": 0.5, "least": 0.25, "missing": ["y"]}
+        assert {name: tentative.get(name) for name in said} == said
+        assert "inputs" not in tentative, "that is not told over the network, and must not look like none"
+        assert not said.keys() & stable[0].keys()
+    finally:
+        replica.stop()
+        house.close()

@@ -17,6 +17,7 @@ import holdfast
 from holdfast.protocol.dpc.messages import StreamReport
 from holdfast.protocol.dpc.states import StreamState
 from holdfast.stream.report import ReportWriter, report_path
+from holdfast.stream.worth import Worth, note_worth
 from tests.cli.conftest import SCHEMA, Cli, _command
 
 VERBS = ["streams", "create", "send", "tail", "replay", "verify", "repair", "mend-boundary", "retain", "delete"]
@@ -243,6 +244,32 @@ def test_tail_shows_a_failure_and_its_end(filled: Cli) -> None:
         main.close()
         assert [tail.stdout.readline().split()[1] for _ in range(3)] == ["UNDO", "INSERTION", "REC_DONE"]
         branch.close(end=False)
+
+
+def test_tail_says_what_tentative_tuples_are_worth(filled: Cli, inside: Cli) -> None:
+    """003 §5.8.3"""
+    filled.ok("create", "t", "--schema", "n bigint", "--bucket", "1s")
+    stream = holdfast.open(filled.root).open("t")
+    main = stream.producer(stime="n", stime_unit="s")
+    main.send({"n": 1})
+    main.advance(2_000_000)
+    stream.create_branch(2_000_000)
+    ReportWriter(stream.folder).publish(StreamReport("t", StreamState.UP_FAILURE, 0, True))
+    note_worth(stream.folder, [Worth(2, 0.7, ("m1", "m2"), 0.6667, ("m3",)), Worth(3, 1.0, ("m1", "m2"), 1.0)])
+    branch = holdfast.Producer(stream.definition, stream.branch_writer(), stime="n", stime_unit="s")
+    branch.send_many([{"n": 2}, {"n": 3}, {"n": 4}])
+    branch.advance(5_000_000)
+    shown = inside.ok("tail", "t", "--from", "beginning", "--tentative").splitlines()
+    assert [line.partition("n=")[2] for line in shown] == [
+        "1", "2  (worth 70%, at least 67%, without m3)", "3  (worth 100%: m1, m2)", "4",
+    ]  # fmt: skip
+    stable, worst, whole, unknown = inside.objects("tail", "t", "--from", "beginning", "--tentative")
+    said = {"worth": 0.7, "least": 0.6667, "inputs": ["m1", "m2"], "missing": ["m3"]}
+    assert {name: worst.get(name) for name in said} == said
+    assert (whole["worth"], whole["missing"]) == (1.0, [])
+    assert not said.keys() & (stable.keys() | unknown.keys()), "of these nothing is known, or nothing is missing"
+    branch.close(end=False)
+    main.close()
 
 
 def test_tail_mentions_what_is_not_complete(cli: Cli) -> None:

@@ -32,7 +32,8 @@ class Printer:
             stime = None if row.stime is None else instant_text(_us(row))
             said = {"type": row.type.name, "id": row.id, "stime": stime, "values": row.values}
             if worth is not None:
-                said |= {"worth": worth.worth, "least": worth.least, "inputs": worth.inputs, "missing": worth.missing}
+                said |= {"worth": worth.worth, "least": worth.least, "missing": worth.missing}
+                said |= {"inputs": worth.inputs} if worth.inputs else {}
             self._out.write(msgspec.json.encode(said).decode() + "\n")
             return
         text = self.text(row)

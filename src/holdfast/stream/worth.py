@@ -34,7 +34,7 @@ class Worth(msgspec.Struct, frozen=True):
     """The share of the expected tuples that went in, over all buckets that the results cover: 1.0 if nothing was
     missing."""
     inputs: tuple[str, ...] = ()
-    """The inputs of which something went into this bucket."""
+    """The inputs of which something went into this bucket. Not told over the network."""
     least: float | None = None
     """The least of those buckets; None: a host of an earlier version has not said."""
     missing: tuple[str, ...] = ()
