@@ -204,7 +204,8 @@ def _table_51(r: Results) -> Sequence[Grid]:
     rows = []
     laws = {"undo/redo": ("S(p_comp + p_proc) + (F + l/2)λ(p_comp + p_proc)", "S·p_comp / l", "S + (l + F)λ"),
             "checkpoint/redo": ("S·p_copy + (F + l/2)λ·p_proc", "S·p_copy / l", "S + (l + F)λ_in"),
-            "forking": ("none in the text; here Fλ·p_proc", "here none", "here the fork's own state")}  # fmt: skip
+            "forking": ("none in the text; here Fλ·p_proc", "here none before a suspicion",
+                        "here the fork's own state")}  # fmt: skip
     size = max(r("reconcile")("found", "aggregate", "state"), key=int)
     for name, (time, quiet, memory) in laws.items():
         mine = [r("reconcile")("found", operator, "state", size, name) for operator in ("aggregate", "join")]
@@ -407,7 +408,8 @@ FIGURES = [
               lambda r: _always_less(r, "bytes", "checkpoint/redo", "undo/redo"),
               "an aggregate's state has more columns than the tuples that it was made of, where each group had one; "
               "with several tuples in each group undo keeps more there, too"),
-        Claim("(not in the text) forking takes no longer than either, and nothing in quiet times",
+        Claim("(not in the text) forking takes no longer than either, and nothing in quiet times where no fork is kept "
+              "ready (what one costs, with X of 2 s or less, is `warm_cost` of dpc_tradeoff)",
               lambda r: (f"{len(r('reconcile')('forking_behind'))} settings in which it is not ahead: "
                          + ("; ".join(r("reconcile")("forking_behind")) or "none"),
                          not any("correct_s" in said or "quiet" in said for said in r("reconcile")("forking_behind"))),
