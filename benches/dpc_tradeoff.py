@@ -50,6 +50,7 @@ from holdfast.demo.failure import JAVA_OPTIONS
 from holdfast.demo.monitors import COLUMNS, MONITORS, Monitor
 from holdfast.host.embedded import Running
 from holdfast.model.time import SECOND_US
+from holdfast.model.tuples import TupleType
 from holdfast.protocol.dpc.plan import WARM_SHARE
 from holdfast.spark.engine import node_session
 from holdfast.spark.fork import fork_checkpoint
@@ -109,6 +110,8 @@ class Point(msgspec.Struct, frozen=True):
     fork_files: int
     others: float = 0.0
     """The part of the machine that other processes had meanwhile."""
+    latest: str = ""
+    """Which of the new tuples was the latest: stable or tentative, and how long after the cut it came."""
 
     @property
     def added_s(self) -> float:
@@ -316,7 +319,17 @@ def point(trial: Trial, failure_s: float, depth: int, recording: Recording, cut_
         float(trial.bucket.rstrip("ms")), round(median_s, 3), round(max_s, 3),
         round(latency.us_max / 1e6, 3) if latency else round(max_s, 3), tentative, round(tentative / rate, 2),
         None if correct_us is None else round(correct_us / 1e6, 3), *fork, others,
+        latest(recording, cut_us) if failure_s else "",
     )  # fmt: skip
+
+
+def latest(recording: Recording, since_us: int) -> str:
+    cells = [cell for cell in recording.cells() if cell.new and cell.wall_us >= since_us]
+    if not cells:
+        return ""
+    cell = max(cells, key=lambda cell: cell.latency_us_max)
+    kind = "tentative" if cell.type == TupleType.TENTATIVE else "stable"
+    return f"{kind} at {(cell.wall_us - since_us) / SECOND_US:.1f} s"
 
 
 def time_to_fork(root: Path) -> tuple[float, int]:
@@ -398,10 +411,10 @@ def main() -> None:
     table(
         "what failures did (D, failure, latencies and correction in s, bucket in ms)",
         ["policy, figure", "D", "failure", "nodes", "bucket", "normal", "Proc_new", "added", "tentative", "corrected",
-         "others"],
+         "others", "latest"],
         [[f"{p.policy}, {p.figure}", f"{p.delay_s:g}", f"{p.failure_s:g}", p.depth, f"{p.bucket_ms:g}", p.normal_s,
           p.proc_new_s, p.added_s, p.tentative, "–" if p.correct_s is None else p.correct_s,
-          f"{p.others:.0%}"] for p in points],
+          f"{p.others:.0%}", p.latest] for p in points],
     )  # fmt: skip
     if given.report is not None:
         draw(given.report, points)
