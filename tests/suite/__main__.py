@@ -1,9 +1,8 @@
 """Runs all tests and says what was checked: `make test`, or `python -m tests.suite [PHASE…] [--OPTION OF PYTEST…]`.
 
 Rules:
-1. First tests that take a moment, then those that start clusters and kill hosts; three at a time on two cores, since
-   one of them always waits for a bucket, a JVM or a peer. Those that measure delays (marked `alone`) come last, one by
-   one.
+1. Three tests at a time on two cores, since one of them always waits for a bucket, a JVM or a peer (the phase
+   `together`). Those that measure delays (marked `alone`) come last, one by one.
 2. A failure is a failure. Only a test marked `alone` may be run again, because it measures real time on a machine that
    may not be ours alone; each second run is listed at the end, and more than two tests that need one fail the run.
 3. A worker that died is a failure, whatever the tests on it said.
@@ -25,11 +24,10 @@ from tests.suite.class_archive import SharedClasses
 from tests.suite.promises import promises
 from tests.suite.record import Record, read_records
 
-#: A file for a worker, those first that take longest (tests/suite/order.py).
+#: A file for a worker, in an order of our own (tests/suite/order.py).
 _BY_FILE = ("-p", "tests.suite.order", "--dist", "loadfile", "--no-loadscope-reorder")
 PHASES = {
-    "quick": ["-m", "not slow and not alone", "-n", "3", *_BY_FILE],
-    "slow": ["-m", "slow and not alone", "-n", "3", *_BY_FILE],
+    "together": ["-m", "not alone", "-n", "3", *_BY_FILE],
     "alone": ["-m", "alone"],
 }
 #: More than this many tests that fail at first are no accident of timing.
@@ -129,13 +127,14 @@ def main(words: Sequence[str]) -> int:
         return 2
     # Hundreds of processes import what is tested, and some workers all tests: it is compiled once.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    asked = phases or list(PHASES)
-    classes = SharedClasses(make=asked != ["quick"])  # Where JVMs are started in numbers.
+    classes = SharedClasses()
     with tempfile.TemporaryDirectory(prefix="holdfast-suite-") as folder:
         suite = Suite([word for word in words if word.startswith("-")], Path(folder))
-        for phase in asked:
-            classes.share(wait=phase != "quick")
+        for phase in phases or PHASES:
+            if phase == "alone":
+                classes.close()  # Nothing else may run meanwhile.
             suite.run(phase)
+    classes.close()
     if not suite.records:
         suite.trouble.append("no test was run")
     print("\n".join(report(suite)), flush=True)

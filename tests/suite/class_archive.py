@@ -4,7 +4,7 @@ A JVM that maps them instead of loading and verifying them starts with half of t
 archive is made once for an environment, from what a few queries of every kind load, and lies in it, since that is what
 workers of clusters see, too. A JVM that finds it not to fit (another Java, other jars) goes without it.
 
-    python -m tests.suite.class_archive FOLDER       what is run to know the classes
+    python -m tests.suite.class_archive FOLDER STAGED ARCHIVE       what is run to know the classes
 """
 
 from __future__ import annotations
@@ -28,46 +28,49 @@ _SILENT = "-Xlog:disable -Xlog:all=error:stderr"
 
 
 class SharedClasses:
-    """The archive of this environment. If it is missing it is made meanwhile, beside tests that can do without."""
+    """The archive of this environment. If it is missing it is made beside the first tests, and until it is there JVMs
+    go without it.
+    """
 
-    def __init__(self, *, make: bool) -> None:
+    def __init__(self) -> None:
         self._archive = Path(sys.prefix) / f"spark-{version('pyspark')}.jsa"
-        self._chosen = any(variable in os.environ for variable in JVM_OPTIONS)  # By somebody else.
         self._making: subprocess.Popen[bytes] | None = None
-        if make and not self._chosen and not self._archive.exists():
-            self._folder = tempfile.TemporaryDirectory(prefix="holdfast-classes-")
-            self._staged = self._archive.with_suffix(f".{os.getpid()}")
-            options = f"{SHORT_LIVED} -XX:ArchiveClassesAtExit={self._staged} {_SILENT}"
-            with open(self._log, "wb") as log:
-                self._making = subprocess.Popen(
-                    [sys.executable, "-m", "tests.suite.class_archive", self._folder.name], cwd=_HOME, stdout=log,
-                    stderr=log, env={**os.environ, "SPARK_SUBMIT_OPTS": options, "PYTHONPATH": str(_HOME)},
-                )  # fmt: skip
+        if any(variable in os.environ for variable in JVM_OPTIONS):
+            return  # Chosen by somebody else.
+        if not self._archive.exists():
+            self._make()
+        for variable in JVM_OPTIONS:
+            os.environ[variable] = f"{SHORT_LIVED} -XX:SharedArchiveFile={self._archive} {_SILENT}"
+
+    def _make(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="holdfast-classes-")
+        self._staged = self._archive.with_suffix(f".{os.getpid()}")
+        options = f"{SHORT_LIVED} -XX:ArchiveClassesAtExit={self._staged} {_SILENT}"
+        with open(self._log, "wb") as log:
+            self._making = subprocess.Popen(
+                [sys.executable, "-m", "tests.suite.class_archive", self._folder.name, self._staged, self._archive],
+                cwd=_HOME, stdout=log, stderr=log,
+                env={**os.environ, "SPARK_SUBMIT_OPTS": options, "PYTHONPATH": str(_HOME)},
+            )  # fmt: skip
 
     @property
     def _log(self) -> Path:
         return Path(self._folder.name) / "log"
 
-    def share(self, *, wait: bool) -> None:
-        """Let all JVMs below this process use it from now on, if it is there; or wait until it is."""
-        if wait and self._making is not None:
-            self._finish(self._making)
-            self._making = None
-        if not self._chosen and self._archive.exists():
-            for variable in JVM_OPTIONS:
-                os.environ[variable] = f"{SHORT_LIVED} -XX:SharedArchiveFile={self._archive} {_SILENT}"
-
-    def _finish(self, making: subprocess.Popen[bytes]) -> None:
+    def close(self) -> None:
+        """Say so if it could not be made, and leave nothing behind."""
+        if self._making is None:
+            return
         try:
-            if making.wait(_MADE_S_MAX) == 0:
-                self._staged.rename(self._archive)
-        except (OSError, subprocess.TimeoutExpired):
-            making.kill()
-            making.wait()
+            self._making.wait(_MADE_S_MAX)
+        except subprocess.TimeoutExpired:
+            self._making.kill()
+            self._making.wait()
         if not self._archive.exists():
-            print(f"no archive of Spark's classes; JVMs start without:\n{self._log.read_text()[-1000:]}", flush=True)
+            print(f"no archive of Spark's classes; JVMs started without:\n{self._log.read_text()[-1000:]}", flush=True)
             self._staged.unlink(missing_ok=True)
         self._folder.cleanup()
+        self._making = None
 
 
 def _train(folder: Path) -> None:
@@ -102,4 +105,6 @@ def _train(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    _train(Path(sys.argv[1]))
+    scratch, staged, archive = map(Path, sys.argv[1:])
+    _train(scratch)
+    staged.rename(archive)  # Whole, or not there: JVMs are started meanwhile.

@@ -1,7 +1,9 @@
-"""Which files are begun first: those that take longest, so that none of them is left for the end and runs alone.
+"""Which files are begun first.
 
-And before all others those of tests/spark: as long as a worker has only these, they share one JVM. `make test` names
-the longest files at its end; a file that is missing here costs time, nothing else.
+1. Those of a few folders that start no JVM: meanwhile an archive of classes is made for JVMs (class_archive.py).
+2. Those of tests/spark: as long as a worker has only these, they share one JVM.
+3. Those that take longest, so that none of them is left for the end and runs alone. `make test` names the longest files
+   at its end; a file that is missing here costs time, nothing else.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
+#: Longer than the archive takes.
+WITHOUT_JVM = ("model", "operators", "protocol", "stream")
 LONGEST = (
     "spark/test_islands.py", "spark/test_cluster.py", "docs/test_docs.py", "inputs/test_kafka_copies.py",
     "spark/test_fork.py",
@@ -30,4 +34,10 @@ LONGEST = (
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     turn = {TESTS / file: n for n, file in enumerate(LONGEST)}
-    items.sort(key=lambda item: (TESTS / "spark" not in item.path.parents, turn.get(item.path, len(turn))))
+
+    def key(item: pytest.Item) -> tuple[int, int]:
+        folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
+        group = 0 if folder in WITHOUT_JVM else 1 if folder == "spark" else 2
+        return group, turn.get(item.path, len(turn))
+
+    items.sort(key=key)

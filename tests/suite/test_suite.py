@@ -58,7 +58,7 @@ def suite(folder: Path, text: str, *words: str) -> tuple[int, str]:
 
 
 def test_a_failure_of_an_ordinary_test_fails_the_run_and_is_not_run_again(tmp_path: Path) -> None:
-    code, said = suite(tmp_path, UNLUCKY.format(count=1).replace("@pytest.mark.alone", ""), "quick")
+    code, said = suite(tmp_path, UNLUCKY.format(count=1).replace("@pytest.mark.alone", ""), "together")
     assert code == 1
     assert "FAILED test_it.py::test_unlucky[0]" in said
     assert "1 failed, 0 skipped, 0 run again" in said
@@ -87,7 +87,7 @@ def test_more_than_two_tests_that_need_a_second_run_fail_the_run_without_one(tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("when", sorted(DYING))
 def test_a_worker_that_died_is_a_failure(tmp_path: Path, when: str) -> None:
-    code, said = suite(tmp_path, DYING[when], "quick")
+    code, said = suite(tmp_path, DYING[when], "together")
     assert code == 1
     assert re.search(r"^FAILED worker gw\d died", said, re.MULTILINE), said
 
