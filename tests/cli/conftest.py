@@ -24,7 +24,8 @@ from holdfast.cli.main import app, run
 
 SCHEMA = "source string, bytes bigint"
 _forking = multiprocessing.get_context("forkserver")
-_forking.set_forkserver_preload(["holdfast.cli.main"])
+# And what the command imports later: typer for options, Arrow with its first array.
+_forking.set_forkserver_preload(["holdfast.cli.main", "pydantic", "typer._adapters", "pandas"])
 
 
 class Cli:
