@@ -118,7 +118,7 @@ def cpu_s(hosts: Hosts) -> float:
     ticks = 0
     for host in hosts.names:
         pid = hosts.pid(host)
-        for number in [] if pid is None else [pid, *(child for child, _ in descendants(pid))]:
+        for number in [] if pid is None else [pid, *(child for child, _ in descendants(pid, forked=True))]:
             try:
                 fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
                 ticks += sum(map(int, fields[11:15]))

@@ -42,7 +42,7 @@ _STATES = {"01": "established", "08": "closed by the other side", "0A": "listeni
 def process_sizes(name: str, pid: int) -> Sample:
     """Memory, threads and descriptors of a host's processes, by kind; what has just gone counts for nothing."""
     found: Sample = {}
-    for number, command in [(pid, "host"), *descendants(pid)]:
+    for number, command in [(pid, "host"), *descendants(pid, forked=True)]:
         kind = "host" if number == pid else "jvm" if "java" in command.partition(" ")[0] else "workers"
         with contextlib.suppress(OSError, KeyError):
             lines = (line.split(":", 1) for line in Path(f"/proc/{number}/status").read_text().splitlines())

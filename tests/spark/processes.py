@@ -20,8 +20,9 @@ from holdfast.spark.session import quick_python
 REPOSITORY = Path(__file__).parents[2]
 
 
-def descendants(pid: int) -> list[tuple[int, str]]:
-    """Every process below `pid` with its command line."""
+def descendants(pid: int, *, forked: bool = False) -> list[tuple[int, str]]:
+    """Every process below `pid` with its command line; with `forked`, also those that a reader server has forked for a
+    JVM among them."""
     parents: dict[int, list[int]] = {}
     commands: dict[int, str] = {}
     for entry in Path("/proc").iterdir():
@@ -29,13 +30,17 @@ def descendants(pid: int) -> list[tuple[int, str]]:
             number = int(entry.name)
             stat = (entry / "stat").read_text()
             parents.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(number)
-            commands[number] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-    found, queue = [], [pid]
+            words = (entry / "cmdline").read_bytes().decode().split("\0")
+            commands[number] = " ".join(words)
+            if forked and "holdfast.spark.reader_server" in words:
+                parents.setdefault(int(words[-3]), []).append(number)  # … ADDRESS JVM LOCK
+    found, queue = {}, [pid]
     while queue:
         for child in parents.get(queue.pop(), []):
-            found.append((child, commands.get(child, "")))
-            queue.append(child)
-    return found
+            if child not in found:
+                found[child] = commands.get(child, "")
+                queue.append(child)
+    return list(found.items())
 
 
 def kill_tree(process: subprocess.Popen[str]) -> None:

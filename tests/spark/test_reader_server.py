@@ -1,5 +1,5 @@
-"""The readers of queries are forked from a server of their JVM, and end with whom Spark knows. No Spark: `sleep` is
-the JVM, and a script the reader."""
+"""The readers of queries, and daemons for workers, are forked from a server of their JVM, and end with whom Spark
+knows. No Spark: `sleep` is the JVM, and a script the reader."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import json
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import pytest
 
 import holdfast.spark
 from holdfast.spark.worker_daemon import NO_THREADS
-from tests.spark.processes import REPOSITORY, environment, wait_for
+from tests.spark.processes import REPOSITORY, descendants, environment, wait_for
 
 CLIENT = Path(holdfast.spark.__file__).with_name("reader_client.py")
 
@@ -27,6 +28,11 @@ def alive(pid: int) -> bool:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
+
+
+def status(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 def client(address: Path, mark: str) -> subprocess.Popen[str]:
@@ -104,7 +110,7 @@ def test_a_server_that_cannot_serve_is_not_started_again_and_again(tmp_path: Pat
         ["sh", "-c", f"{one}; exec sleep 600"], cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, text=True
     ) as jvm:
         lock = tmp_path / f"readers.{jvm.pid}.lock"
-        assert said(jvm)["arrow"] is False
+        assert said(jvm)["arrow"] is False, "the client becomes the reader"
         wait_for(lambda: lock.read_text() == "something that readers import starts a thread", "the server's word")
         wait_for(lambda: not servers(lock.with_suffix("")), "its end")
         with client(lock.with_suffix(""), "short") as process:
@@ -122,7 +128,7 @@ def test_what_is_no_request_is_ignored(address: Path) -> None:
         assert said(process)["arrow"] is True
 
 
-def test_without_a_server_the_client_becomes_the_reader_and_starts_one_for_the_next(tmp_path: Path) -> None:
+def test_without_a_server_the_client_starts_one_and_waits_for_it(tmp_path: Path) -> None:
     one = (
         f'"{sys.executable}" -I -S "{CLIENT}" "{tmp_path}/readers.$$" "{sys.executable}" -m tests.spark.stand_in_reader'
     )
@@ -131,11 +137,47 @@ def test_without_a_server_the_client_becomes_the_reader_and_starts_one_for_the_n
         ["sh", "-c", f"{one} & {one} & exec sleep 600"], cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, text=True
     ) as jvm:
         path = tmp_path / f"readers.{jvm.pid}"
-        assert [said(jvm)["arrow"], said(jvm)["arrow"]] == [False, False]
-        wait_for(path.exists, "the server")
+        assert [said(jvm)["arrow"], said(jvm)["arrow"]] == [True, True]
         assert len(servers(path)) == 1, "of two that come at once, one starts it"
-        with client(path, "short") as process:
-            assert said(process)["arrow"] is True
         jvm.kill()
     wait_for(lambda: not path.exists(), "the server's end")
     assert not list(tmp_path.iterdir())
+
+
+@contextlib.contextmanager
+def daemon(address: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path, list[int]]]:
+    """The client of a daemon, the daemon's address, and its processes: itself, and a worker that waits for work."""
+    command = [sys.executable, "-I", "-S", str(CLIENT), str(address), sys.executable, "-m",
+               "holdfast.spark.worker_daemon", "pyspark.sql.worker.create_data_source"]  # fmt: skip
+    env = {**environment(), **NO_THREADS, "SPARK_REUSE_WORKER": "1", "PYTHON_UNIX_DOMAIN_ENABLED": "true",
+           "PYTHON_WORKER_FACTORY_SOCK_DIR": str(address.parent)}  # fmt: skip
+    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        (length,) = struct.unpack("!i", process.stdout.read(4))
+        path = Path(process.stdout.read(length).decode())
+        with socket.socket(socket.AF_UNIX) as worker:
+            worker.connect(str(path))
+            (number,) = struct.unpack("!i", worker.recv(4))
+            # A worker that was only just forked is deaf to the signal by which its daemon ends it.
+            wait_for(lambda: not int(status(number)["SigIgn"], 16) & 1 << signal.SIGHUP - 1, "the worker")
+            parent = int(status(number)["PPid"])
+            assert "libarrow" in Path(f"/proc/{parent}/maps").read_text()
+            assert parent != process.pid
+            assert len(list(Path(f"/proc/{parent}/task").iterdir())) == 1, "it forks"
+            jvm = int(address.name.rpartition(".")[2])
+            below = {pid for pid, _ in descendants(jvm, forked=True)}
+            assert {parent, number} <= below, "who measures a JVM's processes finds them"
+            yield process, path, [parent, number]
+
+
+@pytest.mark.parametrize("how", ["its input ends", "its client is told to end", "its client is killed"])
+def test_a_daemon_ends_with_its_workers_as_if_spark_had_started_it(address: Path, how: str) -> None:
+    with daemon(address) as (process, path, found):
+        if how == "its input ends":
+            assert process.stdin is not None
+            process.stdin.close()
+        else:
+            process.send_signal(signal.SIGKILL if "killed" in how else signal.SIGTERM)
+        wait_for(lambda: not any(map(alive, found)), "the end of the daemon and its worker")
+        process.wait(30)
+    assert not path.exists(), "it has tidied up"

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from holdfast.spark.session import quick_python
 from holdfast.spark.worker_daemon import NO_THREADS
 
@@ -36,11 +34,11 @@ def has_loaded(pid: int, library: str) -> bool:
     return library in Path(f"/proc/{pid}/maps").read_text()
 
 
-@pytest.mark.parametrize("worker", ["pyspark.worker", "pyspark.sql.worker.plan_data_source_read"])
-def test_a_daemon_has_imported_arrow_and_has_no_thread(worker: str) -> None:
-    with daemon(worker) as pid:
+def test_a_daemon_has_imported_arrow_and_has_no_thread() -> None:
+    """Those of other workers: `test_reader_server`."""
+    with daemon("pyspark.worker") as pid:
         assert has_loaded(pid, "libarrow")
-        assert has_loaded(pid, "/pandas/") == (worker == "pyspark.worker"), "only functions of users may need it"
+        assert has_loaded(pid, "/pandas/")
         assert len(os.listdir(f"/proc/{pid}/task")) == 1
 
 

@@ -1,15 +1,18 @@
-"""What Spark starts as the reader of a streaming query: lets the reader server fork one, and stands for it.
+"""What Spark starts as the reader of a streaming query, or as a daemon for workers that plan, write or commit: lets the
+reader server fork one, and stands for it.
 
-    python -I -S reader_client.py ADDRESS.JVM PYTHON -m MODULE
+    python -I -S reader_client.py ADDRESS.JVM PYTHON -m MODULE [WORD…]
 
-Run by its path and without packages, so that it is there in some 20 ms; a reader that starts by itself imports for
-0.7 s.
+Run by its path and without packages, so that it is there in some 20 ms; a process that starts by itself imports for
+0.7 s, and a session needs half a dozen.
 
-1. Nobody at the address: start a server for the queries to come, and become the reader oneself, as Spark wanted. Of
-   several queries that start at once, one starts the server: it takes the lock beside the address, and hands it on.
-2. A server that answers gives a reader with our environment, output and errors. It ends when we do, and we with it.
-3. One that does not answer in time is left alone; its reader, should it come, finds nobody and ends before it begins.
-4. Whatever goes wrong here, a reader is started as Spark wanted.
+1. Nobody at the address: start a server and wait for it, which takes no longer than to import the same oneself. Of
+   several that start at once, one starts the server: it takes the lock beside the address, and hands it on.
+2. A server that answers gives a process with our environment, input, output and errors. It ends when we do, and we with
+   it.
+3. One that does not answer in time is left alone; its process, should it come, finds nobody and ends before it begins.
+4. Whatever goes wrong here, a process is started as Spark wanted. So it is where the server has written into the lock
+   that it cannot serve.
 """
 
 import fcntl
@@ -19,9 +22,13 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 
 #: A fork takes some milliseconds; on a machine that is slower than that, an import takes longer as well.
 _ANSWER_S = 2.0
+#: A server imports for half a second; one that is not there after twenty has been started where nothing helps.
+_LOOK_S = 0.01
+_LOOKS_MAX = 2000
 
 
 def connect(address: str) -> socket.socket | None:
@@ -36,40 +43,52 @@ def connect(address: str) -> socket.socket | None:
     return connection
 
 
-def start_server(address: str, python: str) -> None:
-    """For the JVM that has started us, as the address says; it lives as long as that. Not if another one is coming, or
-    has written into the lock that it cannot serve here."""
-    lock = os.open(f"{address}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(lock).st_size:
-            return
-        command = [python, "-m", "holdfast.spark.reader_server", address, address.rpartition(".")[2], str(lock)]
-        devnull = subprocess.DEVNULL
-        # By a shell that is gone at once: the reader that we become does not know of a child to wait for.
-        subprocess.run(["/bin/sh", "-c", '"$@" &', "sh", *command], stdin=devnull, stdout=devnull, stderr=devnull,
-                       start_new_session=True, pass_fds=[lock], check=False)  # fmt: skip
-    finally:
-        os.close(lock)
+def connect_or_start(address: str, python: str) -> socket.socket | None:
+    """Rule 1. None: it cannot serve, or ends before it does."""
+    started = False
+    for _ in range(_LOOKS_MAX):
+        if (connection := connect(address)) is not None:
+            return connection
+        lock = os.open(f"{address}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if started or os.fstat(lock).st_size:
+                return connect(address)
+            start_server(address, python, lock)
+            started = True
+        except BlockingIOError:
+            pass  # It is coming.
+        finally:
+            os.close(lock)
+        time.sleep(_LOOK_S)
+    return None
 
 
-def ask(connection: socket.socket, module: str) -> bool:
+def start_server(address: str, python: str, lock: int) -> None:
+    """For the JVM that has started us, as the address says; it lives as long as that."""
+    command = [python, "-m", "holdfast.spark.reader_server", address, address.rpartition(".")[2], str(lock)]
+    devnull = subprocess.DEVNULL
+    # By a shell that is gone at once: the process that we may become does not know of a child to wait for.
+    subprocess.run(["/bin/sh", "-c", '"$@" &', "sh", *command], stdin=devnull, stdout=devnull, stderr=devnull,
+                   start_new_session=True, pass_fds=[lock], check=False)  # fmt: skip
+
+
+def ask(connection: socket.socket, words: list[str]) -> bool:
     """Whether it has forked."""
-    asked = json.dumps({"module": module, "environment": dict(os.environ), "folder": os.getcwd()}).encode()
-    socket.send_fds(connection, [struct.pack("!I", len(asked))], [1, 2])
+    asked = json.dumps({"words": words, "environment": dict(os.environ), "folder": os.getcwd()}).encode()
+    socket.send_fds(connection, [struct.pack("!I", len(asked))], [0, 1, 2])
     connection.sendall(asked)
     return connection.recv(1) == b"+"
 
 
-def stand_for_a_reader(address: str, python: str, module: str) -> bool:
-    """False: there is none to stand for."""
+def stand_in(address: str, python: str, words: list[str]) -> bool:
+    """Be there as long as the process that the server has forked. False: there is none."""
     try:
-        connection = connect(address)
+        connection = connect_or_start(address, python)
         if connection is None:
-            start_server(address, python)
             return False
         with connection:
-            if not ask(connection, module):
+            if not ask(connection, words):
                 return False
             connection.settimeout(None)
             connection.recv(1)
@@ -79,7 +98,7 @@ def stand_for_a_reader(address: str, python: str, module: str) -> bool:
 
 
 def main(address: str, python: str, *words: str) -> None:
-    if not stand_for_a_reader(address, python, words[-1]):
+    if not stand_in(address, python, list(words[1:])):
         os.execv(python, [python, *words])
 
 

@@ -1,10 +1,12 @@
-"""Forks the readers of streaming queries from a process that has imported what they need.
+"""Forks what a session needs in Python besides its workers, from a process that has imported what all of these need:
+the readers of streaming queries, and Spark's daemons for workers that plan, write or commit.
 
     python -m holdfast.spark.reader_server ADDRESS JVM LOCK
 
 Spark starts a Python process for every query over a source in Python and waits for it: most of what a fork of a node
-took to start. Spark has a daemon for workers, but none for readers; so what it starts is a small client of ours
-(`reader_client.py`), which asks here.
+took to start. It has a daemon for workers, but one for each kind, and each imports the same; it has none for readers.
+So what it starts is a small client of ours (`reader_client.py`), which asks here. Only the daemon of workers that run
+tasks is Spark's own child (`worker_daemon`): it imports more.
 
 1. There is one server for each JVM, which has the lock (a descriptor) from the client that started it. It ends with
    the JVM.
@@ -12,12 +14,14 @@ took to start. Spark has a daemon for workers, but none for readers; so what it 
    the lock.
 3. Whoever asks is this user, and sees the same processes: the address lies in a folder of his own, and the kernel says
    who it is. Containers may share that folder.
-4. A reader watches its client, as Spark knows no other process of it: when that is gone, so is the reader.
+4. What was forked watches its client, as Spark knows no other process of it: when that is gone, so is a reader, and a
+   daemon ends as if it had been told to. A daemon has no thread for that; the kernel sends it a signal.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import json
 import os
@@ -32,6 +36,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
+from holdfast.spark import worker_daemon
 from holdfast.spark.worker_daemon import import_ahead, threads
 
 #: The module that Spark runs as a reader, and one that imports what it does.
@@ -52,12 +57,12 @@ def listen(address: str) -> socket.socket:
 
 
 def received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """A request, and the client's output and errors."""
+    """A request, and the client's input, output and errors."""
     pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if uid != os.getuid() or pid == 0:
         raise OSError("asked by another user, or from another container")
     connection.settimeout(_REQUEST_S)
-    head, fds, _, _ = socket.recv_fds(connection, 4, 2)
+    head, fds, _, _ = socket.recv_fds(connection, 4, 3)
     try:
         (length,) = struct.unpack("!I", head)
         body = b""
@@ -71,26 +76,49 @@ def received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
         raise
 
 
-def read(request: dict[str, Any], fds: list[int], client: socket.socket) -> None:
-    """In the forked process: be the reader that Spark wanted to start."""
+def stand_for(request: dict[str, Any], fds: list[int], client: socket.socket) -> None:
+    """In the forked process: be what Spark wanted to start."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for fd, standard in zip(fds, (1, 2), strict=True):
+    for standard, fd in enumerate(fds):
         os.dup2(fd, standard)
         os.close(fd)
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
     sys.path[:0] = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and p not in sys.path]
-    sys.argv[1:] = []
+    module, *sys.argv[1:] = request["words"]
+    client.sendall(b"+")
+    if module == worker_daemon.__name__:
+        _end_by_signal(client)
+        worker_daemon.main()
+    else:
+        _end_by_thread(client)
+        runpy.run_module(module, run_name="__main__")
 
+
+def _end_by_thread(client: socket.socket) -> None:
     def watch() -> None:
         with contextlib.suppress(OSError):
             client.recv(1)
         os._exit(1)
 
-    client.sendall(b"+")
     threading.Thread(target=watch, name="client", daemon=True).start()
-    runpy.run_module(request["module"], run_name="__main__")
+
+
+def _end_by_signal(client: socket.socket) -> None:
+    """The client says nothing more: a signal about its socket means that it may be gone."""
+
+    def look(*_: object) -> None:
+        with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(ConnectionError):
+                client.recv(1, socket.MSG_DONTWAIT)
+            os.kill(os.getpid(), signal.SIGTERM)  # As Spark ends its daemons.
+
+    signal.signal(signal.SIGIO, look)
+    os.register_at_fork(after_in_child=client.close)  # A worker that outlives its daemon keeps no client.
+    fcntl.fcntl(client, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(client, fcntl.F_SETFL, fcntl.fcntl(client, fcntl.F_GETFL) | os.O_ASYNC)
+    look()
 
 
 def serve(listener: socket.socket, jvm: int) -> None:
@@ -107,18 +135,18 @@ def serve(listener: socket.socket, jvm: int) -> None:
             request, fds = received(connection)
             try:
                 if os.fork() == 0:
-                    _end_as(partial(_read_apart, listener, jvm, request, fds, connection))
+                    _end_as(partial(_stand_apart, listener, jvm, request, fds, connection))
             finally:
                 for fd in fds:
                     os.close(fd)
 
 
-def _read_apart(
+def _stand_apart(
     listener: socket.socket, jvm: int, request: dict[str, Any], fds: list[int], client: socket.socket
 ) -> None:
     listener.close()
     os.close(jvm)
-    read(request, fds, client)
+    stand_for(request, fds, client)
 
 
 def _end_as(work: Callable[[], None]) -> NoReturn:

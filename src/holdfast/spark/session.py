@@ -226,9 +226,12 @@ def quick_python() -> str:
         " | grep -v -e 'pyspark\\.zip$' -e 'py4j-.*\\.zip$' | paste -sd: -)\n"
         "export PYTHONPATH\n"
         f"{settings}"
-        'case "$1 $2" in\n'
-        f'"-m pyspark.daemon") shift 2; exec "{sys.executable}" -m holdfast.spark.worker_daemon "$@";;\n'
-        f'"-m {READER}") exec "{sys.executable}" -I -S "{client}" "$0.$PPID" "{sys.executable}" "$@";;\n'
+        f'client() {{ exec "{sys.executable}" -I -S "{client}" "$0.$PPID" "{sys.executable}" -m "$@"; }}\n'
+        'case "$1 $2 $3" in\n'
+        '"-m pyspark.daemon "|"-m pyspark.daemon pyspark.worker")'
+        f' shift 2; exec "{sys.executable}" -m holdfast.spark.worker_daemon "$@";;\n'
+        '"-m pyspark.daemon "*) shift 2; client holdfast.spark.worker_daemon "$@";;\n'
+        f'"-m {READER} "*) shift; client "$@";;\n'
         "esac\n"
         f'exec "{sys.executable}" "$@"\n'
     )
