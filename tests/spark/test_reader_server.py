@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import struct
@@ -38,7 +39,7 @@ def status(pid: int) -> dict[str, str]:
 def client(address: Path, mark: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-I", "-S", str(CLIENT), str(address), sys.executable, "-m",
                "tests.spark.stand_in_reader"]  # fmt: skip
-    env = {**environment(), "MARK": mark}
+    env = {**environment(), **NO_THREADS, "MARK": mark}
     return subprocess.Popen(command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, text=True)
 
 
@@ -168,6 +169,23 @@ def daemon(address: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path, list[
             below = {pid for pid, _ in descendants(jvm, forked=True)}
             assert {parent, number} <= below, "who measures a JVM's processes finds them"
             yield process, path, [parent, number]
+
+
+def test_a_server_that_was_killed_is_replaced_though_a_daemon_lives_on_which_hears_no_ctrl_c(
+    jvm: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    address = tmp_path / f"readers.{jvm.pid}"
+    with daemon(address) as (process, _, found):
+        (first,) = (int(path.name) for path in servers(address) if int(path.name) not in found)
+        os.kill(first, signal.SIGKILL)
+        wait_for(lambda: not alive(first), "its end")
+        with client(address, "short") as reader:
+            assert said(reader)["arrow"] is True, "forked by a new one"
+        assert all(map(alive, [process.pid, *found]))
+        wait_for(lambda: int(status(process.pid)["SigIgn"], 16) & 1 << signal.SIGINT - 1, "the client to be deaf to it")
+        process.terminate()
+    jvm.kill()
+    wait_for(lambda: not address.exists(), "the second server's end")
 
 
 @pytest.mark.parametrize("how", ["its input ends", "its client is told to end", "its client is killed"])

@@ -18,6 +18,7 @@ Run by its path and without packages, so that it is there in some 20 ms; a proce
 import fcntl
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -90,6 +91,7 @@ def stand_in(address: str, python: str, words: list[str]) -> bool:
         with connection:
             if not ask(connection, words):
                 return False
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Of a terminal; Spark's own daemons do not hear it, either.
             connection.settimeout(None)
             connection.recv(1)
             return True

@@ -32,7 +32,7 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -121,7 +121,7 @@ def _end_by_signal(client: socket.socket) -> None:
     look()
 
 
-def serve(listener: socket.socket, jvm: int) -> None:
+def serve(listener: socket.socket, jvm: int, lock: int) -> None:
     """Until the JVM is gone."""
     poller = select.poll()
     poller.register(listener, select.POLLIN)
@@ -135,17 +135,18 @@ def serve(listener: socket.socket, jvm: int) -> None:
             request, fds = received(connection)
             try:
                 if os.fork() == 0:
-                    _end_as(partial(_stand_apart, listener, jvm, request, fds, connection))
+                    _end_as(partial(_stand_apart, listener, (jvm, lock), request, fds, connection))
             finally:
                 for fd in fds:
                     os.close(fd)
 
 
 def _stand_apart(
-    listener: socket.socket, jvm: int, request: dict[str, Any], fds: list[int], client: socket.socket
+    listener: socket.socket, own: Sequence[int], request: dict[str, Any], fds: list[int], client: socket.socket
 ) -> None:
     listener.close()
-    os.close(jvm)
+    for fd in own:
+        os.close(fd)  # The lock above all: held by what outlives the server, it would say that one is coming.
     stand_for(request, fds, client)
 
 
@@ -189,7 +190,7 @@ def main(address: str, jvm: str, lock: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.freeze()
     try:
-        serve(listener, parent)
+        serve(listener, parent, int(lock))
     finally:
         for file in (address, f"{address}.lock"):
             with contextlib.suppress(FileNotFoundError):
