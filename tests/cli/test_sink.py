@@ -96,5 +96,15 @@ def test_each_target_has_its_address(tmp_path: Path) -> None:
     assert (sink.target, sink.tentative) == ("topic totals of Kafka at broker:9092", True)
     assert sink_at("iceberg:shop.totals", "totals", (), True, False).target == "Iceberg table shop.totals"
     assert sink_at("duckdb:///t.duckdb", "totals", (), True, False).target == "table totals of t.duckdb"
+    hook = sink_at("https://example.org/hook", "totals", (), True, False)
+    assert (hook.target, hook.tentative) == ("https://example.org/hook", True)
+    assert sink_at(f"delta:{tmp_path}/t", "totals", (), False, True).kind == "delta", "and may add columns"
+    for target in ("delta:t", "iceberg:a.t", "https://example.org/hook", "parquet:t"):
+        with pytest.raises(typer.BadParameter, match="no --key"):
+            sink_at(target, "totals", ("shop",), False, False)
+    with pytest.raises(typer.BadParameter, match="stable rows as they are: no --tentative"):
+        sink_at("parquet:t", "totals", (), True, False)
+    with pytest.raises(typer.BadParameter, match="no columns of its own"):
+        sink_at("https://example.org/hook", "totals", (), False, True)
     with pytest.raises(typer.BadParameter, match="--kafka-config goes with kafka"):
         sink_at("sqlite:///totals.db", "totals", (), False, False, tmp_path / "client.properties")

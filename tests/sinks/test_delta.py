@@ -72,3 +72,43 @@ def test_tentative_rows_go_though_the_sink_no_longer_takes_any(tmp_path: Path) -
     later.close()
     (left,) = deltalake.DeltaTable(path).to_pyarrow_table().to_pylist()
     assert (left["holdfast_id"], left["tentative"]) == (1, False), "where not tentative finds it"
+
+
+def test_columns_that_a_table_lacks_are_added_on_request_and_its_rows_stay(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    stimes = pa.array([0], pa.timestamp("us", "UTC"))
+    first = delta(path)
+    first.resume(Source("s", parse_schema("n bigint")))
+    rows = pa.table({"tuple_id": [1], "stime": stimes, "n": [1]})
+    first.apply(Changes(False, rows, rows.slice(0, 0)), "one")
+    first.close()
+    wider = Source("s", parse_schema("n bigint, v string, many array<struct<a:bigint>>"))
+    with pytest.raises(SchemaError, match=r"must have the columns v string, many array.*add_columns=True"):
+        delta(path).resume(wider)
+    second = delta(path, add_columns=True)
+    assert second.resume(wider) == "one"
+    more = pa.table({
+        "tuple_id": [2], "stime": stimes, "n": [2], "v": ["a"],
+        "many": pa.array([[{"a": 3}]], pa.list_(pa.struct([("a", pa.int64())]))),
+    })  # fmt: skip
+    second.apply(Changes(False, more, more.slice(0, 0)), "two")
+    assert second.resume(wider) == "two"
+    second.close()
+    found = sorted(deltalake.DeltaTable(path).to_pyarrow_table().to_pylist(), key=lambda row: row["holdfast_id"])
+    assert [(row["n"], row["v"], row["many"]) for row in found] == [(1, None, None), (2, "a", [{"a": 3}])]
+    with pytest.raises(SchemaError, match=r"column v of Delta table .* must be bigint"):
+        delta(path, add_columns=True).resume(Source("s", parse_schema("n bigint, v bigint")))
+    with pytest.raises(SchemaError, match=r"must have the column tentative from the first row on"):
+        delta(path, tentative=True, add_columns=True).resume(wider)
+
+
+def test_a_table_that_others_filled_keeps_their_rows_and_gets_the_sinks_columns(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    deltalake.write_deltalake(path, pa.table({"n": pa.array([7], pa.int64()), "own": ["mine"]}))
+    sink = delta(path, add_columns=True)
+    assert sink.resume(Source("s", parse_schema("n bigint"))) is None
+    rows = pa.table({"tuple_id": [1], "stime": pa.array([0], pa.timestamp("us", "UTC")), "n": [1]})
+    sink.apply(Changes(True, rows, rows.slice(0, 0)), "one")
+    sink.close()
+    found = deltalake.DeltaTable(path).to_pyarrow_table().to_pylist()
+    assert sorted((row["n"], row["own"], row["holdfast_id"]) for row in found) == [(1, None, 1), (7, "mine", None)]

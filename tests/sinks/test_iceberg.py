@@ -105,3 +105,46 @@ def test_manifests_are_merged_and_what_was_taken_back_stays_so(tmp_path: Path) -
     table = table.refresh()
     assert len(table.current_snapshot().manifests(table.io)) < 8
     assert sorted(row["n"] for row in rows_of(catalog, "shop.t")) == [0, 1, 3, 4, 6, 7, 9, 10, 11]
+
+
+def test_columns_that_a_table_lacks_are_added_on_request_and_its_rows_stay(tmp_path: Path) -> None:
+    catalog, stimes = properties(tmp_path), pa.array([0], pa.timestamp("us", "UTC"))
+    first = iceberg("shop.t", catalog=catalog)
+    first.resume(Source("s", parse_schema("n bigint")))
+    rows = pa.table({"tuple_id": [1], "stime": stimes, "n": [1]})
+    first.apply(Changes(False, rows, rows.slice(0, 0)), "one")
+    wider = Source("s", parse_schema("n bigint, v string, many array<struct<a:bigint>>"))
+    with pytest.raises(SchemaError, match=r"must have the columns v string, many array.*add_columns=True"):
+        iceberg("shop.t", catalog=catalog).resume(wider)
+    second = iceberg("shop.t", catalog=catalog, add_columns=True)
+    assert second.resume(wider) == "one"
+    with pytest.raises(UsageError, match="another sink has taken over"):
+        first.apply(Changes(False, rows, rows.slice(0, 0)), "late")
+    more = pa.table({
+        "tuple_id": [2], "stime": stimes, "n": [2], "v": ["a"],
+        "many": pa.array([[{"a": 3}]], pa.list_(pa.struct([("a", pa.int64())]))),
+    })  # fmt: skip
+    second.apply(Changes(False, more, more.slice(0, 0)), "two")
+    assert second.resume(wider) == "two"
+    second.close()
+    found = sorted(rows_of(catalog, "shop.t"), key=lambda row: row["holdfast_id"])
+    assert [(row["n"], row["v"], row["many"]) for row in found] == [(1, None, None), (2, "a", [{"a": 3}])]
+    with pytest.raises(SchemaError, match=r"column v of Iceberg table .* must be bigint"):
+        iceberg("shop.t", catalog=catalog, add_columns=True).resume(Source("s", parse_schema("n bigint, v bigint")))
+    with pytest.raises(SchemaError, match=r"must have the column tentative from the first row on"):
+        iceberg("shop.t", catalog=catalog, tentative=True, add_columns=True).resume(wider)
+
+
+def test_a_table_that_others_filled_keeps_their_rows_and_gets_the_sinks_columns(tmp_path: Path) -> None:
+    catalog = properties(tmp_path)
+    loaded = catalogs.load_catalog("default", **catalog)
+    loaded.create_namespace("shop")
+    theirs = pa.table({"n": pa.array([7], pa.int64()), "own": ["mine"]})
+    loaded.create_table("shop.t", schema=theirs.schema).append(theirs)
+    sink = iceberg("shop.t", catalog=catalog, add_columns=True)
+    assert sink.resume(Source("s", parse_schema("n bigint"))) is None
+    rows = pa.table({"tuple_id": [1], "stime": pa.array([0], pa.timestamp("us", "UTC")), "n": [1]})
+    sink.apply(Changes(True, rows, rows.slice(0, 0)), "one")
+    sink.close()
+    found = rows_of(catalog, "shop.t")
+    assert sorted((row["n"], row["own"], row["holdfast_id"]) for row in found) == [(1, None, 1), (7, "mine", None)]

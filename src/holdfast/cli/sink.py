@@ -67,7 +67,8 @@ def command(
     value as it is, and a unique index on the key. Errors that may pass (a database that is away) are tried again;
     others end with a sentence.
 
-    A folder of Parquet files and a webhook take stable rows only; docs/connect.md has the table of what each promises.
+    A folder of Parquet files takes stable rows only, and a webhook may get the last request again after a kill;
+    docs/connect.md has the table of what each promises.
 
     \b
     holdfast sink totals sqlite:///totals.db --tentative
@@ -76,7 +77,7 @@ def command(
     holdfast sink totals delta:totals_delta --tentative
     holdfast sink totals iceberg:shop.totals --tentative
     holdfast sink totals parquet:totals/
-    holdfast sink totals https://example.org/hook
+    holdfast sink totals https://example.org/hook --tentative
     holdfast sink active_sources sqlite:///active.db --deployment netmon.yaml --tentative
     """
     from holdfast.sinks.runner import LocalOrigin, SinkRunner
@@ -126,15 +127,20 @@ def sink_at(
                             add_columns=add_columns)  # fmt: skip
     if target.startswith(("postgresql://", "postgres://")):
         return sinks.postgres(target, table, key=key, tentative=tentative, add_columns=add_columns)
+    if key:
+        raise typer.BadParameter(f"{target} is appended to: no --key")
     if target.startswith(("delta:", "iceberg:")):
-        if key or add_columns:
-            raise typer.BadParameter(f"{target} is appended to: no --key or --add-columns")
         kind, _, place = target.partition(":")
-        return sinks.delta(place, tentative=tentative) if kind == "delta" else sinks.iceberg(place, tentative=tentative)
-    if target.startswith(("parquet:", "http://", "https://")):
-        if key or tentative or add_columns:
-            raise typer.BadParameter(f"{target} takes stable rows as they are: no --key, --tentative or --add-columns")
-        return sinks.parquet(target.removeprefix("parquet:")) if target[0] == "p" else sinks.webhook(target)
+        appended = sinks.delta if kind == "delta" else sinks.iceberg
+        return appended(place, tentative=tentative, add_columns=add_columns)
+    if target.startswith(("http://", "https://")):
+        if add_columns:
+            raise typer.BadParameter(f"{target} has no columns of its own: no --add-columns")
+        return sinks.webhook(target, tentative=tentative)
+    if target.startswith("parquet:"):
+        if tentative or add_columns:
+            raise typer.BadParameter(f"{target} takes stable rows as they are: no --tentative or --add-columns")
+        return sinks.parquet(target.removeprefix("parquet:"))
     raise typer.BadParameter(
         "TARGET must begin with sqlite:///, duckdb:///, postgresql://, kafka://, delta:, iceberg:, parquet: or "
         f"https://; got {target.partition(':')[0]!r}"

@@ -35,21 +35,36 @@ def is_marked(there: pa.Schema, source: Source) -> bool:
     return TENTATIVE in there.names and TENTATIVE not in source.columns.names
 
 
-def check_columns(target: str, stream: str, written: pa.Schema, there: pa.Schema) -> None:
-    """Refuse a table that lacks a column, or has it in another type."""
+def lacking_columns(target: str, stream: str, written: pa.Schema, there: pa.Schema, add: bool) -> list[pa.Field]:
+    """The columns that have to be added to a table, if that may be. Refuse one that lacks a column otherwise, and one
+    that has a column in another type."""
     missing = [field for field in written if field.name not in there.names]
-    if missing:
+    if missing and not add:
         raise SchemaError(
             f"{target} must have the columns {schema_text(pa.schema(missing))} for stream {stream}; it has "
-            f"{', '.join(sorted(there.names))}; add them, or name another table"
+            f"{', '.join(sorted(there.names))}; add them, let the sink do so with add_columns=True, or name another "
+            "table"
         )
     for field in written:
+        if field.name not in there.names:
+            continue
         wanted, found = _word(field.type), _word(there.field(field.name).type)
         if wanted != found:
             raise SchemaError(
                 f"column {field.name} of {target} must be {wanted} for stream {stream}, to keep every value as it is; "
                 f"it is {found}; cast in the query, or name another table"
             )
+    return missing
+
+
+def check_mark(target: str, lacking: Sequence[pa.Field], filled: bool) -> None:
+    """Refuse to add the mark to a table with rows: they would have none, and be in no answer to `where not
+    tentative`."""
+    if filled and any(field.name == TENTATIVE for field in lacking):
+        raise SchemaError(
+            f"{target} must have the column {TENTATIVE} from the first row on to take tentative ones; it has rows "
+            "without it; add the column and set it to false there, or name another table"
+        )
 
 
 def _word(kind: pa.DataType) -> str:

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from holdfast.model.errors import PeerError, SchemaError, UsageError
 from holdfast.model.time import duration_us
-from holdfast.sinks.appended_table import TENTATIVE, check_columns, is_marked, written_columns
+from holdfast.sinks.appended_table import TENTATIVE, check_mark, is_marked, lacking_columns, written_columns
 from holdfast.sinks.sink import Changes, Sink, Source
 
 ID, COMMIT = "holdfast_id", "holdfast_commit"
@@ -39,17 +39,22 @@ def delta(
     tentative: bool = False,
     every: str | int | float = "2s",
     storage: Mapping[str, str] | None = None,
+    add_columns: bool = False,
 ) -> DeltaSink:
-    """Keep a Delta table at what a stream says (extra `delta`); it is made if it is not there. A commit comes every
-    `every` or so; `storage` are options of the object store, as `deltalake` takes them."""
-    return DeltaSink(os.fspath(uri), tentative, duration_us(every), dict(storage or {}))
+    """Keep a Delta table at what a stream says (extra `delta`); it is made if it is not there, and with `add_columns`
+    gets those that it lacks. A commit comes every `every` or so; `storage` are options of the object store, as
+    `deltalake` takes them."""
+    return DeltaSink(os.fspath(uri), tentative, duration_us(every), dict(storage or {}), add_columns)
 
 
 class DeltaSink(Sink):
     kind = "delta"
 
-    def __init__(self, uri: str, tentative: bool, every_us: int, storage: dict[str, str]) -> None:
+    def __init__(
+        self, uri: str, tentative: bool, every_us: int, storage: dict[str, str], add_columns: bool
+    ) -> None:  # fmt: skip
         self._uri, self.tentative, self.every_us, self._storage = uri, tentative, every_us, storage
+        self._add_columns = add_columns
         self._table: Any = None
         self._schema = pa.schema([])
         self._app, self._number = "", 0
@@ -70,7 +75,8 @@ class DeltaSink(Sink):
                 self._table = deltalake.DeltaTable(self._uri, storage_options=self._storage)
                 there = pa.schema(self._table.schema().to_arrow())
                 self._schema = written_columns(source, _OWN, self.tentative or is_marked(there, source))
-                check_columns(self.target, source.stream, self._schema, there)
+                lacking = lacking_columns(self.target, source.stream, self._schema, there, self._add_columns)
+                check_mark(self.target, lacking, bool(self._table.file_uris()))
             else:
                 self._table = deltalake.DeltaTable.create(
                     self._uri, schema=self._schema, storage_options=self._storage, mode="error"
@@ -115,10 +121,9 @@ class DeltaSink(Sink):
         properties = CommitProperties(
             custom_metadata={_POSITION: position}, app_transactions=[Transaction(self._app, self._number)]
         )
-        if replaces is None:
-            write_deltalake(self._table, rows, mode="append", commit_properties=properties)
-        else:
-            write_deltalake(self._table, rows, mode="overwrite", predicate=replaces, commit_properties=properties)
+        how = {"mode": "append"} if replaces is None else {"mode": "overwrite", "predicate": replaces}
+        # Merged: the first commit brings columns that are to be added, and others may have more than we fill.
+        write_deltalake(self._table, rows, schema_mode="merge", commit_properties=properties, **how)
         self._number += 1
 
     def close(self) -> None:

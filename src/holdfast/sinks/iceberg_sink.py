@@ -15,7 +15,7 @@ Snapshots, and files of tentative rows, stay until somebody expires them, as aft
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from holdfast.model.errors import PeerError, SchemaError, UsageError
 from holdfast.model.time import duration_us
-from holdfast.sinks.appended_table import TENTATIVE, check_columns, is_marked, written_columns
+from holdfast.sinks.appended_table import TENTATIVE, check_mark, is_marked, lacking_columns, written_columns
 from holdfast.sinks.sink import Changes, Sink, Source
 
 _ID = "holdfast_id"
@@ -40,21 +40,26 @@ def iceberg(
     catalog: str | Mapping[str, str] = "default",
     tentative: bool = False,
     every: str | int | float = "5s",
+    add_columns: bool = False,
 ) -> IcebergSink:
-    """Keep an Iceberg table (`namespace.table`) at what a stream says (extra `iceberg`); it is made if it is not there.
-    `catalog` is the name of one that PyIceberg is configured for, or its properties: `{"type": "sql", "uri": …,
-    "warehouse": …}`, with a `name` if that is not "default". A commit comes every `every` or so."""
+    """Keep an Iceberg table (`namespace.table`) at what a stream says (extra `iceberg`); it is made if it is not there,
+    and with `add_columns` gets those that it lacks. `catalog` is the name of one that PyIceberg is configured for, or
+    its properties: `{"type": "sql", "uri": …, "warehouse": …}`, with a `name` if that is not "default". A commit comes
+    every `every` or so."""
     properties = {"name": catalog} if isinstance(catalog, str) else {"name": "default", **catalog}
-    return IcebergSink(table, properties, tentative, duration_us(every))
+    return IcebergSink(table, properties, tentative, duration_us(every), add_columns)
 
 
 class IcebergSink(Sink):
     kind = "iceberg"
 
-    def __init__(self, table: str, catalog: dict[str, str], tentative: bool, every_us: int) -> None:
+    def __init__(
+        self, table: str, catalog: dict[str, str], tentative: bool, every_us: int, add_columns: bool
+    ) -> None:  # fmt: skip
         if "." not in table:
             raise UsageError(f"an Iceberg table must be named with its namespace, such as shop.totals; got {table!r}")
         self._name, self._properties, self.tentative, self.every_us = table, catalog, tentative, every_us
+        self._add_columns = add_columns
         self._table: Any = None
         self._schema = pa.schema([])
         self._stream, self._writer = "", 0
@@ -83,10 +88,11 @@ class IcebergSink(Sink):
             self._table = self._made(catalog)
             there = self._table.schema().as_arrow()
             self._schema = self._columns(source, self.tentative or is_marked(there, source))
-            self._check_table(there)
+            lacking = self._lacking(there)
             position = self._table.properties.get(_POSITION) or None
             self._writer = int(self._table.properties.get(_WRITER, "0")) + 1
-            self._commit([self._schema.empty_table()], position or "", False)  # From now on this is the writer.
+            # From now on this is the writer.
+            self._commit([self._schema.empty_table()], position or "", False, lacking)
         return position
 
     def _made(self, catalog: Any) -> Any:
@@ -110,11 +116,14 @@ class IcebergSink(Sink):
             return pa.int32()
         return field.type
 
-    def _check_table(self, there: pa.Schema) -> None:
+    def _lacking(self, there: pa.Schema) -> list[pa.Field]:
+        """The columns that the table has to get."""
         stream = self._table.properties.get(_STREAM, self._stream)
         if stream != self._stream:
             raise UsageError(f"{self.target} holds stream {stream}; got {self._stream}; name another table")
-        check_columns(self.target, self._stream, self._schema, there)
+        lacking = lacking_columns(self.target, self._stream, self._schema, there, self._add_columns)
+        check_mark(self.target, lacking, any(True for _ in self._table.scan().plan_files()))
+        return lacking
 
     # -- changes -----------------------------------------------------------------------------------------------------
 
@@ -131,12 +140,17 @@ class IcebergSink(Sink):
         columns = [made[f.name] if f.name in made else rows.column(f.name).cast(f.type) for f in self._schema]
         return pa.Table.from_arrays(columns, schema=self._schema)
 
-    def _commit(self, parts: list[pa.Table], position: str, undo: bool) -> None:
+    def _commit(
+        self, parts: list[pa.Table], position: str, undo: bool, lacking: Sequence[pa.Field] = ()
+    ) -> None:  # fmt: skip
         """Rules 1 to 3."""
         metadata = self._table.metadata
         properties = {_MERGE: "true", **metadata.properties, _RETRIES: "0"}
         self._table.metadata = metadata.model_copy(update={"properties": properties})
         with self._table.transaction() as transaction:
+            if lacking:
+                with transaction.update_schema() as update:
+                    update.union_by_name(pa.schema(lacking))
             if undo and self._has_tentative():  # Also where an earlier life of the sink took tentative rows.
                 transaction.delete(f"{_ID} < 0")
             for rows in parts:
