@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import holdfast
 from holdfast.app import App
 from holdfast.model.errors import HoldfastError, UsageError
 from holdfast.protocol.dpc.plan import Full, Policy, Stabilise
+from tests.host.scripted_engine import ScriptedEngine
 
 
 def merged(rows: Any) -> Any:
@@ -215,3 +217,21 @@ def test_a_function_with_several_outputs_is_a_node_for_each() -> None:
         app.diagram().node("odd.one").function(1)
     with pytest.raises(UsageError, match="output= or outputs="):
         app.node(inputs=["orders"], output="x", outputs=["y"])
+
+
+@pytest.mark.parametrize("persist", ["on_demand", "never"])
+def test_a_node_over_a_stream_that_is_not_always_kept_is_refused_where_it_is_started(
+    tmp_path: Path, persist: Any
+) -> None:
+    """What is in memory only cannot be read again after a failure; nothing is left running, and nothing was made."""
+    store = holdfast.open(tmp_path)
+    store.create("orders", "n bigint", persist=persist)
+    app = App("shop", root=tmp_path)
+    app.node(inputs=["orders"], name="totals")(merged)
+    with pytest.raises(UsageError, match=rf"node totals, which reads it, must find .* stream orders .*'{persist}'"):
+        app.start(engine=ScriptedEngine())
+    assert store.names() == ["orders"]
+    store.create("orders-kept", "n bigint")
+    kept = App("shop", root=tmp_path)
+    kept.node(inputs=["orders-kept"], name="totals")(merged)
+    kept.start(engine=ScriptedEngine()).stop()
