@@ -40,8 +40,16 @@ check: lint
 test: setup
 	$(BIN)/python -m tests.suite
 
-# What is killed, cut and moved, at length: some hours.
+# What is killed, cut and moved, at length: some hours. Sources and sinks, each with its server, come first.
+SINK_KILLS ?= 200
+KAFKA_KILLS ?= 30
+KAFKA_RECORDS ?= 1000000
+POSTGRES_KILLS ?= 100
 test-faults: setup
+	-$(BIN)/python -m tests.inputs.kafka_server --fetch
+	HOLDFAST_SINK_KILLS=$(SINK_KILLS) HOLDFAST_KAFKA_KILLS=$(KAFKA_KILLS) HOLDFAST_KAFKA_RECORDS=$(KAFKA_RECORDS) \
+		HOLDFAST_POSTGRES_KILLS=$(POSTGRES_KILLS) HOLDFAST_SPARK_KILLS=20 $(BIN)/python -m pytest --timeout 14400 \
+		-k killed tests/sinks tests/inputs tests/spark/test_ingest.py
 	HOLDFAST_SPARK_KILLS=20 HOLDFAST_NODE_FAULTS=10 HOLDFAST_MOVES=20 $(BIN)/python -m pytest tests/faults tests/load tests/host
 
 # The stores at length: 10,000 operations, 1,000 power cuts; HBase too, if Maven can bring it.
