@@ -12,7 +12,7 @@ import pytest
 from holdfast.sinks import Sink, postgres
 from holdfast.sinks.runner import LocalOrigin, SinkRunner
 from holdfast.stream.store import StreamStore
-from holdfast.testing.sinks import EACH, STREAM, Script, Seen, SinkConformance
+from holdfast.testing.sinks import EACH, KILLS, STREAM, Script, Seen, SinkConformance, Watch
 from tests.postgres_server import postgres_server
 from tests.spark.processes import wait_for
 
@@ -49,18 +49,32 @@ class TestPostgres(SinkConformance):
             )
 
 
-def test_a_table_is_right_after_the_database_was_killed(tmp_path: Path) -> None:
+def test_a_table_is_right_at_every_look_while_the_database_is_killed(tmp_path: Path) -> None:
     """T1, T2: the sink backs off, says so, and goes on from what the database recovered."""
+    seen: list[Seen] = []
+
+    def select() -> list[Seen]:
+        """As soon as the database lets a reader in; until then there is nothing to see."""
+        nonlocal seen
+        try:
+            with psycopg.connect(server.url) as reader:
+                seen = reader.execute("select n, v, tentative from results").fetchall()
+        except (psycopg.OperationalError, psycopg.errors.UndefinedTable):
+            pass
+        return seen
+
     with postgres_server() as server:
-        chance = random.Random(7)
-        script = Script(tmp_path, chance)
+        script = Script(tmp_path, random.Random(7))
         runner = SinkRunner("t", STREAM, LocalOrigin(StreamStore(tmp_path), STREAM),
                             postgres(server.url, "results", tentative=True)).start()  # fmt: skip
+        watch = Watch(select, script, keyed=False)
         try:
-            for _ in range(2):
+            for _ in range(KILLS // 4):
                 for _ in range(8):
                     script.step()
                     script.renew()
+                    looks = watch.looks
+                    wait_for(lambda looks=looks: watch.looks > looks, "another look", 60)  # type: ignore[misc]
                 rows = runner.status()["rows"]
                 server.kill()
                 script.step()
@@ -70,11 +84,12 @@ def test_a_table_is_right_after_the_database_was_killed(tmp_path: Path) -> None:
                 wait_for(lambda: runner.status()["state"] == "RUNNING", "the sink to go on", 60)
             script.end()
             wait_for(lambda: runner.ended, "the end", 60)
-            with psycopg.connect(server.url) as reader:
-                found = reader.execute("select n, v, tentative from results order by n").fetchall()
-            assert found == [(n, n, False) for n in range(script.stable * EACH)]
         finally:
+            watch.close()
             runner.stop()
+        assert watch.wrong is None, watch.wrong
+        assert watch.tentative_looks > 0
+        assert sorted(select()) == [(n, n, False) for n in range(script.stable * EACH)]
 
 
 def test_a_server_that_does_not_let_us_in_is_an_error_at_once(tmp_path: Path) -> None:
