@@ -31,7 +31,8 @@ class Monitor(threading.Thread):
         sent = 0
         with self._stream.producer() as producer:
             while not self._over.is_set():
-                producer.send_many([{"source": f"10.0.0.{n}", "bytes": sent + n} for n in range(4)])
+                own = MONITORS.index(self._stream.name)  # Each sees machines of its own.
+                producer.send_many([{"source": f"10.0.{own}.{n}", "bytes": sent + n} for n in range(4)])
                 sent += 1
                 pause(100_000)
 

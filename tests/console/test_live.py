@@ -323,12 +323,28 @@ def test_the_log_is_bounded_and_its_numbers_go_on() -> None:
     assert [event.id for event in log.events] == list(range(351, 401))
 
 
-def test_a_movement_is_told() -> None:
-    before, after = ({**document(at, "STABLE"), "load": {"tasks": {"counts": {"at": who}}}}
+NODES = {"counts": {"inputs": ["left", "right"], "output": "counted", "replicas": ["counts@a", "counts@b"]}}
+
+
+def test_a_movement_is_told_with_the_results_that_show_it() -> None:
+    before, after = ({**document(at, "STABLE"), "nodes": NODES, "load": {"tasks": {"counts": {"at": who}}}}
                      for at, who in ((1, "ann"), (2, "ben")))  # fmt: skip
-    assert [(e.kind, e.text) for e in EventLog().compare(before, after)] == [
-        ("movement", "counts moved from ann to ben")
+    assert [(e.kind, e.text, e.stream) for e in EventLog().compare(before, after)] == [
+        ("movement", "counts moved from ann to ben", "counted")
     ]
+
+
+def test_cuts_missing_inputs_and_forks_lead_to_the_results_that_they_concern() -> None:
+    """The picture of an input shows nothing of its being cut off."""
+    before = {**document(1, "STABLE"), "nodes": NODES}
+    after = {**document(2, "STABLE"), "nodes": NODES, "cuts": ["right>b", "a-c", "right>c", "s>c"]}
+    for doc, failing, fork in ((before, False, "prepared"), (after, True, "running")):
+        doc["replicas"] = {"counts@b": {"state": "STABLE", "output": {"stream": "counted"},
+                                        "fork": {"id": 1, "state": fork},
+                                        "inputs": {"right": {"failing": failing}}}}  # fmt: skip
+    told = {e.text: e.stream for e in EventLog().compare(before, after)}
+    assert told == {"right>b was cut": "counted", "a-c was cut": "counted", "right>c was cut": None, "s>c was cut": "s",
+                    "counts@b: fork 1 is running": "counted", "counts@b: right is missing": "counted"}  # fmt: skip
 
 
 class Failing:
@@ -392,7 +408,11 @@ def test_a_failure_of_the_past_can_be_looked_at_and_all_of_it_is_bounded(tmp_pat
             assert look() == []
         facts = picture.facts()
         assert (facts["stable"], facts["tentative"], facts["undos"]) == (failing.next, 4 * number, number)
-        assert facts["episodes"] == list(range(4, number + 1))
+        assert [n for n, _, _ in facts["episodes"]] == list(range(4, number + 1))
+        _, from_ms, until_ms = facts["episodes"][-1]
+        began_ms = json.loads(picture.episode(number) or b"")["began_ms"]
+        assert until_ms is not None
+        assert from_ms < began_ms < until_ms, "a cut comes before what it makes tentative"
         assert picture.episode(3) is None
         kept = json.loads(picture.episode(number) or b"")
         kinds = [point[1] for point in kept["points"]]

@@ -1,7 +1,8 @@
 """A log of what happened, for people: failures, forks, corrections, movements. Bounded, in memory.
 
 It is made of the difference between two looks, so what came and went between them is not told; UNDO and REC_DONE are
-told by the pictures, each as it came.
+told by the pictures, each as it came. Each names the stream whose picture shows it: the results that it concerns. Which
+failure of that stream it belongs to is for the page to find, by the time: a link is cut before anything is tentative.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Happened(msgspec.Struct, frozen=True, omit_defaults=True):
     stream: str | None = None
     """Whose picture shows it."""
     episode: int | None = None
+    """The failure of that stream, where the stream itself has said so."""
 
 
 class EventLog:
@@ -77,10 +79,10 @@ Told = tuple[Kind, str, str | None]
 def _changes(before: Document, after: Document) -> Iterator[Told]:
     for cut in after["cuts"]:
         if cut not in before["cuts"]:
-            yield "cut", f"{cut} was cut", _stream_of(cut, after)
+            yield "cut", f"{cut} was cut", _results_behind(cut, after)
     for cut in before["cuts"]:
         if cut not in after["cuts"]:
-            yield "heal", f"{cut} was healed", _stream_of(cut, after)
+            yield "heal", f"{cut} was healed", _results_behind(cut, after)
     for name, now in after["replicas"].items():
         yield from _replica(name, before["replicas"].get(name) or {}, now)
     for sort in ("sources", "sinks"):
@@ -89,11 +91,17 @@ def _changes(before: Document, after: Document) -> Iterator[Told]:
             if then is not None and then != now.get("state"):
                 because = f": {now['why']}" if now.get("why") else ""
                 yield "source" if sort == "sources" else "sink", f"{name} is {now['state']}{because}", now.get("stream")
-    yield from _movements(before.get("load") or {}, after.get("load") or {})
+    yield from _movements(before.get("load") or {}, after.get("load") or {}, after.get("nodes") or {})
 
 
-def _stream_of(cut: str, after: Document) -> str | None:
-    stream = cut.partition(">")[0]
+def _results_behind(cut: str, after: Document) -> str | None:
+    """The first results that a link which was cut keeps inputs from; else the stream that it is named after."""
+    stream, arrow, reader = cut.partition(">")
+    ends = {reader} if arrow else set(cut.split("-"))
+    for node in (after.get("nodes") or {}).values():
+        here = {replica.rpartition("@")[2] for replica in node["replicas"]}
+        if here & ends and (not arrow or stream in node["inputs"]):
+            return str(node["output"])
     return stream if stream in after["streams"] else None
 
 
@@ -110,11 +118,13 @@ def _replica(name: str, then: Document, now: Document) -> Iterator[Told]:
         known = (then.get("inputs") or {}).get(source)
         if known is not None and bool(known.get("failing")) != bool(state.get("failing")):
             missing = state.get("failing")
-            yield "failure" if missing else "heal", f"{name}: {source} {'is missing' if missing else 'is back'}", source
+            told = f"{name}: {source} {'is missing' if missing else 'is back'}"
+            yield "failure" if missing else "heal", told, stream or source
 
 
-def _movements(then: Document, now: Document) -> Iterator[Told]:
+def _movements(then: Document, now: Document, nodes: Document) -> Iterator[Told]:
     for task, facts in (now.get("tasks") or {}).items():
         known = (then.get("tasks") or {}).get(task)
         if known is not None and known.get("at") != facts.get("at"):
-            yield "movement", f"{task} moved from {known.get('at')} to {facts.get('at')}", None
+            told = f"{task} moved from {known.get('at')} to {facts.get('at')}"
+            yield "movement", told, nodes.get(task, {}).get("output")

@@ -40,6 +40,8 @@ class Point(NamedTuple):
     tuples: int
     latency_ms: int | None
     """The largest, if they are new."""
+    buckets: int = 1
+    """How many it lies across: more than one in a replay, whose points are shared (`merged`)."""
 
 
 class Episode:
@@ -48,6 +50,11 @@ class Episode:
     def __init__(self, number: int, points: list[Point], began_us: int) -> None:
         self.number, self.points, self.began_us = number, points, began_us
         self.done_us: int | None = None
+
+    def span(self) -> tuple[int, int, int | None]:
+        """Its number, and the milliseconds from its first point to its last; no end yet while it goes on."""
+        until_us = None if self.done_us is None else self.done_us + _AFTER_US
+        return self.number, (self.began_us - _BEFORE_US) // 1000, None if until_us is None else until_us // 1000
 
     def add(self, points: list[Point]) -> None:
         """Rule 2."""
@@ -127,7 +134,8 @@ class LivePicture:
         latency_ms = (wall_us - low) // 1000 if low >= self._new_from_us else None
         if latency_ms is not None:
             self._latency_ms = latency_ms
-        return Point(wall_us // 1000, int(kind), low // 1000, counted.tuples, latency_ms)
+        buckets = high // self.bucket_us - low // self.bucket_us + 1
+        return Point(wall_us // 1000, int(kind), low // 1000, counted.tuples, latency_ms, buckets)
 
     def _control(self, kind: TupleType) -> None:
         if kind is TupleType.UNDO:
@@ -153,7 +161,7 @@ class LivePicture:
         boundary_us = self._watcher.boundary_us
         said: dict[str, Any] = {
             "state": self.state, "stable": self.stable, "tentative": self.tentative, "standing": self.standing,
-            "undos": self.undos, "rec_dones": self.rec_dones, "episodes": [e.number for e in self.episodes],
+            "undos": self.undos, "rec_dones": self.rec_dones, "episodes": [e.span() for e in self.episodes],
         }  # fmt: skip
         if self._watcher.begun_us > BEGINNING_US:
             said["from_ms"] = self._watcher.begun_us // 1000

@@ -152,7 +152,7 @@ class MergedConsole:
             if (event.at_ms, event.id) > self._last.get(host, (0, 0)):
                 self._last[host] = event.at_ms, event.id
                 text = event.text if f"@{host}" in event.text else f"{host}: {event.text}"
-                number = None if event.episode is None else event.episode * len(self._names) + self._names.index(host)
+                number = None if event.episode is None else self._numbered(host, event.episode)
                 told = Happened(event.id, event.at_ms, event.kind, text, event.stream)
                 self._untold.append(self._log.take_over(told, number))
 
@@ -170,6 +170,9 @@ class MergedConsole:
             merged[part] = {}
             for one in reversed(said):  # Of a stream with several producers, the first host's counts are shown.
                 merged[part] |= one.get(part, {})  # A host of an earlier version may not tell of it.
+        for stream, live in merged["live"].items():
+            if spans := self._episodes(stream):
+                merged["live"][stream] = {**live, "episodes": spans}
         for name, node in merged["nodes"].items():
             for replica in node["replicas"]:
                 host = replica.rpartition("@")[2]
@@ -179,6 +182,18 @@ class MergedConsole:
                         "node": name, "state": "DOWN", "why": why, "since_ms": since_ms, "inputs": {},
                     }  # fmt: skip
         return merged
+
+    def _episodes(self, stream: str) -> list[list[Any]]:
+        """The failures of a stream as each host saw them, in order, under the numbers that `episode` takes."""
+        spans = [
+            [self._numbered(name, number), *span]
+            for name, said in self._said.items()
+            for number, *span in said["live"].get(stream, {}).get("episodes", ())
+        ]
+        return sorted(spans, key=lambda span: span[1])
+
+    def _numbered(self, host: str, episode: int) -> int:
+        return episode * len(self._names) + self._names.index(host)
 
     # What pages ask for ---------------------------------------------------------------------------------------------
 

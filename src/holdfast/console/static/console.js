@@ -8,7 +8,7 @@ import { Picture } from "./picture.js";
 const KEY = "holdfast.token", EVENTS_MAX = 500;
 const SPOKEN = new Set(["failure", "correction", "stable", "cut", "heal", "movement"]);
 
-let token = sessionStorage.getItem(KEY) ?? "", doc = null, you = null, events = [], chosen = null, episode = null;
+let token = sessionStorage.getItem(KEY) ?? "", doc = null, you = null, events = [], chosen = null, episode = null, moment = null;
 let listening = null, watching = null, picture = null, drawn = "", shownLog = "";
 
 // Who looks -----------------------------------------------------------------------------------------------------------
@@ -165,8 +165,8 @@ const result = () => Object.keys(doc.streams).find((name) => doc.streams[name].p
 
 function route() {
   const said = new URLSearchParams(location.hash.startsWith("#stream=") ? location.hash.slice(1) : "");
-  const stream = said.get("stream"), part = said.get("episode");
-  if (stream && doc?.streams[stream]) watch(stream, part ? Number(part) : null);
+  const stream = said.get("stream"), part = said.get("episode"), at = said.get("at");
+  if (stream && doc?.streams[stream]) watch(stream, part ? Number(part) : null, at ? Number(at) : null);
   else if (doc && !watching) watch(chosen, null);
 }
 
@@ -181,17 +181,18 @@ $("choose").addEventListener("change", () => { location.hash = link($("choose").
 $("live").addEventListener("click", () => { location.hash = link(chosen); });
 $("span").addEventListener("change", () => doc && showStream());
 
-async function watch(stream, part) {
-  if (watching && !watching.signal.aborted && stream === chosen && part === episode && watching.stream === stream) return;
+/** Follow a stream, or look at a failure of its past (`part`), or at what came about `at`. */
+async function watch(stream, part, at = null) {
+  if (watching && !watching.signal.aborted && stream === chosen && part === episode && at === moment && watching.stream === stream) return;
   watching?.abort();
   watching = new AbortController();
   watching.stream = stream;
-  chosen = stream; episode = part;
+  chosen = stream; episode = part; moment = at;
   picture.set([]);
-  $("choose").value = stream; $("live").hidden = part === null;
+  $("choose").value = stream; $("live").hidden = part === null && at === null;
   say($("stream-name"), stream); say($("stream-says"), "");
   if (part !== null) {
-    try { picture.past = await (await ask(`/v1/console/streams/${encodeURIComponent(stream)}/episodes/${part}`, token)).json(); picture.set(picture.past.points); }
+    try { picture.past = await (await ask(`/v1/console/streams/${encodeURIComponent(stream)}/episodes/${part}`, token)).json(); picture.set(picture.past.points, picture.past.bucket_ms); }
     catch (error) { say($("stream-says"), error.message); }
     showStream();
     return;
@@ -203,7 +204,7 @@ async function watch(stream, part) {
     return;
   }
   follow(`/v1/console/streams/${encodeURIComponent(stream)}/events`, token, {
-    picture: (said) => { picture.set(said.points); counted(stream, said); },
+    picture: (said) => { picture.set(said.points, said.bucket_ms); counted(stream, said); },
     points: (said) => { picture.add(said.points); counted(stream, said); },
     broken: (error) => { if (error instanceof Refused) say($("stream-says"), error.message); },
   }, watching.signal);
@@ -224,6 +225,10 @@ function showStream() {
     const times = past.points.map((p) => p[0]);
     picture.show(chosen, node?.max_delay_ms, Math.min(...times, past.began_ms), Math.max(...times, past.began_ms + 1000));
     say($("stream-says"), `The failure that began at ${clock(past.began_ms)}${past.done_ms ? `, corrected at ${clock(past.done_ms)}` : ", not corrected yet"}.`);
+  } else if (moment !== null) {
+    picture.show(chosen, node?.max_delay_ms, moment - AROUND_MS, moment + AROUND_MS);
+    const kept = picture.points.length && picture.points[0][0] < moment;
+    say($("stream-says"), `About ${clock(moment)}; nothing was tentative then.${kept ? "" : " What came then is not kept any more."}`);
   } else {
     const now = Math.max(doc.at_ms, picture.points.length ? picture.points[picture.points.length - 1][0] : 0);
     picture.show(chosen, node?.max_delay_ms, now - Number($("span").value) * 1000, now);
@@ -302,20 +307,33 @@ function showInputs(stream, node) {
 
 // Log -------------------------------------------------------------------------------------------------------------------
 
+/** Shown before and after something that was no failure, such as a movement. */
+const AROUND_MS = 20_000;
+
+/** To the failure that it belongs to as it looked, and where there was none to what came at that time. */
+function pictured(event) {
+  const spans = doc.live[event.stream]?.episodes ?? [];
+  const within = spans.find(([, from, to]) => event.at_ms >= from && (to === null || event.at_ms <= to));
+  const part = event.episode ?? within?.[0];
+  return `${link(event.stream)}${part ? `&episode=${part}` : `&at=${event.at_ms}`}`;
+}
+
 const KINDS = { failure: "bad", fork: "warn", correction: "fix", stable: "good", cut: "bad", heal: "good" };
 
 function showLog() {
   const kinds = [...new Set(events.map((event) => event.kind))].sort();
   keyed($("kinds"), ["", ...kinds], (kind) => kind || "all", (kind) => make("option", { value: kind }, kind || "everything"));
   const wanted = $("kinds").value, shown = events.filter((event) => !wanted || event.kind === wanted).reverse();
-  const now = `${wanted} ${shown.length} ${shown[0]?.id}`;
+  const known = Object.values(doc.live).reduce((sum, live) => sum + (live.episodes ?? []).reduce((all, [n, , to]) => all + n + (to ?? 0), 0), 0);
+  const now = `${wanted} ${shown.length} ${shown[0]?.id} ${known}`;
   if (now === shownLog) return;
   shownLog = now;
   $("nothing").hidden = shown.length > 0;
   keyed($("log"), shown, (event) => event.id, (event) => make("li", {},
     make("time", { datetime: new Date(event.at_ms).toISOString() }, new Date(event.at_ms).toLocaleString([], { hour12: false })),
     make("span", { class: `state ${KINDS[event.kind] ?? ""}` }, event.kind), make("span", {}, event.text),
-    event.stream && doc.streams[event.stream] ? make("a", { href: `${link(event.stream)}${event.episode ? `&episode=${event.episode}` : ""}` }, "picture", make("span", { class: "spoken" }, ` of ${event.stream} at ${clock(event.at_ms)}`)) : null));
+    event.stream && doc.streams[event.stream] ? make("a", {}, "picture", make("span", { class: "spoken" }, ` of ${event.stream} at ${clock(event.at_ms)}`)) : null),
+    (item, event) => { const shows = item.querySelector("a"); if (shows) shows.href = pictured(event); });
 }
 $("kinds").addEventListener("change", () => doc && showLog());
 

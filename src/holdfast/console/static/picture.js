@@ -4,7 +4,8 @@ import { $, clock, say, seconds } from "./parts.js";
 
 const STABLE = 1, TENTATIVE = 2, UNDO = 4, REC_DONE = 5;
 const POINTS_MAX = 4096; // What the host keeps; a page that stays open for a day holds no more.
-const WALL = 0, KIND = 1, STIME = 2, TUPLES = 3, LATENCY = 4;
+const WALL = 0, KIND = 1, STIME = 2, TUPLES = 3, LATENCY = 4, BUCKETS = 5;
+const PARTS = 3; // A bucket that lacks less than half a third of what is usual may well be whole.
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
@@ -30,12 +31,13 @@ function chart(parent, height, format, draw) {
 
 export class Picture {
   constructor() {
-    this.points = []; this.bound = null; this.from = 0; this.to = 1; this.waiting = false;
+    this.points = []; this.bucket = 1; this.holes = []; this.bound = null; this.from = 0; this.to = 1; this.waiting = false;
     this.arrivals = chart($("arrivals"), 260, (at) => clock(at * 1000), (u) => this.drawArrivals(u));
     this.latency = chart($("latency"), 170, (at) => `${+at.toFixed(2)} s`, (u) => this.drawLatency(u));
   }
 
-  set(points) { this.points = points.slice(-POINTS_MAX); }
+  /** `bucket` is the stream's, in milliseconds. */
+  set(points, bucket) { this.points = points.slice(-POINTS_MAX); this.bucket = bucket || 1; }
 
   add(points) {
     this.points.push(...points);
@@ -63,7 +65,37 @@ export class Picture {
     return late.length ? late[Math.floor(late.length * 0.95)] : 0;
   }
 
+  /** Where tentative buckets lack tuples, as [wall, stime, tuples]. How many there are in the end is known once a bucket is
+      corrected; before, it is taken to be what a stable one usually has, and nothing is missed in the newest, which grows. */
+  missing() {
+    const at = (p) => Math.floor(p[STIME] / this.bucket), end = new Map(), blurred = new Set(), eras = [[]];
+    for (const p of this.points) {
+      if (p[KIND] === UNDO) eras.push([]);
+      if (p[STIME] === null) continue;
+      if ((p[BUCKETS] ?? 1) > 1) { for (let b = at(p); b < at(p) + p[BUCKETS]; b += 1) blurred.add(b); continue; }
+      if (p[KIND] === TENTATIVE) eras[eras.length - 1].push(p); else end.set(at(p), (end.get(at(p)) ?? 0) + p[TUPLES]);
+    }
+    const counts = [...end.values()].sort((a, b) => a - b), usual = counts.length ? counts[Math.floor(counts.length / 2)] : 0;
+    return eras.filter((era) => era.length).flatMap((era) => this.lacking(era, at, end, usual).filter(([, stime]) => !blurred.has(Math.floor(stime / this.bucket))));
+  }
+
+  /** The same of the tentative tuples between two UNDOs. */
+  lacking(era, at, end, usual) {
+    const came = new Map();
+    for (const p of era) came.set(at(p), { wall: p[WALL], tuples: (came.get(at(p))?.tuples ?? 0) + p[TUPLES] });
+    const first = Math.min(...came.keys()), last = Math.max(...came.keys()), found = [];
+    let wall = came.get(last).wall;
+    for (const b of [...new Set([...came.keys(), ...[...end.keys()].filter((b) => b > first && b < last)])].sort((x, y) => y - x)) {
+      wall = came.get(b)?.wall ?? wall; // Of a bucket that nothing came of: when the next one came.
+      const tuples = came.get(b)?.tuples ?? 0, known = end.get(b), expected = known ?? (b === last ? tuples : usual);
+      const lacks = known === undefined ? Math.round((tuples * PARTS) / (expected || 1)) < PARTS && tuples < expected : tuples < expected;
+      if (lacks) found.push([wall, b * this.bucket, expected - tuples]);
+    }
+    return found;
+  }
+
   draw() {
+    this.holes = this.missing().filter(([wall]) => wall >= this.from && wall <= this.to);
     const points = this.seen(), data = points.filter((p) => p[STIME] !== null);
     this.bound = this.delay ? this.delay + this.usual(points) : null;
     const stimes = data.map((p) => p[STIME]);
@@ -79,8 +111,9 @@ export class Picture {
   tell(points, data) {
     const count = (kind) => data.filter((p) => p[KIND] === kind).reduce((sum, p) => sum + p[TUPLES], 0);
     const controls = points.filter((p) => p[STIME] === null).map((p) => `${p[KIND] === UNDO ? "UNDO" : "REC_DONE"} at ${clock(p[WALL])}`);
+    const lacking = this.holes.length ? `; ${this.holes.length} tentative buckets with missing tuples` : "";
     const worst = Math.max(0, ...data.map((p) => p[LATENCY] ?? 0));
-    const told = `${this.name}, ${clock(this.from)} to ${clock(this.to)}: ${count(STABLE)} stable and ${count(TENTATIVE)} tentative tuples` +
+    const told = `${this.name}, ${clock(this.from)} to ${clock(this.to)}: ${count(STABLE)} stable and ${count(TENTATIVE)} tentative tuples${lacking}` +
       `${controls.length ? `; ${controls.slice(-6).join(", ")}` : ""}. The latest new tuple was ${seconds(worst)} late` +
       `${this.bound ? `; usual latency plus X is ${seconds(this.bound)}` : ""}.`;
     $("arrivals").setAttribute("aria-label", told);
@@ -120,7 +153,14 @@ export class Picture {
     c.restore();
   }
 
-  drawArrivals(u) { this.marks(u, (p) => p[STIME]); }
+  drawArrivals(u) {
+    this.marks(u, (p) => p[STIME]);
+    const c = u.ctx, dots = devicePixelRatio || 1, half = 5 * dots;
+    c.save();
+    c.strokeStyle = colour("hole"); c.lineWidth = 1.5 * dots;
+    for (const [wall, stime] of this.holes) c.strokeRect(u.valToPos(wall / 1000, "x", true) - half, u.valToPos(stime / 1000, "y", true) - half, 2 * half, 2 * half);
+    c.restore();
+  }
 
   drawLatency(u) {
     this.marks(u, (p) => p[LATENCY]);
