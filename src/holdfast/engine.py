@@ -85,6 +85,26 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
+class Saves(NamedTuple):
+    """What the checkpoints of one user-defined operator have come to, over all its partitions."""
+
+    operator: str
+    durable: int
+    """Checkpoints that its store took since the query was started."""
+    dropped: int
+    """Those that it did not take, and deadlines, since the query began."""
+    met: int
+    missed: int
+    late_s: float
+    """By how much the latest of them was late."""
+    waiting: int
+    """Partitions whose checkpoint was handed over and is not in the store yet."""
+    bytes: int
+    """The newest checkpoint of each partition, together."""
+    last_restore_s: float | None
+    """How long state took to come back from the store, in the slowest partition; None if it never had to."""
+
+
 class Work(NamedTuple):
     """What the batches of a query came to, each counted once."""
 
@@ -169,6 +189,10 @@ class Query(ABC):
     @abstractmethod
     def reading(self) -> Reading | None:
         """The work of the last batch; None before the first. May take a moment."""
+
+    def saves(self) -> tuple[Saves, ...]:
+        """What the checkpoints of its user-defined operators have come to; of those that have any. Does not wait."""
+        return ()
 
 
 class Fork(NamedTuple):

@@ -210,6 +210,7 @@ def test_a_deployment_shows_its_operators_stores_readers_and_ledger_and_drains_a
         shown.until(lambda: page.locator("#readers tbody tr").count() == 1)
         shown.until(lambda: "continuous()" in page.inner_text("#operators"))
         assert "counts@a\t7\t12\t4.0 s\t250 ms\t2.0 s" in page.inner_text("#versions")
+        assert "counts@a\tmean\t40\t1\t3\t4,000\t9\t2\t500 ms\t1.5 s" in page.inner_text("#saves")
         assert "LogStore@b\tRUNNING\t5\t40\t3\t2\t0\t1" in page.inner_text("#stores")
         assert "words@a\t9\t1" in page.inner_text("#deadlines")
         assert "period 3: 0.5 units at 2 = 1" in page.inner_text("#ledger")

@@ -16,6 +16,7 @@ from holdfast.checkpoint.policy import every, none
 from holdfast.model.errors import UsageError
 from holdfast.spark.keyed import Keyed, deadlines, udop
 from holdfast.spark.keyed_task import Task
+from holdfast.spark.save_figures import Newest, Saving, Savings
 from tests.spark.summing import Summing
 
 SCHEMA = StructType().add("key", StringType()).add("sum", LongType())
@@ -28,11 +29,27 @@ def operator(folder: Path, checkpoint: Any) -> Keyed:
                 scratch=str(folder / "near"))  # fmt: skip
 
 
+class Told:
+    """What tasks have said of their checkpoints, put together as Spark's driver does."""
+
+    def __init__(self) -> None:
+        self.value: Savings = {}
+
+    def add(self, told: Savings) -> None:
+        self.value = Newest().addInPlace(self.value, Newest().addInPlace({}, told))
+
+    @property
+    def only(self) -> Saving:
+        (saving,) = self.value.values()
+        return saving
+
+
 class Clocked:
     """A partition whose batches begin and end when the test says."""
 
     def __init__(self, plan: Keyed, patch: pytest.MonkeyPatch) -> None:
-        self._task, self._batch = Task(plan, to_arrow_schema(SCHEMA)), 0
+        self.told: Any = Told()
+        self._task, self._batch = Task(plan, to_arrow_schema(SCHEMA), figures=self.told), 0
         self._begin = self._end = 0
         patch.setattr("holdfast.spark.keyed_task.now_us", lambda: self._begin)
         patch.setattr("holdfast.spark.save_policy.now_us", lambda: self._end)
@@ -86,6 +103,34 @@ def test_a_deadline_that_passed_while_there_was_nothing_to_save_is_neither_met_n
     clocked.run(3611, 3612)
     clocked.run(7200, 7201)
     assert deadlines(plan, "q")[0].missed == 359, "here something was unsaved all the time, and no batch came"
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+def test_the_driver_is_told_what_became_of_checkpoints_without_opening_the_store(
+    clocked: Clocked, tmp_path: Path
+) -> None:
+    clocked.run(0, 1)
+    assert clocked.told.only == Saving(0), "nothing was due"
+    clocked.run(9, 12)
+    saving = clocked.told.only
+    assert (saving.missed, saving.late_us_max) == (1, 2 * SECOND)
+    # Without a worker that lasts, the task waits for the store.
+    assert (saving.durable, saving.dropped, saving.waiting) == (1, 0, False)
+    assert saving.bytes > 0
+    assert saving.restore_s is None, "the state was at hand"
+    clocked.run(13, 13.1, value=0)
+    assert clocked.told.only.bytes == saving.bytes, "of the newest checkpoint"
+    shutil.rmtree(tmp_path / "near")
+    assert clocked.run(14, 15) == 3, "as of the checkpoint, and one more"
+    restored = clocked.told.only
+    assert restored.restore_s > 0
+    assert (restored.durable, restored.missed) == (1, 1)
+    clocked.run(16, 17)
+    assert clocked.told.only.restore_s == restored.restore_s, "of the last time that it had to"
+    shutil.rmtree(tmp_path / "far")
+    (tmp_path / "far").write_text("not a folder")
+    clocked.run(29, 30)
+    assert clocked.told.only.dropped == 1
 
 
 def test_a_missed_deadline_is_said_at_once_and_then_ever_more_rarely(clocked: Clocked) -> None:

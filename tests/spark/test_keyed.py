@@ -21,6 +21,7 @@ from holdfast.operators.window_join import Input
 from holdfast.spark import read_stream
 from holdfast.spark.fork import fork_checkpoint
 from holdfast.spark.keyed import Keyed, barrier, forked_from, udop
+from holdfast.spark.save_figures import saves_of
 from tests.spark.conftest import fill
 from tests.spark.summing import Summing
 
@@ -113,6 +114,11 @@ def test_exact_survives_the_loss_of_the_machine_and_refuses_what_it_cannot_know(
     fill(store, "in", ROWS[20:30], end=False, until=15)
     second = run(spark, store, operator, tmp_path)
     assert gathered(first + second) == expected(ROWS[:30])
+    (saved,) = saves_of(json.loads((tmp_path / "checkpoint" / "metadata").read_text())["id"])
+    assert (saved.operator, saved.dropped, saved.waiting) == ("running", 0, 0)
+    assert saved.durable >= len(first) + len(second), "each batch of each partition, as its task has told"
+    assert saved.bytes > 0
+    assert saved.last_restore_s is not None
     shutil.rmtree(tmp_path / "near")
     shutil.rmtree(tmp_path / "far")
     fill(store, "in", ROWS[30:], until=30)

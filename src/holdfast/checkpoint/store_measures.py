@@ -1,7 +1,6 @@
 """What the checkpoints of this process can be measured by: its SafeKeepers, and the deadlines of its scheduler.
 
-On Spark a task keeps its own counts beside its state, in the operator's store (`holdfast.spark.keyed.deadlines`). They
-are not measured here: whoever looks at a store in a folder keeps its tasks waiting.
+On Spark a task keeps its own counts beside its state and tells them with each batch (`holdfast.spark.save_figures`).
 """
 
 from __future__ import annotations

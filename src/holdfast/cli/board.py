@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.cli.hosts import CheckpointStatus, HostClient, HostStatus, ReplicaStatus, SinkStatus, SourceStatus
+from holdfast.cli.hosts import (
+    CheckpointStatus,
+    HostClient,
+    HostStatus,
+    ReplicaStatus,
+    SavesStatus,
+    SinkStatus,
+    SourceStatus,
+)
 from holdfast.cli.session import Session
 from holdfast.cli.units import age_text
 from holdfast.clock import monotonic_us, now_us
@@ -94,6 +102,8 @@ def show(session: Session, asked: list[HostClient], answers: list[HostStatus | P
                 print(_plain(f"{replica.replica} ({replica.state}): {replica.why}"))
             if replica.checkpoints is not None:
                 print(_plain(f"{replica.replica}: {checkpoints_text(replica.checkpoints)}"))
+            for saved in replica.saves:
+                print(_plain(f"{replica.replica}: {saved.operator}: {saves_text(saved)}"))
             if replica.output is not None and ";" in (replica.output.retention or ""):  # It did something, or waits.
                 print(_plain(f"{replica.output.stream} of {replica.replica} keeps: {replica.output.retention}"))
 
@@ -126,6 +136,16 @@ def checkpoints_text(c: CheckpointStatus) -> str:
     if c.last_recovery_s is not None:
         text += f", the last one took {c.last_recovery_s:.3g} s"
     return text if c.broken_goal is None else f"{text}; {c.broken_goal}"
+
+
+def saves_text(s: SavesStatus) -> str:
+    """What the checkpoints of an operator in Spark's workers have come to, in a line."""
+    text = f"{s.durable} checkpoints in its store, {s.waiting} on their way, {s.dropped} dropped, {s.bytes} bytes"
+    if s.met or s.missed:
+        text += f"; {s.met} deadlines met, {s.missed} missed"
+    if s.missed:
+        text += f", by {s.late_s:.3g} s at most"
+    return text if s.last_restore_s is None else f"{text}; its state last came back in {s.last_restore_s:.3g} s"
 
 
 def _rows(client: HostClient, answer: HostStatus | PeerError, now: int) -> list[list[Text]]:

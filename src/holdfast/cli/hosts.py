@@ -66,6 +66,20 @@ class CheckpointStatus(msgspec.Struct, frozen=True):
     """Why a recovery would take longer than was asked for."""
 
 
+class SavesStatus(msgspec.Struct, frozen=True):
+    """What the checkpoints of one user-defined operator have come to (`engine.Saves`)."""
+
+    operator: str
+    durable: int
+    dropped: int
+    met: int
+    missed: int
+    late_s: float
+    waiting: int
+    bytes: int
+    last_restore_s: float | None = None
+
+
 class ReplicaStatus(msgspec.Struct, frozen=True):
     replica: str
     node: str
@@ -80,6 +94,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True):
     why: str | None = None
     """The same as a sentence; or why it failed."""
     checkpoints: CheckpointStatus | None = None
+    saves: tuple[SavesStatus, ...] = ()
 
 
 class SourceStatus(msgspec.Struct, frozen=True, rename={"origin": "from"}):

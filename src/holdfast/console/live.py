@@ -200,6 +200,7 @@ class LiveConsole:
             "fork": fork, "recovery": said.get("checkpoints"),
             # Most nodes of a large application have no operator with state: nothing more is told of them.
             **({"operators": said["operators"], "batch": said.get("batch")} if said.get("operators") else {}),
+            **({"saves": said["saves"]} if said.get("saves") else {}),
             "inputs": {
                 source["stream"]: {"boundary_ms": _ms(source.get("boundary_us")), "failing": source.get("failing"),
                                    "reading": source.get("reading")}

@@ -620,6 +620,8 @@ class Controller:
         said = status_of(self.core, self._forking.state, wait, self._recovery)
         said["output"]["retention"] = retention_text(self.output.folder / "main", self.output.definition)
         said["operators"], said["batch"] = self._operators, self._batch
+        if self._stable is not None and (saves := self._stable.saves()):
+            said["saves"] = [saved._asdict() for saved in saves]
         return said
 
     def _wait(self) -> Wait | None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from holdfast.checkpoint.store_measures import measure as measure_stores
 from holdfast.clock import monotonic_us, now_us
-from holdfast.engine import Query, Reading, Recovery
+from holdfast.engine import Query, Reading, Recovery, Saves
 from holdfast.host.controller import Controller
 from holdfast.host.host import Host, Replica
 from holdfast.metrics.families import FORK_STATES, REPLICA_STATES, SINK_STATES, SOURCE_STATES
@@ -228,6 +228,8 @@ def _replica(
     now = monotonic_us()
     _promise(sheet, controller, now, labels)
     _fork(sheet, controller, now, labels)
+    if controller.query is not None:
+        _saves(sheet, controller.query.saves(), labels)
     if controller.core is not None and controller.trouble is None:
         _position(sheet, controller, now, pace, reading, labels)
     if reading is not None:
@@ -321,6 +323,20 @@ def _recovery(sheet: Sheet, recovery: Recovery, labels: dict[str, str]) -> None:
     sheet.put("holdfast_replica_checkpoint_bytes", recovery.bytes, **labels)
     for kind, records in (("gopen", recovery.opened), ("gcheck", recovery.checked), ("r", recovery.closed)):
         sheet.put("holdfast_replica_checkpoint_records", records, kind=kind, **labels)
+
+
+def _saves(sheet: Sheet, saves: tuple[Saves, ...], labels: dict[str, str]) -> None:
+    """Of operators in the engine's workers, which keep their own counts."""
+    for saved in saves:
+        of = {**labels, "operator": saved.operator}
+        for outcome, count in (("durable", saved.durable), ("dropped", saved.dropped)):
+            sheet.put("holdfast_operator_checkpoints_total", count, outcome=outcome, **of)
+        sheet.put("holdfast_operator_checkpoints_waiting", saved.waiting, **of)
+        sheet.put("holdfast_operator_checkpoint_bytes", saved.bytes, **of)
+        for kept, count in (("met", saved.met), ("missed", saved.missed)):
+            sheet.put("holdfast_operator_deadlines_total", count, kept=kept, **of)
+        sheet.put("holdfast_operator_deadline_late_seconds", saved.late_s, **of)
+        sheet.put_known("holdfast_operator_restore_seconds", saved.last_restore_s, **of)
 
 
 def _stream(sheet: Sheet, stream: str, size: LogSize | None) -> None:

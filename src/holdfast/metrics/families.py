@@ -140,6 +140,17 @@ _STORES = (
     _counter("store_retries_total", "store", "Attempts to write that failed and were made again."),
     _counter("checkpoint_deadlines_total", "operator kept",
              "Deadlines of a policy of time in this process: `kept` met or missed."),
+    _counter("operator_checkpoints_total", f"{_REPLICA} operator outcome",
+             "Checkpoints of an operator in the engine's workers: `outcome` durable, or dropped if the store did not "
+             "take it."),
+    _gauge("operator_checkpoints_waiting", f"{_REPLICA} operator",
+           "Its partitions whose checkpoint was handed over and is not in the store yet."),
+    _gauge("operator_checkpoint_bytes", f"{_REPLICA} operator", "The newest checkpoint of each partition, together."),
+    _counter("operator_deadlines_total", f"{_REPLICA} operator kept",
+             "Deadlines of its policy of time: `kept` met or missed."),
+    _gauge("operator_deadline_late_seconds", f"{_REPLICA} operator", "By how much the latest of them was late."),
+    _gauge("operator_restore_seconds", f"{_REPLICA} operator",
+           "How long its state last took to come back from its store, where it had to."),
 )  # fmt: skip
 _SINKS = (
     _gauge("sink_state", "sink stream state", "1 for the state that the sink is in, 0 for the others."),

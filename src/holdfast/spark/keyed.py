@@ -30,6 +30,7 @@ from holdfast.operators.parted import Parted
 from holdfast.operators.udop import UserOperator
 from holdfast.spark.arrivals import operators_in
 from holdfast.spark.keyed_task import Task
+from holdfast.spark.save_figures import collector
 from holdfast.spark.save_policy import report
 
 
@@ -119,7 +120,9 @@ class Keyed:
         schema = _parse_datatype_string(self.schema) if isinstance(self.schema, str) else self.schema
         assert isinstance(schema, StructType)
         given = to_arrow_schema(schema, timezone="UTC")
-        task = Task(self, given, partitions, _fork.get(), "" if node is None else node.arrived, key_type)
+        figures = collector(frame.sparkSession.sparkContext)
+        arrived = "" if node is None else node.arrived
+        task = Task(self, given, partitions, _fork.get(), arrived, key_type, figures)
         if node is not None:
             node.tasks.append(task)
         by = [] if self.key is None else [self.key]

@@ -94,23 +94,24 @@ class KeyedStates:
     def marks(self, batch: int, keys: int) -> dict[bytes, bytes]:
         return {b"partitions": b"%d" % self.partitions, b"keys": b"%d" % keys, BATCH: b"%d" % batch}
 
-    def begin(self, owner: str, batch: int, partition: int, near: Slots, far: Far | None) -> None:
-        """The states at the beginning of the batch come into scratch, from wherever they are."""
+    def begin(self, owner: str, batch: int, partition: int, near: Slots, far: Far | None) -> bool:
+        """The states at the beginning of the batch come into scratch, from wherever they are; False if they are there,
+        or nowhere."""
         mine = near.mark(BATCH, batch)
         if not batch or mine == b"%d" % batch:
-            return
+            return False
         # Batches of parent and fork have the same numbers: behind the root, the parent's are not the fork's.
         lost = self._fork is not None and (mine is not None or self._fork.root not in (None, batch))
         taken = None if lost else self._elsewhere(owner, batch, partition, far)
         if taken is not None:
             self._settle(taken, batch, near, far)
-        elif self._fork is None:
-            self._recover(owner, batch, partition, near, far)
-        else:
-            raise StorageError(
-                f"{self._plan.name}: a fork needs {'its own state' if lost else 'the state of its parent'} at the "
-                f"beginning of batch {batch}, which {'is lost' if lost else 'has gone by'}; it is taken anew"
-            )
+            return True
+        if self._fork is None:
+            return self._recover(owner, batch, partition, near, far)
+        raise StorageError(
+            f"{self._plan.name}: a fork needs {'its own state' if lost else 'the state of its parent'} at the "
+            f"beginning of batch {batch}, which {'is lost' if lost else 'has gone by'}; it is taken anew"
+        )
 
     def _settle(self, taken: Taken, batch: int, near: Slots, far: Far | None) -> None:
         """Go on from what lay elsewhere."""
@@ -179,8 +180,8 @@ class KeyedStates:
         parts = {name: part for name, part in taken.parts.items() if key_of(name) in states}
         return taken._replace(states=states, parts=parts)
 
-    def _recover(self, owner: str, batch: int, partition: int, near: Slots, far: Far | None) -> None:
-        """Nobody has the beginning of this batch: another machine had it, or it was lost."""
+    def _recover(self, owner: str, batch: int, partition: int, near: Slots, far: Far | None) -> bool:
+        """Nobody has the beginning of this batch: another machine had it, or it was lost. Whether something came."""
         plan = self._plan
         mine = int(near.mark(BATCH, batch) or 0)
         theirs = int((far.slots.mark(BATCH, batch) if far is not None else None) or 0)
@@ -195,16 +196,19 @@ class KeyedStates:
         warnings.warn(f"{plan.name}: {how} in batch {batch} (best effort)", RuntimeWarning, stacklevel=1)
         if taken is not None and taken.version > max(mine, theirs):
             self._settle(taken, batch, near, far)
-        elif far is not None and theirs >= mine:
+            return True
+        if far is not None and theirs >= mine:
             # What scratch has and the store has not is of a run that the store knows nothing of. So is what later
             # saves left in the store: it must be saved anew before a later mark could speak of it.
             self._take_over(near, self._taken(far.slots, theirs), batch)
             near.note(far.slots.leftovers(theirs), counts_from(far.slots.mark(KEPT, theirs), far))
-        elif far is not None:
+            return theirs > 0
+        if far is not None:
             # Whoever ran it meanwhile may have left a save half done, which ours must not complete.
             mine_too, others = near.pending, far.slots.leftovers(theirs)
             pending = Names([*mine_too.states, *others.states], [*mine_too.parts, *others.parts])
             near.note(pending, counts_again(near, far))
+        return False
 
     def _best(self, owner: str, batch: int, partition: int, far: Far | None) -> Taken | None:
         """The newest that another number of partitions has left; a partition without tuples may have left nothing."""

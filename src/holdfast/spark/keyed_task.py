@@ -35,28 +35,34 @@ from holdfast.checkpoint.derive import Protection
 from holdfast.checkpoint.policy import Guarantee, guarantee_of
 from holdfast.checkpoint.slots import Slots, part_key
 from holdfast.checkpoint.stores.memory import MemoryStore
-from holdfast.clock import now_us
+from holdfast.clock import monotonic_us, now_us
 from holdfast.operators.udop import Instances, directory_of
 from holdfast.spark.durable_state import Far, far_of
 from holdfast.spark.expiry import Passing
 from holdfast.spark.keyed_state import KeyedStates
+from holdfast.spark.save_figures import forget
 from holdfast.spark.save_policy import Left, keep
 from holdfast.spark.scratch import ScratchLost
 
 if TYPE_CHECKING:
+    from pyspark.accumulators import Accumulator
+
     from holdfast.spark.keyed import ForkOf, Keyed
+    from holdfast.spark.save_figures import Saving, Savings
 
 #: How often a batch is begun with scratch that turns out to be damaged: once with a fork's own, once with its parent's.
 _ATTEMPTS = 3
 
 
 class Task:
-    """Runs in a Python worker, once per partition and batch. `key_type` is Spark's short name of it."""
+    """Runs in a Python worker, once per partition and batch. `key_type` is Spark's short name of it; `figures` is told
+    what its policy has come to (`holdfast.spark.save_figures`)."""
 
     def __init__(
         self, plan: Keyed, schema: pa.Schema, partitions: int = 1, fork: ForkOf | None = None, arrived: str = "",
-        key_type: str = "",
+        key_type: str = "", figures: Accumulator[Savings] | None = None,
     ) -> None:  # fmt: skip
+        self._figures = figures
         self._plan, self._schema, self.partitions, self._fork = plan, schema, partitions, fork
         self._states = KeyedStates(plan, partitions, fork, arrived, key_type)
         self._exact = guarantee_of(plan.checkpoint) is Guarantee.EXACT
@@ -86,7 +92,7 @@ class Task:
     ) -> Iterator[pa.RecordBatch]:
         """The results of one batch of one partition."""
         if query is None:
-            yield from self._run(batches, 0, Slots(MemoryStore()), None, Path())
+            yield from self._run(batches, 0, Slots(MemoryStore()), None, Path())[0]
             return
         owner = self._fork.query_id if self._fork is not None else query
         yield from self._tried(batches, query, owner, batch, partition)
@@ -102,16 +108,21 @@ class Task:
     ) -> list[pa.RecordBatch]:
         name = self._states.own_name(partition)
         with self._states.near(self._states.own(query), name) as near, far_of(self._plan, owner, name) as far:
-            self._states.begin(owner, batch, partition, near, far)
+            asked_us = monotonic_us()
+            came = self._states.begin(owner, batch, partition, near, far)
+            restore_s = (monotonic_us() - asked_us) / 1e6 if came else None
             told = self._states.own(query) / self._plan.name / f"{name}.saved"
-            return self._run(
-                batches, batch, near, far, told, self._states.forget_others(owner, batch, partition, near, far)
-            )
+            others = self._states.forget_others(owner, batch, partition, near, far)
+            results, saving = self._run(batches, batch, near, far, told, others)
+        if self._figures is not None and saving is not None:
+            told_of = query, self._plan.name, partition
+            self._figures.add({told_of: saving._replace(partitions=self.partitions, restore_s=restore_s)})
+        return results
 
     def _run(
         self, batches: list[pa.RecordBatch], batch: int, near: Slots, far: Far | None, told: Path,
         also: Mapping[bytes, bytes] | None = None,
-    ) -> list[pa.RecordBatch]:  # fmt: skip
+    ) -> tuple[list[pa.RecordBatch], Saving | None]:  # fmt: skip
         plan, begun_us = self._plan, now_us()
 
         new: set[bytes] = set()
@@ -141,9 +152,9 @@ class Task:
         left = Left(states, parts, marks, sum(rows.num_rows for rows in batches), begun_us)
         if self._exact and far is not None and self._fork is None:
             self._states.make_whole(batch, near, far)
-        keep(plan, left, batch, near, far if self._fork is None else None, told)
+        saving = keep(plan, left, batch, near, far if self._fork is None else None, told)
         results += due
-        return [rows for table in results for rows in table.to_batches()]
+        return [rows for table in results for rows in table.to_batches()], saving
 
     def pack(self, query: str, batch: int, to: Path) -> bool:
         """Copy the states at the beginning of that batch, of all partitions; False if they are not at hand."""
@@ -151,6 +162,7 @@ class Task:
 
     def forget(self, query: str) -> None:
         """Rule 8. A store whose server is away is a `PeerError`: it keeps what it has."""
+        forget(query)
         self._states.forget(query)
 
     def _changes(

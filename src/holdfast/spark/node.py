@@ -27,7 +27,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 
 from holdfast.diagram import NodeSpec
-from holdfast.engine import Description, Failure, Operator, Query, Reading, Work, create_output
+from holdfast.engine import Description, Failure, Operator, Query, Reading, Saves, Work, create_output
 from holdfast.model.errors import UsageError
 from holdfast.model.time import BEGINNING_US, instant_text
 from holdfast.model.tuples import STREAM_COLUMN
@@ -50,6 +50,7 @@ from holdfast.spark.plan_identity import settings_line
 from holdfast.spark.pools import fork_pool, stable_pool
 from holdfast.spark.query_plan import QueryPlan, plan_of
 from holdfast.spark.results import node_columns
+from holdfast.spark.save_figures import saves_of
 from holdfast.spark.session import make_active, with_settings
 from holdfast.spark.source import until_of
 from holdfast.spark.time_column import time_path
@@ -96,6 +97,9 @@ class SparkQuery(Query):
             self._followed = True
         last, work = self._batches.seen()
         return None if last is None else reading_of(last, work)
+
+    def saves(self) -> tuple[Saves, ...]:
+        return saves_of(str(self._query.id))
 
     @property
     def work(self) -> Work | None:

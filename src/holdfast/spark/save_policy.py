@@ -34,6 +34,7 @@ from holdfast.clock import now_us
 from holdfast.model.errors import UsageError
 from holdfast.spark.durable_state import Far, far_of
 from holdfast.spark.keeper import Checkpoint, ended, keep_beside
+from holdfast.spark.save_figures import Saving
 
 if TYPE_CHECKING:
     from holdfast.spark.keyed import Keyed
@@ -72,14 +73,21 @@ class _Counts(msgspec.Struct, array_like=True):
     """The versions that were handed over since; none when it is known how the last of them ended."""
 
 
-def keep(plan: Keyed, left: Left, batch: int, near: Slots, far: Far | None, told: Path) -> None:
+def keep(plan: Keyed, left: Left, batch: int, near: Slots, far: Far | None, told: Path) -> Saving | None:
     """Save what the batch leaves; `far` is None where nothing is to be saved beyond scratch. `told` is where the keeper
-    says how a checkpoint ended."""
+    says how a checkpoint ended. What that has come to; None where nothing is to be saved."""
     if far is not None and far.exact:
         far.slots.save(left.states, batch + 1, left.marks, left.parts)
     near.save(left.states, batch + 1, left.marks, left.parts)
-    if far is not None and not far.exact:
-        _Effort(plan, near, far, told).keep(left, batch)
+    if far is None:
+        return None
+    if far.exact:
+        return Saving(batch, durable=1, bytes=_size(left.states) + _size(left.parts))
+    return _Effort(plan, near, far, told).keep(left, batch)
+
+
+def _size(saved: Mapping[bytes, bytes | None]) -> int:
+    return sum(len(key) + len(value or b"") for key, value in saved.items())
 
 
 class _Effort:
@@ -96,8 +104,10 @@ class _Effort:
         self._counts.kept.every_us = self._us or 0
         self._pending = near.pending
         self._since = Names([], []) if since is None else Names(*msgspec.msgpack.decode(since, type=_Lists))
+        self._durable = 0
+        self._bytes: int | None = None
 
-    def keep(self, left: Left, batch: int) -> None:
+    def keep(self, left: Left, batch: int) -> Saving:
         self._learn()
         idle, counts = not any(self._pending), self._counts
         left_names = Names(list(left.states), list(left.parts))
@@ -108,6 +118,9 @@ class _Effort:
             self._learn()
         self._near.note(self._pending, {KEPT: msgspec.msgpack.encode(counts),
                                         _SINCE: msgspec.msgpack.encode(tuple(self._since))})  # fmt: skip
+        kept = counts.kept
+        return Saving(batch, durable=self._durable, dropped=kept.dropped, met=kept.met, missed=kept.missed,
+                      late_us_max=kept.late_us_max, waiting=bool(counts.flying), bytes=self._bytes)  # fmt: skip
 
     def _learn(self) -> None:
         """How the checkpoint that was handed over last has ended, if it has."""
@@ -119,6 +132,7 @@ class _Effort:
         self._told.unlink(missing_ok=True)
         counts.flying = []
         if how.outcome == "durable":
+            self._durable += 1
             counts.base, self._pending, self._since = how.version, self._since, Names([], [])
         elif how.outcome in ("went back", "refused"):
             raise (WentBack if how.outcome == "went back" else UsageError)(how.error)
@@ -157,6 +171,7 @@ class _Effort:
         states = {key: self._near.read(key, version) for key in pending.states}
         parts = {**dict.fromkeys(pending.parts), **self._near.read_parts(pending.parts, version)}
         marks = {**left.marks, KEPT: msgspec.msgpack.encode(counts.kept)}
+        self._bytes = _size(states) + _size(parts)
         far = self._far
         far.close()  # One at a time has a store in a folder; this batch does not need it any more.
         bases = (counts.base, *counts.flying)

@@ -245,11 +245,19 @@ function showStream() {
   facts($("promise"), [...promise, ["read by", stream.readers.join(", ") || "clients"]]);
   showInputs(stream, node);
   showOperators(node);
+  showSaves(node);
   showReaders();
 }
 
 /** A number of seconds as it comes in what a replica says of its checkpoints. */
 const took = (s) => (s === undefined || s === null ? "" : s < 1 ? `${Math.round(s * 1000)} ms` : seconds(s * 1000));
+
+function showSaves(node) {
+  const rows = (node?.replicas ?? []).flatMap((name) => (doc.replicas[name]?.saves ?? []).map((saved) => ({ name, saved })));
+  $("has-saves").hidden = !rows.length;
+  keyed($("saves").tBodies[0], rows, ({ name, saved }) => `${name} ${saved.operator}`, () => make("tr"), (row, { name, saved: s }) =>
+    cells(row, [name, s.operator, number(s.durable), number(s.waiting), number(s.dropped), number(s.bytes), number(s.met), number(s.missed), s.missed ? took(s.late_s) : "", took(s.last_restore_s)]));
+}
 
 function showOperators(node) {
   const known = (node?.replicas ?? []).filter((name) => doc.replicas[name]?.operators?.length);
