@@ -77,10 +77,11 @@ bench: setup
 	@for bench in $(BENCHES); do $(BIN)/python -m benches.$$bench || exit 1; done
 
 # Every figure and table of the texts, theirs beside ours, on one page: out/report/index.html. In short forms, some
-# twenty minutes; FULL=1 runs the long ones, some hours, and publishes what was measured undisturbed (benches/results).
+# forty minutes; FULL=1 runs the long ones, some hours, and publishes what was measured undisturbed (benches/results).
+# NFS=/mnt/share puts the stores of files there, where 002 had them.
 report: setup
 	$(BIN)/python -m pip install --quiet -e '.[bench]'
-	$(BIN)/python -m benches.evaluation $(if $(FULL),--full)
+	$(BIN)/python -m benches.evaluation $(if $(FULL),--full) $(if $(NFS),--nfs $(NFS))
 
 # One failure, the same for plain Spark, Flink, Bytewax, Pathway and Holdfast: docs/compare.md. Peers come from the package
 # index into environments of their own (.compare).

@@ -33,6 +33,7 @@ def main() -> None:
                         help="where the peers' environments are, or are made (default .compare)")  # fmt: skip
     parser.add_argument("--kept", type=Path, default=HOME / "out" / "compare",
                         help="where what each contender said is kept (default out/compare)")  # fmt: skip
+    parser.add_argument("--docs", type=Path, default=HOME / "docs", help="where to write the page (default docs)")
     parser.add_argument("--tries", type=int, default=3, help="so often at most, beside others (default 3)")
     parser.add_argument("--together", type=int, default=1,
                         help="run so many at once; for each, the others count as other work (default 1)")  # fmt: skip
@@ -54,7 +55,7 @@ def main() -> None:
     with ThreadPoolExecutor(given.together) as pool:
         list(pool.map(one, mixed([contender for contender in CONTENDERS if contender.name in chosen])))
     records = {name: kept(given.kept, name, plan) or absent("it was not run yet") for name in names}
-    figures, left_out = write_page(HOME / "docs", records, plan)
+    figures, left_out = write_page(given.docs, records, plan)
     table(f"rows of the result, due {DEADLINE_S:g} s after their window", ["", *Figures._fields],
           [[name, *f] for name, f in figures.items()])  # fmt: skip
     for name, reason in left_out.items():

@@ -66,12 +66,21 @@ BENCHES = (
     Bench("batch_growth", ()),
     Bench("dpc_overhead", ("--rounds", "1", "--rows", "1000000")),
     Bench("cec_recovery", ("--windows", "10000", "--periods")),
+    Bench("console", ("--nodes", "50", "--pages", "5", "--seconds", "10")),
+    Bench("archive", ("--gb", "0.5", "--starts", "3")),
+    Bench("remote_read", ("--megabytes", "128", "--rounds", "2")),
+    # Its own page is written over by a full run only.
+    Bench("compare", ("--together", "3", "--tries", "1", "--docs", "out/report/compare"), (), 1800, 7200),
 )
+#: Those that take a folder on an NFS mount.
+ON_NFS = ("word_count", "random_writes")
 
 
-def run(bench: Bench, full: bool, folder: Path) -> str:
+def run(bench: Bench, full: bool, folder: Path, nfs: Path | None = None) -> str:
     """Run it in a session of its own; what went wrong, if anything did."""
     command = [sys.executable, "-m", f"benches.{bench.name}", *(bench.full if full else bench.short)]
+    if nfs is not None and bench.name in ON_NFS:
+        command += ["--nfs", str(nfs)]
     console.print(f"[bold]{' '.join(['python', *command[1:]])}")
     log = folder.parent / "logs" / f"{bench.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -102,6 +111,7 @@ def main() -> None:
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--draw", action="store_true", help="run nothing")
     parser.add_argument("--only", help="benches, separated by commas")
+    parser.add_argument("--nfs", type=Path, help="a folder on an NFS mount, for the benches that can use one")
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
     known = [bench.name for bench in BENCHES]
@@ -115,7 +125,7 @@ def main() -> None:
         if bench.name not in asked:
             continue
         began = time.monotonic()
-        if trouble := run(bench, given.full, results):
+        if trouble := run(bench, given.full, results, given.nfs):
             troubles[bench.name] = trouble
             console.print(f"[red]{bench.name}: {trouble}")
         seconds[bench.name] = round(time.monotonic() - began)

@@ -1,8 +1,9 @@
-"""The table "How fast" of the README, made from the published results.
+"""The table "How fast" of the README and those of docs/operators.md, made from the published results.
 
-    python -m benches.evaluation.readme      rewrites it; a test compares the two
+    python -m benches.evaluation.readme      rewrites them; a test compares the two
 
-Each row carries the day on which it was measured, so that nobody takes a number for newer than it is.
+Each row of the README carries the day on which it was measured, and says if the code is newer than that, so that nobody
+takes a number for newer than it is.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benches.evaluation import history
 from benches.evaluation.results import PUBLISHED, Missing, Result, Results
 
 README = Path(__file__).parents[2] / "README.md"
+OPERATORS = README.parent / "docs" / "operators.md"
 BEGIN = "<!-- made by python -m benches.evaluation.readme from benches/results -->\n"
 END = "<!-- end of the table -->\n"
 
@@ -23,6 +26,15 @@ class Row(NamedTuple):
     what: str
     beside: str
     figure: Callable[[Result], str]
+
+
+#: Below src/holdfast: what a bench measures. Other code may change without its number being in doubt.
+CODE = {
+    "log_append": ("stream",), "kafka_in": ("inputs", "stream"), "sinks": ("sinks", "stream"),
+    "spark_read": ("spark", "stream"), "microbatch": ("spark", "stream"), "batch_growth": ("spark", "stream"),
+    "dpc_overhead": ("protocol/dpc", "host", "spark"), "cec_throughput": ("operators", "protocol/cec", "spark"),
+    "cec_recovery": ("operators", "protocol/cec", "spark"), "stores": ("checkpoint",),
+}  # fmt: skip
 
 
 def _stores(callers: int) -> Callable[[Result], str]:
@@ -47,6 +59,13 @@ def _aggregated(r: Result) -> str:
     said = f"with {store}: {few:g} times with 1,000 keys, {some:g} with 100,000, {many:g} with a million"
     limit = r.values.get("of_polars_100k")
     return f"{said}; {limit:g} of polars alone, log to log, with 100,000" if limit else said
+
+
+def _recovered(r: Result) -> str:
+    """The same of recoveries."""
+    few, some, many = r("ratios").values()
+    beside = "the better of its state stores" if r.values.get("peers") else "RocksDB"
+    return f"with {beside}: {few:g}, {some:g} and {many:g} times as quick (10,000, 100,000 and a million windows)"
 
 
 def _short(number: float) -> str:
@@ -83,8 +102,7 @@ ROWS = (
     Row("cec_throughput", ", checkpoints on", "Spark's windowed aggregation",
         lambda r: f"{_aggregated(r)} ([docs/operators.md](docs/operators.md))"),
     Row("cec_recovery", ", kill -9 and the disk of the workers lost", "Spark's recovery of the same query",
-        lambda r: "{:g}, {:g} and {:g} times as quick".format(*r("ratios").values())
-                  + " (10,000, 100,000 and a million windows)"),
+        _recovered),
     Row("stores", ", 64 callers", "one file per key; RocksDB, LMDB, SQLite, Redis, equally durable",
         lambda r: f"{r('log_over_files'):g} times; {'ahead of all' if r('log_ahead_of_all') else 'not ahead of all'} "
                   "([docs/checkpoints.md](docs/checkpoints.md))"),
@@ -100,17 +118,76 @@ def rendered(folder: Path = PUBLISHED) -> str:
             r = results(row.bench)
         except Missing:
             continue  # Not published yet: better no row than an old number under a new name.
-        lines.append(f"| `{row.bench}`{row.what} | {row.beside} | {row.figure(r)} | {r.date}, {r.commit} |")
+        code = (f"benches/{row.bench}.py", *(f"src/holdfast/{part}" for part in CODE[row.bench]))
+        newer = "; the code is newer" if history.is_newer(r.commit, code) else ""
+        lines.append(f"| `{row.bench}`{row.what} | {row.beside} | {row.figure(r)} | {r.date}, {r.commit}{newer} |")
     return "\n".join(lines) + "\n"
 
 
-def replaced(readme: str, made: str) -> str:
-    """The README with this table in it."""
-    if readme.count(BEGIN) != 1 or readme.count(END) != 1:
-        raise ValueError("README.md must have the two comments around the table once each; put them back")
-    before, rest = readme.split(BEGIN)
-    return f"{before}{BEGIN}{made}{END}{rest.split(END)[1]}"
+APPLICATIONS = {
+    "time_1000": "time windows, 1,000 keys", "time_100000": "time windows, 100,000 keys",
+    "time_1000000": "time windows, 1,000,000 keys", "fast": "fast: windows of 1 tuple, 1,000 items",
+    "slow": "slow: windows of 1,000 tuples, 2 items", "mixed": "mixed: windows of 10 tuples, 110 items",
+}  # fmt: skip
+#: Below this a difference of two rates says nothing.
+_NOISE = 0.01
+
+
+def throughput(r: Result) -> str:
+    """The table of docs/operators.md: tuples per second, beside the better of Spark's stores, and polars."""
+    heads = ("application", "with checkpoints", "without", "Spark", "Spark, state in memory", "beside the better",
+             "polars", "of it", "checkpoints cost")  # fmt: skip
+    lines = [f"| {' | '.join(heads)} |", "| " + " | ".join("---" for _ in heads) + " |"]
+    for name, label in APPLICATIONS.items():
+        ours, plain, peer, memory, polars = (*r("rates", name), None, None, None)[:5]
+        ratio, cost = _ratio(r, name) or ours / max(peer, memory or 0), r("cec_costs", name)
+        said = "within the noise" if cost < -_NOISE else "none" if cost < _NOISE else f"{cost:.0%}".replace("%", " %")
+        cells = [label, *(f"{n:,}" for n in (ours, plain, peer)), f"{memory:,}" if memory else "–",
+                 f"{ratio:.0f}" if ratio >= 20 else f"{ratio:.1f}", f"{polars:,}" if polars else "–",
+                 f"{ours / polars:.2f}" if polars else "–", said]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return _dated(lines, r)
+
+
+def _ratio(r: Result, name: str) -> float | None:
+    """As the bench has it, from rates that were not rounded."""
+    keys = {"time_1000": "1k", "time_100000": "100k", "time_1000000": "1m"}.get(name)
+    found: Any = r.values.get(f"ratio_best_{keys}") or r.values.get(f"ratio_native_{keys}")
+    return found and float(found)
+
+
+def recoveries(r: Result) -> str:
+    """The other one: seconds until an operator is back."""
+    lines = ["| open windows | Holdfast | Spark, RocksDB | Spark, state in memory | beside the better |",
+             "| --- | --- | --- | --- | --- |"]  # fmt: skip
+    for windows, (ours, rocks, *memory) in r("seconds").items():
+        shown = f"{memory[0]:g}" if memory else "–"
+        lines.append(f"| {int(windows):,} | {ours:g} | {rocks:g} | {shown} | {r('ratios', windows):g} |")
+    return _dated(lines, r)
+
+
+def _dated(lines: list[str], r: Result) -> str:
+    return "\n".join([*lines, "", f"Measured {r.date}, {r.commit}."]) + "\n"
+
+
+def operators(page: str, folder: Path = PUBLISHED) -> str:
+    """docs/operators.md with its two tables."""
+    results = Results(folder)
+    for bench, made in (("cec_throughput", throughput), ("cec_recovery", recoveries)):
+        begin = BEGIN.replace(" from benches/results", f" from benches/results/{bench}.json")
+        page = replaced(page, made(results(bench)), begin, "docs/operators.md")
+    return page
+
+
+def replaced(page: str, made: str, begin: str = BEGIN, name: str = "README.md") -> str:
+    """The page with this table in it."""
+    before, found, rest = page.partition(begin)
+    _, closed, after = rest.partition(END)
+    if not (found and closed) or page.count(begin) != 1:
+        raise ValueError(f"{name} must have the two comments around the table once each; put them back")
+    return f"{before}{begin}{made}{END}{after}"
 
 
 if __name__ == "__main__":
     README.write_text(replaced(README.read_text(), rendered()))
+    OPERATORS.write_text(operators(OPERATORS.read_text()))

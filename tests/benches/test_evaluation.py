@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
+from benches.evaluation import history
 from benches.evaluation.__main__ import BENCHES, HOME, Bench
 from benches.evaluation.figures import TEXTS, Claim, Curve, Figure, Grid, Plot, Stated, score, show
 from benches.evaluation.page import write_page
 from benches.evaluation.panel import panels
-from benches.evaluation.readme import BEGIN, END, README, rendered, replaced
+from benches.evaluation.readme import BEGIN, CODE, END, OPERATORS, README, ROWS, operators, rendered, replaced
 from benches.evaluation.registry import FIGURES
 from benches.evaluation.results import PUBLISHED, Missing, publish, read_all, sources, stamp, write
 from benches.report import FORMAT
@@ -59,9 +61,75 @@ def test_published_results_say_when_where_and_how_they_were_made() -> None:
         assert result.source or result.others is not None, f"{result.bench}: under which conditions?"
 
 
+with_history = pytest.mark.skipif(not history.is_known(), reason="this copy has no history")
+
+
+@with_history
+@pytest.mark.parametrize("path", sorted(PUBLISHED.glob("*.json")), ids=lambda path: path.stem)
+def test_a_published_result_names_a_commit_that_is_there(path: Path) -> None:
+    """One that was rebased away tells nobody what was measured."""
+    commit = json.loads(path.read_text())["commit"]
+    assert history.has(commit), f"{path.name} names {commit}; measure again, or name the commit that has this code"
+
+
+def test_a_commit_that_is_not_there_is_noticed() -> None:
+    assert not history.has("0123456789abcdef0123456789abcdef01234567")
+
+
+@with_history
 def test_the_readme_has_the_published_numbers() -> None:
-    readme = README.read_text()
+    """And says which of them are older than what they measure."""
+    readme, page = README.read_text(), OPERATORS.read_text()
     assert readme == replaced(readme, rendered()), "run python -m benches.evaluation.readme"
+    assert page == operators(page), "run python -m benches.evaluation.readme"
+
+
+def test_code_that_changed_since_a_number_was_measured_is_newer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*command: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        return subprocess.run(["git", *who, *command], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    monkeypatch.setattr(history, "HOME", tmp_path)
+    (tmp_path / "measured.py").write_text("1\n")
+    (tmp_path / "other.py").write_text("1\n")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    commit = git("rev-parse", "--short", "HEAD").strip()
+    assert history.has(commit)
+    assert history.has(f"{commit}+")
+    (tmp_path / "other.py").write_text("2\n")
+    assert not history.is_newer(commit, ["measured.py"])
+    (tmp_path / "measured.py").write_text("2\n")
+    assert history.is_newer(commit, ["measured.py"])
+    git("commit", "-qam", "two")
+    assert history.is_newer(commit, ["measured.py"])
+    (tmp_path / "measured.py").write_text("1\n")
+    assert not history.is_newer(commit, ["measured.py"]), "as it was"
+
+
+def test_every_row_of_the_readme_knows_its_code() -> None:
+    assert CODE.keys() == {row.bench for row in ROWS}
+    missing = [part for parts in CODE.values() for part in parts if not (HOME / "src/holdfast" / part).is_dir()]
+    assert missing == []
+
+
+def test_rows_say_beside_which_of_sparks_stores(tmp_path: Path) -> None:
+    rates = {name: [900, 1000, 100, 300, 1800] for name in ("time_1000", "time_100000", "time_1000000")}
+    rates |= {name: [900, 1000, 10] for name in ("fast", "slow", "mixed")}
+    kept(tmp_path, "cec_throughput", rates=rates, cec_costs=dict.fromkeys(rates, 0.1), ratio_best_1k=3.0,
+         ratio_best_100k=3.0, ratio_best_1m=3.0, of_polars_100k=0.5)  # fmt: skip
+    kept(tmp_path, "cec_recovery", seconds={"10000": [2, 5, 4], "100000": [2, 5, 4], "1000000": [2, 5, 4]},
+         ratios={"10000": 2.0, "100000": 2.0, "1000000": 2.0}, peers=["RocksDB", "in memory"])  # fmt: skip
+    page = operators(OPERATORS.read_text(), tmp_path)
+    assert "| time windows, 1,000 keys | 900 | 1,000 | 100 | 300 | 3.0 | 1,800 | 0.50 | 10 % |" in page
+    assert "| 10,000 | 2 | 5 | 4 | 2 |" in page
+    row = rendered(tmp_path)
+    assert "with the better of its state stores: 3 times with 1,000 keys" in row
+    assert "0.5 of polars alone" in row
+    assert "with the better of its state stores: 2, 2 and 2 times as quick" in row
 
 
 def test_a_readme_without_the_marks_is_refused() -> None:
@@ -73,7 +141,8 @@ def test_a_readme_without_the_marks_is_refused() -> None:
 @pytest.mark.parametrize("bench", BENCHES, ids=lambda b: b.name)
 def test_a_bench_of_the_report_knows_its_options(bench: Bench) -> None:
     """Its module, and every option that it is called with."""
-    source = (HOME / "benches" / f"{bench.name}.py").read_text()
+    module = HOME / "benches" / f"{bench.name}.py"
+    source = (module if module.exists() else module.with_suffix("") / "__main__.py").read_text()
     for option in (*bench.short, *bench.full):
         assert not option.startswith("--") or f'add_argument("{option}"' in source.replace("(\n        ", "("), option
 
