@@ -23,7 +23,7 @@ from holdfast.metrics.families import FAMILIES
 from holdfast.metrics.sheet import Sheet
 from holdfast.model.errors import UsageError
 from tests.load.pair import pair
-from tests.load.plain_engine import PlainEngine
+from tests.load.plain_engine import PlainEngine, PlainQuery
 from tests.metrics.served import COLUMNS, Scrape, flowing, scrape, until
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -34,7 +34,7 @@ _ELSEWHERE = {
     *(name for name in FAMILIES if name.startswith("holdfast_replica_checkpoint_")),
     "holdfast_replica_recovery_estimate_seconds",
 }
-#: Of user-defined operators in Spark's workers; nodes of the plain engine have none.
+#: Of user-defined operators in an engine's workers.
 _IN_WORKERS = {name for name in FAMILIES if name.startswith("holdfast_operator_")}
 #: And after a recovery, or where a time for one was asked for.
 _SELDOM = {"holdfast_replica_recovery_goal_seconds", "holdfast_replica_recovery_last_seconds"}
@@ -106,7 +106,9 @@ class Tap:
 
 
 @pytest.mark.slow
-def test_a_failure_is_seen_in_the_numbers_as_it_comes_and_goes(tmp_path: Path) -> None:
+def test_a_failure_is_seen_in_the_numbers_as_it_comes_and_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Saves("mean", 40, 2, 9, 1, 0.5, 1, 400, 1.5)
+    monkeypatch.setattr(PlainQuery, "saves", lambda _: (told,))
     store = holdfast.open(tmp_path / "streams")
     (tmp_path / "archive").mkdir()
     left = store.create("left", COLUMNS, bucket="500ms", bound=holdfast.Bound(1 << 30),
@@ -156,7 +158,9 @@ def test_a_failure_is_seen_in_the_numbers_as_it_comes_and_goes(tmp_path: Path) -
         healed = scrape(port)
         served |= check(healed)
         unserved = FAMILIES.keys() - served
-        assert unserved == _ELSEWHERE | _SELDOM | _IN_WORKERS, "one that nobody ever serves is a promise on paper"
+        assert unserved == _ELSEWHERE | _SELDOM, "one that nobody ever serves is a promise on paper"
+        assert healed("operator_checkpoints_total", operator="mean", outcome="dropped", **REPLICA) == 2
+        assert running.status()["replicas"][0]["saves"] == [told._asdict()], "as `holdfast status` has it"
         assert healed("replica_corrections_total") >= 1
         assert healed("replica_corrected_tuples_total") == healed("replica_tentative_tuples_total") > 0
         assert healed("replica_results_total", kind="tentative", in_time="yes") is not None

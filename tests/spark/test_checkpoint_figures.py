@@ -9,10 +9,10 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 import holdfast
-from holdfast.cli.board import checkpoints_text
-from holdfast.cli.hosts import CheckpointStatus
+from holdfast.cli.board import checkpoints_text, saves_text
+from holdfast.cli.hosts import CheckpointStatus, SavesStatus
 from holdfast.clock import monotonic_us, pause
-from holdfast.engine import Recovery
+from holdfast.engine import Recovery, Saves
 from holdfast.host.replica_status import status_of
 from holdfast.model.time import BEGINNING_US
 from holdfast.operators.footprints import Saved
@@ -73,6 +73,15 @@ def test_status_shows_what_checkpoints_cost_and_what_they_are_worth() -> None:
     line = checkpoints_text(CheckpointStatus(**said))
     assert line.startswith("10 open windows, checkpoints reach back 4 s (T = 10 s), 6 records in 400 bytes")
     assert "would take some 2.5 s, the last one took 1.25 s; a recovery must take 2 s at most" in line
+
+
+def test_status_shows_what_became_of_the_checkpoints_of_operators_in_workers() -> None:
+    saved = Saves("mean", 40, 2, 9, 1, 0.5, 1, 400, None)
+    line = saves_text(SavesStatus(**saved._asdict()))
+    assert line == ("40 checkpoints in its store, 1 on their way, 2 dropped, 400 bytes; 9 deadlines met, 1 missed, "
+                    "by 0.5 s at most")  # fmt: skip
+    exact = saves_text(SavesStatus(**saved._replace(met=0, missed=0, last_restore_s=1.25)._asdict()))
+    assert exact.endswith("400 bytes; its state last came back in 1.25 s")
 
 
 def test_the_progress_of_a_flow_has_the_figures_of_all_its_partitions(

@@ -120,7 +120,7 @@ class Keyed:
         schema = _parse_datatype_string(self.schema) if isinstance(self.schema, str) else self.schema
         assert isinstance(schema, StructType)
         given = to_arrow_schema(schema, timezone="UTC")
-        figures = collector(frame.sparkSession.sparkContext)
+        figures = collector(frame.sparkSession)
         arrived = "" if node is None else node.arrived
         task = Task(self, given, partitions, _fork.get(), arrived, key_type, figures)
         if node is not None:

@@ -71,9 +71,10 @@ _lock = threading.Lock()
 _collecting: tuple[SparkContext, Accumulator[Savings]] | None = None
 
 
-def collector(context: Any) -> Accumulator[Savings] | None:
-    """What tasks of that context add to (rule 2); None where there is none, as in an outline of a function."""
+def collector(session: Any) -> Accumulator[Savings] | None:
+    """What tasks of that session add to (rule 2); None where it has no context, as in an outline of a function."""
     global _collecting
+    context = getattr(session, "sparkContext", None)
     if not isinstance(context, SparkContext):
         return None
     with _lock:
