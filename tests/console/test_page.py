@@ -126,9 +126,11 @@ def test_a_failure_is_seen_as_it_happens_with_the_numbers_of_a_subscriber(tmp_pa
         shown.until(lambda: all(text in shown.log for text in said))
 
         # From whatever the failure consisted of, its picture is a click away.
-        for text in ("REC_DONE", "monitor3>here was cut", "monitor3 is missing", "is UP_FAILURE", "fork 1 is"):
-            page.get_by_role("button", name="Back to live").click() if "episode" in page.url else None
-            page.locator("#log li", has_text=text).last.get_by_role("link").click()
+        kinds = "REC_DONE", "monitor3>here was cut", "monitor3 is missing", "is UP_FAILURE", r"fork \d+ is running"
+        for text in kinds:
+            if "episode" in page.url:
+                page.get_by_role("button", name="Back to live").click()
+            page.locator("#log li", has_text=re.compile(text)).last.get_by_role("link").click()
             shown.until(lambda: "The failure that began at" in page.inner_text("#stream-says"))
             label = re.compile(r"active_sources,.* [1-9]\d* tentative tuples; \d+ tentative buckets with missing.*UNDO")
             shown.until(lambda label=label: label.search(page.locator("#arrivals").get_attribute("aria-label") or ""))
@@ -231,6 +233,12 @@ def test_a_deployment_shows_its_operators_stores_readers_and_ledger_and_drains_a
         page.get_by_role("button", name="Move to ben").click()
         page.get_by_role("button", name="Do it").click()
         shown.until(lambda: a.moved == [{"node": "counts", "to": "ben"}])
+        page.get_by_role("button", name="Take home").click()
+        page.get_by_role("button", name="Do it").click()
+        shown.until(lambda: a.moved[1:] == [{"node": "counts", "to": "anna"}])
+        shown.until(lambda: "counts moved from ben to anna" in shown.log)
+        page.locator("#log li", has_text="moved from anna to ben").get_by_role("link").click()
+        shown.until(lambda: "nothing was tentative then" in page.inner_text("#stream-says"))
         assert shown.faults() == []
         page.get_by_role("button", name="Dark").click()
         page.set_viewport_size({"width": 390, "height": 800})

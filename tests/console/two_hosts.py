@@ -37,7 +37,7 @@ class SharingSite(Site):
     def __init__(self, deployment: Deployment, catalog: Catalog, name: str) -> None:
         super().__init__(deployment, catalog, name)
         self.moved: list[Any] = []
-        self.load = LOAD if name == "a" else None
+        self.load: dict[str, Any] | None = LOAD if name == "a" else None
         self.boundary_us = 1_700_000_000_000_000
         producer = self.stream.producer(stime="stime", slack="0s")
         producer.advance(self.boundary_us)
@@ -51,7 +51,10 @@ class SharingSite(Site):
         return [*super().doors(), Door("/v1/move", "POST", self._move)]
 
     async def _move(self, request: Request) -> Response:
-        self.moved.append(await request.json())
+        order = await request.json()
+        self.moved.append(order)
+        tasks = LOAD["tasks"]
+        self.load = {**LOAD, "tasks": {**tasks, order["node"]: {**tasks[order["node"]], "at": order["to"]}}}
         return JSONResponse({})
 
 

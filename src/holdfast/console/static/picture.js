@@ -68,15 +68,16 @@ export class Picture {
   /** Where tentative buckets lack tuples, as [wall, stime, tuples]. How many there are in the end is known once a bucket is
       corrected; before, it is taken to be what a stable one usually has, and nothing is missed in the newest, which grows. */
   missing() {
-    const at = (p) => Math.floor(p[STIME] / this.bucket), end = new Map(), blurred = new Set(), eras = [[]];
+    const at = (p) => Math.floor(p[STIME] / this.bucket), end = new Map(), shared = [], eras = [[]];
     for (const p of this.points) {
       if (p[KIND] === UNDO) eras.push([]);
       if (p[STIME] === null) continue;
-      if ((p[BUCKETS] ?? 1) > 1) { for (let b = at(p); b < at(p) + p[BUCKETS]; b += 1) blurred.add(b); continue; }
+      if ((p[BUCKETS] ?? 1) > 1) { shared.push([at(p), at(p) + p[BUCKETS]]); continue; } // Which bucket has how many is not known.
       if (p[KIND] === TENTATIVE) eras[eras.length - 1].push(p); else end.set(at(p), (end.get(at(p)) ?? 0) + p[TUPLES]);
     }
     const counts = [...end.values()].sort((a, b) => a - b), usual = counts.length ? counts[Math.floor(counts.length / 2)] : 0;
-    return eras.filter((era) => era.length).flatMap((era) => this.lacking(era, at, end, usual).filter(([, stime]) => !blurred.has(Math.floor(stime / this.bucket))));
+    return eras.filter((era) => era.length).flatMap((era) => this.lacking(era, at, end, usual))
+      .filter(([, stime]) => !shared.some(([from, to]) => from * this.bucket <= stime && stime < to * this.bucket));
   }
 
   /** The same of the tentative tuples between two UNDOs. */
