@@ -47,6 +47,7 @@ def main() -> None:
     if strangers := set(chosen) - set(names):
         parser.error(f"--only must name some of {', '.join(names)}; got {', '.join(sorted(strangers))}")
     plan = Plan()
+    (given.docs / "img").mkdir(parents=True, exist_ok=True)
 
     def one(contender: Contender) -> None:
         record = quietest(contender, plan, given.environments, given.tries, given.patience)
