@@ -90,7 +90,7 @@ class Saves(NamedTuple):
 
     operator: str
     durable: int
-    """Checkpoints that its store took since the query was started."""
+    """Checkpoints that its store took since the engine was started."""
     dropped: int
     """Those that it did not take, and deadlines, since the query began."""
     met: int
