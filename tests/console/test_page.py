@@ -157,7 +157,8 @@ def test_who_may_only_look_finds_no_buttons_and_a_wrong_token_is_told(
     monkeypatch.setattr(embedded, "Service", Lookable)
     with netmon(tmp_path) as running, browser(**phone) as page:
         shown = enter(page, running, "a-token-of-somebody-else")
-        page.wait_for_function("document.getElementById('refused').textContent.length > 0")
+        # `wait_for_function` evaluates a string in the page, which the page's policy refuses.
+        shown.until(lambda: page.inner_text("#refused"))
         assert page.evaluate("document.activeElement.id") == "token"
         page.keyboard.type(viewer)
         page.keyboard.press("Enter")
