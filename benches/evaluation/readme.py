@@ -1,4 +1,4 @@
-"""The table "How fast" of the README and those of docs/operators.md, made from the published results.
+"""The table "How fast" of the README and those of docs/operators.md and docs/load-sharing.md, from published results.
 
     python -m benches.evaluation.readme      rewrites them; a test compares the two
 
@@ -12,11 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benches.evaluation import history
+from benches.evaluation import explained, history
 from benches.evaluation.results import PUBLISHED, Missing, Result, Results
 
 README = Path(__file__).parents[2] / "README.md"
-OPERATORS = README.parent / "docs" / "operators.md"
+DOCS = README.parent / "docs"
+OPERATORS, LOAD_SHARING, EXPLAINED = DOCS / "operators.md", DOCS / "load-sharing.md", DOCS / "img" / "bpm-explained.svg"
 BEGIN = "<!-- made by python -m benches.evaluation.readme from benches/results -->\n"
 END = "<!-- end of the table -->\n"
 
@@ -179,6 +180,13 @@ def operators(page: str, folder: Path = PUBLISHED) -> str:
     return page
 
 
+def load_sharing(page: str, folder: Path = PUBLISHED) -> tuple[str, str]:
+    """docs/load-sharing.md with its table, and the picture beside it."""
+    found = Results(folder)("bpm_explained")
+    begin = BEGIN.replace(" from benches/results", " from benches/results/bpm_explained.json")
+    return replaced(page, explained.table(found), begin, "docs/load-sharing.md"), explained.figure(found)
+
+
 def replaced(page: str, made: str, begin: str = BEGIN, name: str = "README.md") -> str:
     """The page with this table in it."""
     before, found, rest = page.partition(begin)
@@ -191,3 +199,6 @@ def replaced(page: str, made: str, begin: str = BEGIN, name: str = "README.md") 
 if __name__ == "__main__":
     README.write_text(replaced(README.read_text(), rendered()))
     OPERATORS.write_text(operators(OPERATORS.read_text()))
+    made, picture = load_sharing(LOAD_SHARING.read_text())
+    LOAD_SHARING.write_text(made)
+    EXPLAINED.write_text(picture)

@@ -13,7 +13,20 @@ from benches.evaluation.__main__ import BENCHES, HOME, Bench
 from benches.evaluation.figures import TEXTS, Claim, Curve, Figure, Grid, Plot, Stated, score, show
 from benches.evaluation.page import write_page
 from benches.evaluation.panel import panels
-from benches.evaluation.readme import BEGIN, CODE, END, OPERATORS, README, ROWS, operators, rendered, replaced
+from benches.evaluation.readme import (
+    BEGIN,
+    CODE,
+    END,
+    EXPLAINED,
+    LOAD_SHARING,
+    OPERATORS,
+    README,
+    ROWS,
+    load_sharing,
+    operators,
+    rendered,
+    replaced,
+)
 from benches.evaluation.registry import FIGURES
 from benches.evaluation.results import PUBLISHED, Missing, publish, read_all, sources, stamp, write
 from benches.report import FORMAT
@@ -82,6 +95,8 @@ def test_the_readme_has_the_published_numbers() -> None:
     readme, page = README.read_text(), OPERATORS.read_text()
     assert readme == replaced(readme, rendered()), "run python -m benches.evaluation.readme"
     assert page == operators(page), "run python -m benches.evaluation.readme"
+    page = LOAD_SHARING.read_text()
+    assert (page, EXPLAINED.read_text()) == load_sharing(page), "run python -m benches.evaluation.readme"
 
 
 def test_code_that_changed_since_a_number_was_measured_is_newer(
@@ -114,6 +129,22 @@ def test_every_row_of_the_readme_knows_its_code() -> None:
     assert CODE.keys() == {row.bench for row in ROWS}
     missing = [part for parts in CODE.values() for part in parts if not (HOME / "src/holdfast" / part).is_dir()]
     assert missing == []
+
+
+def test_a_statement_is_explained_by_whatever_makes_it_hold(tmp_path: Path) -> None:
+    holds = {"a": {"as published": False, "narrow topology": True, "offers in order": True, "other reading": False},
+             "b": {"as published": False, "capacities 80 to 100": False},
+             "c": {"as published": False, "other reading": True}}  # fmt: skip
+    values = {said: dict.fromkeys(by, 0.5) for said, by in holds.items()}
+    kept(tmp_path, "bpm_explained", holds=holds, values=values, topologies=10,
+         bounds={said: [0.1, said == "a", "fig. 7-1", "left"] for said in holds})  # fmt: skip
+    mark = BEGIN.replace(" from benches/results", " from benches/results/bpm_explained.json")
+    page, picture = load_sharing(f"{mark}{END}", tmp_path)
+    assert "| a | ≥ 0.1 left | 0.5 | 0.5 ✓ | – | – | 0.5 ✓ | – | 0.5 | topology or order of offers |" in page
+    assert [line.split(" | ")[-1] for line in page.splitlines() if line.startswith("| ")][2:] == [
+        "topology or order of offers |", "none of these |", "its reading |"]  # fmt: skip
+    assert picture.count('fill="#1a7f37"') == 3
+    assert "topology or order of offers" in picture
 
 
 def test_rows_say_beside_which_of_sparks_stores(tmp_path: Path) -> None:
