@@ -37,7 +37,8 @@ from holdfast.clock import now_us
 from holdfast.stream.archive import ranges
 from holdfast.stream.archive.archiver import archive_once
 from holdfast.stream.archive.catalog import ArchivedSegment, Catalog, decode_catalog, paged
-from holdfast.stream.archive.objects import ObjectStore, open_objects
+from holdfast.stream.archive.object_stores import open_objects
+from holdfast.stream.archive.objects import ObjectStore
 from holdfast.stream.disk import VolatileDisk
 from holdfast.stream.manifest import SegmentEntry
 from holdfast.stream.pack import pack

@@ -51,6 +51,8 @@ IMPORTS = {
     "clock": "",
     "model": "",
 }
+#: A description and what runs it: the description is imported where nothing of the other is installed, and makes it.
+MAKE_EACH_OTHER = [["inputs.kafka", "inputs.kafka_input"], ["inputs.postgres_changes", "inputs.postgres_input"]]
 #: What a core without I/O has no use for.
 IMPURE = {"asyncio", "io", "os", "pathlib", "random", "socket", "threading", "time"}
 
@@ -123,6 +125,12 @@ def test_packages_import_what_the_table_allows_and_no_more() -> None:
 
 def test_there_is_no_cycle_between_packages() -> None:
     assert cycles(edges(tree())) == []
+
+
+def test_there_is_no_cycle_between_the_modules_of_a_package() -> None:
+    """Except where a description makes what runs it."""
+    found = tree()
+    assert cycles({name: (ours(module) & found.keys()) - {name} for name, module in found.items()}) == MAKE_EACH_OTHER
 
 
 def test_the_protocol_imports_the_model_and_the_standard_library_only() -> None:

@@ -22,7 +22,7 @@ from holdfast.operators.udop import UserOperator, encode
 from holdfast.spark import durable_state
 from holdfast.spark.keyed import ForkOf, Keyed, udop
 from holdfast.spark.keyed_task import Task
-from holdfast.spark.session import own_folder
+from holdfast.spark.own_folder import own_folder
 from tests.spark.summing import Summing
 
 KEYS = tuple("abcdefghijkl")

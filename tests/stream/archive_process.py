@@ -17,7 +17,8 @@ from pathlib import Path
 from holdfast.stream.archive import ranges
 from holdfast.stream.archive.archiver import archive_once
 from holdfast.stream.archive.expiry import expire
-from holdfast.stream.archive.objects import ObjectStore, open_objects
+from holdfast.stream.archive.object_stores import open_objects
+from holdfast.stream.archive.objects import ObjectStore
 from holdfast.stream.archive.restore import restore_stream
 from holdfast.stream.definition import Retention
 from holdfast.stream.disk import Disk

@@ -18,7 +18,8 @@ from holdfast.stream.archive import ranges
 from holdfast.stream.archive.archiver import EVERY_US, Archiver, archive_lag, archive_once, archive_state
 from holdfast.stream.archive.catalog import newest, place, read_note
 from holdfast.stream.archive.expiry import expire
-from holdfast.stream.archive.objects import MissingObject, ObjectStore, check_url, open_objects
+from holdfast.stream.archive.object_stores import open_objects
+from holdfast.stream.archive.objects import MissingObject, ObjectStore, check_url
 from holdfast.stream.archive.restore import Restored, restore_stream
 from holdfast.stream.archive.upload import Uploaded
 from holdfast.stream.archive.view import view_at

@@ -19,7 +19,8 @@ import pytest
 
 from holdfast.stream.archive import ranges
 from holdfast.stream.archive.catalog import newest, place, segments_of
-from holdfast.stream.archive.objects import join, open_objects
+from holdfast.stream.archive.object_stores import open_objects
+from holdfast.stream.archive.objects import join
 from holdfast.stream.head import read_head
 from holdfast.stream.store import Stream, StreamStore
 from holdfast.stream.verify import verify

@@ -48,8 +48,9 @@ from holdfast.host.wire import (
 from holdfast.inputs.audit import Audit
 from holdfast.inputs.credentials import Credential, Keyring, Role
 from holdfast.inputs.http_server import HttpServer, make_known
-from holdfast.inputs.network import TOKEN_CHARS_MIN, Access, is_loopback
+from holdfast.inputs.network import Access, is_loopback
 from holdfast.inputs.places import Crowded
+from holdfast.inputs.token_file import TOKEN_CHARS_MIN
 from holdfast.model.errors import HoldfastError, Mended, PeerError, StorageError, UnknownStream, UsageError
 from holdfast.protocol.dpc.messages import StreamReport
 from holdfast.protocol.dpc.signals import Lane

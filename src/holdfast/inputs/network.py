@@ -13,16 +13,13 @@ import ipaddress
 import socket
 import ssl
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
+from holdfast.inputs.credentials import ANYBODY, Credential, Keyring
+from holdfast.inputs.token_file import TOKEN_CHARS_MIN
 from holdfast.model.errors import StorageError, UsageError
 
-if TYPE_CHECKING:
-    from holdfast.inputs.credentials import Credential, Keyring
-
-#: Shorter ones can be guessed over a network.
-TOKEN_CHARS_MIN = 16
 #: Callers that wait until the input accepts.
 BACKLOG = 128
 
@@ -66,8 +63,6 @@ class Access(NamedTuple):
 
     def who(self, token: str | None) -> Credential | None:
         """The sender that shows this token; None: nobody who may send."""
-        from holdfast.inputs.credentials import ANYBODY
-
         if self.allows(token):
             return ANYBODY
         return self.keys.who(token) if self.keys is not None and token is not None else None

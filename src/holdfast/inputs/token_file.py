@@ -13,11 +13,12 @@ import threading
 import time
 from pathlib import Path
 
-from holdfast.inputs.network import TOKEN_CHARS_MIN
 from holdfast.model.errors import HoldfastError, StorageError, UsageError
 
 log = logging.getLogger(__name__)
 
+#: Shorter ones can be guessed over a network.
+TOKEN_CHARS_MIN = 16
 _TOKEN_BYTES_MAX = 4096
 #: How often a file is looked at again: whoever changes a token waits for it, whoever sends thousands of requests does
 #: not.

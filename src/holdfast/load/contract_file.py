@@ -30,7 +30,8 @@ import msgspec
 
 from holdfast.diagram import check_node_name
 from holdfast.host.plain_yaml import read_yaml
-from holdfast.inputs.network import TOKEN_CHARS_MIN, address_parts, is_loopback
+from holdfast.inputs.network import address_parts, is_loopback
+from holdfast.inputs.token_file import TOKEN_CHARS_MIN
 from holdfast.model.errors import StorageError, UsageError
 from holdfast.model.time import duration_us
 from holdfast.protocol.load.contract import Contract

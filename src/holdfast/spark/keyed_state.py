@@ -30,9 +30,9 @@ from holdfast.operators.parted import sorted_out
 from holdfast.operators.udop import directory_of
 from holdfast.spark.durable_state import Far, far_of, folder_of
 from holdfast.spark.expiry import Passing
+from holdfast.spark.own_folder import own_folder
 from holdfast.spark.save_policy import KEPT, counts_again, counts_from
 from holdfast.spark.scratch import is_of, layouts, of_this_boot, opened, partition_name
-from holdfast.spark.session import own_folder
 
 if TYPE_CHECKING:
     from holdfast.spark.keyed import ForkOf, Keyed

@@ -11,7 +11,7 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from holdfast.model.errors import StorageError
-from holdfast.spark.session import own_folder
+from holdfast.spark.own_folder import own_folder
 from holdfast.stream.disk import VolatileDisk
 from holdfast.stream.frame import crc32c
 

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import shutil
-import stat
 import sys
 import tempfile
 import threading
@@ -29,6 +28,7 @@ from holdfast.spark.format import HoldfastSource
 from holdfast.spark.grants import AUTO, FOLDER, VARIABLE, checked_choice
 from holdfast.spark.java import ensure_java
 from holdfast.spark.noise import quiet_accumulators, quiet_refusals
+from holdfast.spark.own_folder import own_folder
 from holdfast.spark.reader_server import READER
 from holdfast.spark.worker_daemon import NO_THREADS
 from holdfast.stream.frame import crc32c
@@ -196,16 +196,6 @@ def has_ended(spark: SparkSession) -> bool:
         return context._jsc is None or bool(context._jsc.sc().isStopped())
     except Exception:  # Whatever a call into a JVM that is just going raises.
         return True
-
-
-def own_folder() -> Path:
-    """A folder for temporary things of this user that nobody else can write to."""
-    folder = Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    owned = folder.lstat()
-    if not stat.S_ISDIR(owned.st_mode) or owned.st_uid != os.getuid() or owned.st_mode & 0o077:
-        raise StorageError(f"{folder} must be a folder that only this user can write to; remove it, or set TMPDIR")
-    return folder
 
 
 def quick_python() -> str:

@@ -37,6 +37,7 @@ import pyarrow as pa
 from holdfast.operators.numbering import partition_of
 from holdfast.operators.state import Blocks, in_order
 from holdfast.protocol.cec.policy import Measured
+from holdfast.spark.own_folder import own_folder
 from holdfast.spark.scratch import is_of, layouts, of_this_boot, partition_name
 from holdfast.stream.frame import crc32c
 from holdfast.stream.untrusted import check_plain
@@ -228,8 +229,6 @@ def scratch_folder(root: str, stream: str, given: str | os.PathLike[str] | None,
     own = f"{crc32c(f'{root}/{stream}'.encode()):08x}"
     if given is not None:
         return os.path.join(given, own)
-    from holdfast.spark.session import own_folder
-
     return str(of_this_boot(own_folder() / "state", "") / own) if local else os.path.join(root, stream, "state")
 
 

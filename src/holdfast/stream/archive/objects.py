@@ -1,4 +1,4 @@
-"""The object store behind an archive: what it must be able to do, and how one is opened by its address.
+"""The object store behind an archive: what it must be able to do, and what its address looks like.
 
 Rules:
 1. A key is a path of plain names below the address. What `put` and `create` have returned from is durable and whole;
@@ -79,22 +79,6 @@ def check_url(url: str) -> str:
     if ".." in parts.path.split("/"):
         raise UsageError(f"an archive must not have '..' in its path; got {url!r}")
     return url.rstrip("/")
-
-
-def open_objects(url: str) -> ObjectStore:
-    """The store at that address. Nothing is asked of it yet."""
-    url = check_url(url)
-    if urlsplit(url).scheme in FOLDER:
-        from holdfast.stream.archive.folder import FolderObjects
-
-        return FolderObjects(url)
-    try:
-        from holdfast.stream.archive.cloud import CloudObjects
-    except ImportError as error:
-        raise UsageError(
-            f"an archive at {url} needs the package obstore; install holdfast-streams[archive] ({error})"
-        ) from None
-    return CloudObjects(url)
 
 
 def join(*parts: str) -> str:

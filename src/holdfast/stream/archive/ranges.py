@@ -18,7 +18,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 from holdfast.model.errors import UsageError
-from holdfast.stream.archive.objects import ObjectStore, open_objects
+from holdfast.stream.archive.object_stores import open_objects
+from holdfast.stream.archive.objects import ObjectStore
 
 #: Small enough that a look at one event costs little, large enough that a request is worth its way.
 BLOCK = 1 << 20

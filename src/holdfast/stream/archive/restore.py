@@ -40,7 +40,8 @@ from holdfast.stream.archive.catalog import (
     write_note,
 )
 from holdfast.stream.archive.download import download
-from holdfast.stream.archive.objects import ObjectStore, check_url, join, open_objects
+from holdfast.stream.archive.object_stores import open_objects
+from holdfast.stream.archive.objects import ObjectStore, check_url, join
 from holdfast.stream.definition import ARCHIVE_FORMAT, Definition
 from holdfast.stream.disk import Disk
 from holdfast.stream.head import Head, write_head
