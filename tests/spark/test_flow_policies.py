@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.checkpoint.derive import StateKind, derive
 from holdfast.checkpoint.policy import Guarantee, every, groups, none, upstream
 from holdfast.cli.program import protections
 from holdfast.model.errors import UsageError
@@ -25,10 +26,19 @@ OPERATORS: dict[str, Callable[..., Flow]] = {
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-@pytest.mark.parametrize("policy", [every("10s"), every(events=100), groups(512, every="1s"), upstream(), "10s"])
+@pytest.mark.parametrize("policy", [every("10s"), every(events=100), groups(512, every="1s"), upstream()])
 def test_a_policy_that_does_not_fit_is_refused_when_it_is_written_down(name: str, policy: Any) -> None:
-    with pytest.raises(UsageError, match=rf"{name}: .* does not fit; use continuous\(\) or none"):
+    """By the one table that `holdfast explain` goes by as well."""
+    with pytest.raises(UsageError, match=rf"{name}: .* does not protect; use continuous\(\) or none"):
         OPERATORS[name](checkpoint=policy)
+    with pytest.raises(UsageError, match="does not protect"):
+        derive(name, name, StateKind.WINDOWS, policy)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_what_is_no_policy_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="must be"):
+        OPERATORS[name](checkpoint="10s")
 
 
 @pytest.mark.parametrize("name", OPERATORS)

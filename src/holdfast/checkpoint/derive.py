@@ -6,7 +6,8 @@ Rules:
    aggregate its windows.
 3. A barrier pairs tuples by arrival, so no state of its own makes it right after a loss: upstream backup is enforced,
    and every other annotation is refused with the reason.
-4. `groups` needs a sliding window, `continuous` windows that close.
+4. `groups` needs a sliding window, `continuous` windows that close. Those are saved one by one, together with their
+   results, or not at all.
 5. A store that is named by its address must outlive the process that writes to it.
 """
 
@@ -48,14 +49,14 @@ _FITS: dict[StateKind, tuple[tuple[type, ...], str]] = {
     StateKind.VARIABLES: ((NoCheckpoint, Every), "its variables"),
     StateKind.KEYED: ((NoCheckpoint, Every), "what checkpoint() gives, per key"),
     StateKind.SLIDING: ((NoCheckpoint, Every, Groups), "its windows"),
-    StateKind.WINDOWS: ((NoCheckpoint, Every, Continuous), "its open windows"),
+    StateKind.WINDOWS: ((NoCheckpoint, Continuous), "its open windows"),
     StateKind.IN_FLIGHT: ((Upstream,), "nothing: its inputs are kept until it has paired them"),
 }
 _INSTEAD = {
     StateKind.VARIABLES: 'every("10s")',
     StateKind.KEYED: 'every("10s") or every(events=100)',
     StateKind.SLIDING: 'groups(512, every="1s")',
-    StateKind.WINDOWS: "continuous()",
+    StateKind.WINDOWS: "continuous() or none",
     StateKind.IN_FLIGHT: "upstream(), or nothing",
 }
 
@@ -69,8 +70,9 @@ def derive(operator: str, kind: str, state: StateKind, policy: object | None, st
         return Protection(operator, kind, state, str(policy), "nothing: it has no state", Guarantee.EXACT)
     fits, saves = _FITS[state]
     if not isinstance(policy, fits):
+        article = "an" if kind[0] in "aeio" else "a"
         raise UsageError(
-            f"{operator}: a {kind} keeps {state.value}, which {policy} does not protect; use {_INSTEAD[state]}"
+            f"{operator}: {article} {kind} keeps {state.value}, which {policy} does not protect; use {_INSTEAD[state]}"
         )
     if store is not None and check_address(store)[0] == "memory" and not isinstance(policy, NoCheckpoint):
         raise UsageError(

@@ -75,14 +75,8 @@ def expression(given: Expression) -> Column:
 
 
 def _fitting(stage: StatefulStage, checkpoint: Checkpoint) -> Continuous | None:
-    if checkpoint is None or isinstance(checkpoint, Continuous):
-        return checkpoint
-    if isinstance(checkpoint, NoCheckpoint):
-        return None
-    raise UsageError(
-        f"{stage.name}: an operator of a flow is checkpointed window by window, together with its results, or not at "
-        f"all; {checkpoint} does not fit; use continuous() or none"
-    )
+    derive(stage.name, stage.name, StateKind.WINDOWS, checkpoint)
+    return checkpoint if isinstance(checkpoint, Continuous) else None
 
 
 @dataclass(frozen=True)
