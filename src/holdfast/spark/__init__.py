@@ -11,10 +11,9 @@ and need none of the operators, which take 50 MB of memory in each.
 
 from __future__ import annotations
 
-import importlib
-import sys
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from holdfast.model.first_use import import_on_first_use
 
 if TYPE_CHECKING:
     from holdfast.spark.flow import Flow, flow, flow_of
@@ -31,22 +30,4 @@ _HOMES = {
     "SETTINGS": "session", "barrier": "keyed", "deadlines": "keyed", "register": "session", "session": "session",
     "udop": "keyed",
 }  # fmt: skip
-
-
-class _Package(ModuleType):
-    """`flow` and `session` are functions, although the modules that they come from have the same names: whoever imports
-    those must not hide the functions, which Python would do."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-        setattr(self, name, found)
-        return found
-
-
-sys.modules[__name__].__class__ = _Package
+import_on_first_use(__name__, {name: f"{__name__}.{home}" for name, home in _HOMES.items()})
