@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import LongType, StructType
+from pyspark.sql.types import LongType, StructType, TimestampType
 
 from holdfast.checkpoint.policy import every, groups, upstream
 from holdfast.checkpoint.slots import part_key
@@ -52,7 +52,7 @@ def pairs(
 
 def task(operator: Keyed, fork: ForkOf | None = None) -> Task:
     assert isinstance(operator.schema, StructType)
-    return Task(operator, to_arrow_schema(operator.schema), 1, fork)
+    return Task(operator, to_arrow_schema(operator.schema, timezone="UTC"), 1, fork)
 
 
 def run(ran: Task, batch: int, rows: list[Row], query: str = "q") -> list[tuple[Any, ...]]:
@@ -370,3 +370,64 @@ def test_upstream_is_what_protects_a_barrier_and_nothing_else_does(tmp_path: Pat
     assert operator_line(gate(tmp_path).protection).endswith("guarantee: exact")
     with pytest.raises(UsageError, match=r"a barrier keeps tuples in flight, which every.* does not protect; use upst"):
         gate(tmp_path, checkpoint=every("1s", exact=True))
+
+
+def timed(ran: Task, batch: int, rows: list[tuple[int, int, str, int]]) -> list[tuple[Any, ...]]:
+    """The same with a time: (stime in seconds, key, side, number)."""
+    times, ks, sides, values = zip(*rows, strict=True)
+    numbers = pa.array(values, pa.int64())
+    given = pa.record_batch({
+        "stime": pa.array([t * 1_000_000 for t in times], pa.timestamp("us", "UTC")), "tuple_id": numbers,
+        "k": pa.array(ks, pa.int64()), "side": pa.array(sides, pa.string()),
+        "a": numbers, "b": numbers, "x": numbers, "y": numbers,
+    })  # fmt: skip
+    found = [r for out in ran.run([given], "q", batch, 0) for r in out.to_pylist()]
+    return [(round(r.pop("stime").timestamp()), *r.values()) for r in found]
+
+
+def with_time(operator: Keyed) -> Keyed:
+    assert isinstance(operator.schema, StructType)
+    schema = StructType().add("stime", TimestampType())
+    for field in operator.schema:
+        schema = schema.add(field)
+    return replace(operator, schema=schema)
+
+
+def test_a_pair_has_the_time_of_the_later_of_its_tuples(tmp_path: Path) -> None:
+    ran = task(with_time(pairs(tmp_path, EXACT)))
+    first = [(10, 1, "left", 1), (11, 2, "left", 2), (12, 1, "right", 3), (12, 2, "right", 4), (13, 1, "left", 5)]
+    assert timed(ran, 0, first) == [(12, 1, 1, 3), (13, 1, 5, 3), (12, 2, 2, 4)]
+    shutil.rmtree(tmp_path / "near")
+    assert timed(ran, 1, [(20, 2, "left", 6), (21, 1, "right", 7)]) == [(20, 2, 6, 4), (21, 1, 1, 7), (21, 1, 5, 7)]
+
+
+def test_a_result_of_a_barrier_has_the_time_of_the_last_of_its_tuples(tmp_path: Path) -> None:
+    ran = task(with_time(gate(tmp_path)))
+    assert timed(ran, 0, [(10, 0, "a", 1), (11, 0, "a", 2), (12, 0, "b", 3), (13, 0, "a", 4)]) == [(12, 1, 3)]
+    shutil.rmtree(tmp_path / "near")
+    found = timed(ran, 1, [(20, 0, "b", 5), (21, 0, "b", 6), (22, 0, "b", 7), (23, 0, "a", 8), (24, 0, "b", 9)])
+    assert found == [(20, 2, 5), (21, 4, 6), (23, 8, 7)]
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["scratch", "store"])
+def test_a_state_is_used_only_by_the_operator_that_made_it(tmp_path: Path, lost: bool) -> None:
+    """C12: a smaller window, another input, another time column; nothing changes meanwhile."""
+    made = pairs(tmp_path, EXACT)
+    run(task(made), 0, [(1, "left", n) for n in range(6)])
+    if lost:
+        shutil.rmtree(tmp_path / "near")
+    more = Input(LEFT.append(pa.field("x", pa.int64())), 10)
+    others = {
+        "the last 10 of .* the last 5 of": pairs(tmp_path, EXACT, window=5),
+        r"\(k int64, a int64, x int64\)": replace(made, prototype=keyed_join(more, Input(RIGHT, 3), on="k")),
+        "time of the clock .* time a": replace(made, time="a"),
+        "key k .* no key": replace(made, key=None),
+    }
+    for said, other in others.items():
+        with pytest.raises(UsageError, match=f"pairs must be the one that made its state; it has changed: .*{said}"):
+            run(task(other), 1, [(1, "right", 100)])
+    grouped = replace(made, checkpoint=groups(2, every="1s", exact=True))  # How it is saved may change.
+    assert run(task(grouped), 1, [(1, "right", 100)]) == [(1, n, 100) for n in range(6)]
+    fits = replace(pairs(tmp_path, EXACT, window=5), state_fits=True)
+    assert run(task(fits), 2, [(1, "right", 101)]) == [(1, n, 101) for n in range(1, 6)]
+    assert run(task(pairs(tmp_path, EXACT, window=5)), 3, []) == [], "from then on that is the operator"

@@ -6,8 +6,9 @@ Spark, where each key's tuples of both inputs meet in one task (`holdfast.spark.
                  checkpoint=groups(512, every="1s"), store="log:/var/lib/app/pairs")
     both.transform(pairs)
 
-Tuples of a key are taken in the order in which the task has them: by `stime` and `tuple_id`. With `groups`, the groups
-of its windows that changed are saved with a batch; with `every`, its windows whole.
+Tuples of a key are taken in the order in which the task has them: by `stime` and `tuple_id`. A pair has the `stime` of
+the later of its tuples, if `schema` names that column. With `groups`, the groups of its windows that changed are saved
+with a batch; with `every`, its windows whole.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import pyarrow as pa
 from holdfast.checkpoint.derive import StateKind
 from holdfast.checkpoint.window_parts import WindowParts
 from holdfast.operators.parted import Changed, Parted
-from holdfast.operators.udop import VectorOperator
+from holdfast.operators.udop import STIME, VectorOperator, columns_text
 from holdfast.operators.window_join import Input, WindowJoin
 
 
@@ -38,7 +39,11 @@ class KeyedJoin(VectorOperator):
             _columns(rows.filter(pa.array(mask)), schema)
             for mask, schema in zip((is_left, ~is_left), self._schemas, strict=True)
         )
-        return self._join.feed(left, right, is_left)
+        first = self._join.position
+        at, pairs = self._join.feed_at(left, right, is_left)
+        if STIME in rows.schema.names and STIME not in pairs.column_names:
+            pairs = pairs.append_column(STIME, rows.column(STIME).take(pa.array(at - first)))
+        return pairs
 
     def checkpoint(self) -> bytes:
         return self._join.snapshot()
@@ -82,11 +87,20 @@ class JoinPrototype:
     #: What `holdfast explain` calls it, and what it has to lose.
     kind = "join"
     state_kind = StateKind.SLIDING
+    #: Its results have the time of the tuple that made them.
+    keeps_time = True
 
     def __call__(self) -> KeyedJoin:
         if self.size is None:
             return KeyedJoin(self.left, self.right, self.on, self.side)
         return GroupedJoin(self.left, self.right, self.on, self.side, self.size)
+
+    @property
+    def made_of(self) -> list[str]:
+        """What its state depends on (`holdfast.spark.keyed_identity`)."""
+        return [f"a join on {self.on}, told apart by {self.side}",
+                *(f"{which}: the last {i.window} of ({columns_text(i.schema)}){f' for each {i.per}' if i.per else ''}"
+                  for which, i in (("left", self.left), ("right", self.right)))]  # fmt: skip
 
     def in_groups(self, size: int) -> JoinPrototype:
         """Of joins that are saved in groups of so many tuples."""

@@ -10,6 +10,8 @@ batch and before its results leave: a barrier is exact or it is wrong. Rules:
 1. The tuples of an input that come with one batch and stay in flight are one part of the state. They are saved once,
    and the part is removed when all of them are paired.
 2. The head says how many tuples are paired for good, and for each input which numbers stand in which part.
+3. A result has the `stime` of the last of its tuples, if `schema` names that column. That one came with the batch, so
+   no time is kept with the others.
 """
 
 from __future__ import annotations
@@ -20,13 +22,14 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.checkpoint.derive import StateKind
 from holdfast.model.errors import CorruptLog
 from holdfast.operators.barrier import Barrier
 from holdfast.operators.parted import Changed, Parted
-from holdfast.operators.udop import VectorOperator, decode, encode
+from holdfast.operators.udop import STIME, VectorOperator, columns_text, decode, encode
 
 
 class _Arrived(msgspec.Struct, array_like=True, frozen=True):
@@ -57,13 +60,17 @@ class Paired(VectorOperator, Parted):
 
     def process_batch(self, rows: pa.RecordBatch) -> pa.Table:
         sides = np.asarray(rows.column(self._side).to_pylist())
-        parts = []
+        parts, consumed = [], self._barrier.consumed
+        came = [(self._barrier.taken(which), sides == side) for which, side in enumerate(self._inputs)]
         for which, (side, schema) in enumerate(self._inputs.items()):
             mine = rows.filter(pa.array(sides == side))
             columns = [mine.column(field.name).cast(field.type) for field in schema]
             batch = pa.RecordBatch.from_arrays(columns, schema=schema)
             parts.append(self._barrier.feed(which, self._barrier.taken(which), batch))
-        return pa.concat_tables(parts)
+        results = pa.concat_tables(parts)
+        if STIME in rows.schema.names and STIME not in results.column_names:
+            results = results.append_column(STIME, _last(rows.column(STIME), came, consumed, results.num_rows))
+        return results
 
     def changes(self) -> Changed:
         consumed = self._barrier.consumed
@@ -120,6 +127,14 @@ class PairedPrototype:
     #: What `holdfast explain` calls it, and what it has to lose.
     kind = "barrier"
     state_kind = StateKind.IN_FLIGHT
+    #: Its results have the time of the tuple that made them.
+    keeps_time = True
+
+    @property
+    def made_of(self) -> list[str]:
+        """What its state depends on (`holdfast.spark.keyed_identity`)."""
+        inputs = (f"input {side}: ({columns_text(schema)})" for side, schema in self.inputs.items())
+        return [f"a barrier, told apart by {self.side}", *inputs]
 
     def __call__(self) -> Paired:
         return Paired(self.name, self.inputs, self.side)
@@ -128,6 +143,16 @@ class PairedPrototype:
 def paired(name: str, inputs: Mapping[str, pa.Schema], *, side: str = "side") -> PairedPrototype:
     """A prototype for `udop` without a key, or for `Instances`."""
     return PairedPrototype(name, dict(inputs), side)
+
+
+def _last(stime: pa.Array, came: list[tuple[int, npt.NDArray[np.bool_]]], consumed: int, count: int) -> pa.Array:
+    """Rule 3, for results number `consumed` and following: of each input, what came begins with that number."""
+    times = np.asarray(stime.cast(pa.int64()))
+    latest = np.full(count, np.iinfo(np.int64).min)
+    for first, mine in came:
+        paired = times[mine][: max(0, consumed + count - first)]
+        np.maximum.at(latest, first - consumed + np.arange(len(paired)), paired)
+    return pa.array(latest).cast(stime.type)
 
 
 def _part(number: int) -> bytes:

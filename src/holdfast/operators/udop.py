@@ -46,6 +46,9 @@ from holdfast.model.errors import CorruptLog, UsageError
 from holdfast.operators.parted import Packed, Parted, follow, pack, sorted_out, unpack
 from holdfast.stream.rows import Columns
 
+#: The time of a tuple, in its header.
+STIME = "stime"
+
 Row = dict[str, Any]
 #: Gives those of a key's parts that are there, by name.
 LoadParts = Callable[[bytes, list[bytes]], dict[bytes, bytes]]
@@ -201,7 +204,7 @@ class Instances:
             given = operator.process_batch(rows)
             if given is not None:
                 table = pa.Table.from_batches([given]) if isinstance(given, pa.RecordBatch) else given
-                parts.append(table.cast(self.schema))
+                parts.append(self._fitted(table))
             instance.events += rows.num_rows
             instance.since_output += rows.num_rows
             if operator.output_every is not None and instance.since_output >= operator.output_every:
@@ -219,6 +222,17 @@ class Instances:
         found += self._output_by_time(instance, last_us) or ()
         if found:
             parts.append(self._table(found))
+
+    def _fitted(self, table: pa.Table) -> pa.Table:
+        """The columns of the schema, in its order. A time that comes with results is left out if it is not named."""
+        if STIME not in self.schema.names and STIME in table.column_names:
+            table = table.drop_columns([STIME])
+        if set(table.column_names) != set(self.schema.names):
+            raise UsageError(
+                f"{self.name}: results must have the columns of schema=, {', '.join(self.schema.names)}; got "
+                f"{', '.join(table.column_names)}; change one of the two"
+            )
+        return table.select(self.schema.names).cast(self.schema)
 
     def _table(self, found: list[Row]) -> pa.Table:
         """What an operator returned, checked as a producer's rows are: Arrow trusts what it is handed (X5)."""
@@ -362,6 +376,11 @@ class Instances:
             mine = key[len(prefix) :]
             self._alive[mine] = self._restored(mine, found.value)
         return len(saved)
+
+
+def columns_text(schema: pa.Schema) -> str:
+    """Columns of whatever type, for people and for comparison."""
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
 def lazily(name: str, store: CheckpointStore) -> Callable[[bytes], bytes | None]:

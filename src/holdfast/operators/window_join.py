@@ -224,6 +224,12 @@ class WindowJoin:
 
     def feed(self, left: pa.RecordBatch, right: pa.RecordBatch, order: npt.NDArray[np.bool_] | None = None) -> pa.Table:
         """Results of a batch. `order` says of each arrival whether it is the left's; without, left ones come first."""
+        return self.feed_at(left, right, order)[1]
+
+    def feed_at(
+        self, left: pa.RecordBatch, right: pa.RecordBatch, order: npt.NDArray[np.bool_] | None = None
+    ) -> tuple[Ints, pa.Table]:
+        """The same with the position of the tuple that made each result: the later one of its two."""
         total = left.num_rows + right.num_rows
         if order is None:
             order = np.arange(total) < left.num_rows
@@ -272,13 +278,14 @@ class WindowJoin:
         columns = [*left.columns, *(right.column(n) for n in right.column_names if n != self.on)]
         return probe.positions[who], pa.Table.from_arrays(columns, schema=self.schema)
 
-    def _result(self, parts: list[tuple[Ints, pa.Table]]) -> pa.Table:
+    def _result(self, parts: list[tuple[Ints, pa.Table]]) -> tuple[Ints, pa.Table]:
         if not parts:
-            return self.schema.empty_table()
+            return np.empty(0, np.int64), self.schema.empty_table()
         if len(parts) == 1:
-            return parts[0][1]
+            return parts[0]
         at = np.concatenate([part[0] for part in parts])
-        return pa.concat_tables([part[1] for part in parts]).take(pa.array(np.argsort(at, kind="stable")))
+        order = np.argsort(at, kind="stable")
+        return at[order], pa.concat_tables([part[1] for part in parts]).take(pa.array(order))
 
     def checkpoint(
         self, keeper: SafeKeeper, now_us: int, *, events: int = 0, told: Callable[[Result], None] | None = None

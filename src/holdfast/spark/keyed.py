@@ -27,11 +27,12 @@ from holdfast.model.names import check_name
 from holdfast.operators.keyed_join import JoinPrototype
 from holdfast.operators.paired import paired
 from holdfast.operators.parted import Parted
-from holdfast.operators.udop import UserOperator
+from holdfast.operators.udop import STIME, UserOperator
 from holdfast.spark.arrivals import operators_in
 from holdfast.spark.keyed_task import Task
 from holdfast.spark.save_figures import collector
 from holdfast.spark.save_policy import report
+from holdfast.spark.time_column import DELAY
 
 
 class ForkOf(NamedTuple):
@@ -49,6 +50,14 @@ class InNode:
     def __init__(self, checkpoint: Path) -> None:
         self.arrived = operators_in(checkpoint)
         self.tasks: list[Task] = []
+
+    def add(self, task: Task) -> None:
+        if any(task.name == other.name for other in self.tasks):
+            raise UsageError(
+                f"two operators of a node are called {task.name}, and their states would be one; give each a name of "
+                f"its own; to use the results of one twice, apply it once and keep the frame"
+            )
+        self.tasks.append(task)
 
 
 _fork: ContextVar[ForkOf | None] = ContextVar("_fork", default=None)
@@ -94,6 +103,7 @@ class Keyed:
     store: str | None
     scratch: str | None
     time: str | None
+    state_fits: bool = False
 
     @property
     def protection(self) -> Protection:
@@ -122,29 +132,40 @@ class Keyed:
         given = to_arrow_schema(schema, timezone="UTC")
         figures = collector(frame.sparkSession)
         arrived = "" if node is None else node.arrived
-        task = Task(self, given, partitions, _fork.get(), arrived, key_type, figures)
+        task = Task(self, given, partitions, _fork.get(), arrived, key_type, figures, in_node=node is not None)
         if node is not None:
-            node.tasks.append(task)
+            node.add(task)
         by = [] if self.key is None else [self.key]
-        return frame.repartition(partitions, *by).mapInArrow(task, schema)
+        results = frame.repartition(partitions, *by).mapInArrow(task, schema)
+        note = _event_time(frame)
+        if note is None or not getattr(self.prototype, "keeps_time", False) or STIME not in results.columns:
+            return results
+        return results.withMetadata(STIME, note)
+
+
+def _event_time(frame: DataFrame) -> dict[str, Any] | None:
+    """Spark's note that stime is the frame's event time: a function in Python loses it."""
+    found = next((field.metadata for field in frame.schema if field.name == STIME), None)
+    return found if found and DELAY in found else None
 
 
 def udop(
     name: str, prototype: Callable[[], UserOperator], *, key: str | None, schema: str | StructType,
     checkpoint: Policy | None = None, store: str | None = None, scratch: str | None = None, time: str | None = None,
+    state_fits: bool = False,
 ) -> Keyed:  # fmt: skip
     """An operator of your own on Spark, one instance of `prototype` per value of `key`; None: one for everything.
 
     `store` is the address of the checkpoint store that outlives the machine ("log:/mnt/shared/…", "redis://…"); paths
     get a folder per query and partition. `scratch` is a folder of the machine, by default one that only this user can
     write to. `time` names the timestamp column that `output_after_us` and `time_to_live_us` go by; without it, they go
-    by the clock.
+    by the clock. `state_fits` takes a state that was made by another class, with another key, or for other columns.
     """
     policy = checkpoint or NoCheckpoint()
     _check_prototype(name, prototype, isinstance(policy, NoCheckpoint))
     if not isinstance(policy, NoCheckpoint) and store is None:
         raise UsageError(f"{name}: {policy} needs a store, such as store='log:/var/lib/app/checkpoints'")
-    made = Keyed(check_name(name), prototype, key, schema, policy, store, scratch, time)
+    made = Keyed(check_name(name), prototype, key, schema, policy, store, scratch, time, state_fits)
     made.protection  # noqa: B018 - refuses a policy that does not fit
     if isinstance(prototype, JoinPrototype) and not isinstance(policy, Every):
         size = policy.size if isinstance(policy, Groups) else _GROUP

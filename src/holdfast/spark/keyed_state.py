@@ -7,7 +7,8 @@ Rules:
 2. Of states that lie otherwise, a partition takes those of its own keys, by Spark's hash (C13), into its scratch and,
    once, into the store. What lies otherwise goes when nobody can begin with it any more, two batches later.
 3. Where nobody has them, *exact* refuses to go on, and *best effort* goes on from the newest that there is, saying so.
-4. A fork takes its parent's over once, at its root, and then has its own, beside its checkpoint. Batches of both have
+4. A state is used by the operator that made it (`holdfast.spark.keyed_identity`).
+5. A fork takes its parent's over once, at its root, and then has its own, beside its checkpoint. Batches of both have
    the same numbers; behind the root, the parent's are not the fork's. It never writes to what is its parent's (S1).
 """
 
@@ -30,6 +31,7 @@ from holdfast.operators.parted import sorted_out
 from holdfast.operators.udop import directory_of
 from holdfast.spark.durable_state import Far, far_of, folder_of
 from holdfast.spark.expiry import Passing
+from holdfast.spark.keyed_identity import MADE_BY, check_made_by
 from holdfast.spark.own_folder import own_folder
 from holdfast.spark.save_policy import KEPT, counts_again, counts_from
 from holdfast.spark.scratch import is_of, layouts, of_this_boot, opened, partition_name
@@ -76,14 +78,12 @@ class Taken(NamedTuple):
 class KeyedStates:
     """Those of one operator in one query. `key_type` is Spark's short name of it; `arrived` the folder of what came."""
 
-    def __init__(self, plan: Keyed, partitions: int, fork: ForkOf | None, arrived: str, key_type: str) -> None:
-        self._plan, self.partitions, self._fork, self._arrived, self._key_type = (
-            plan,
-            partitions,
-            fork,
-            arrived,
-            key_type,
-        )
+    def __init__(
+        self, plan: Keyed, partitions: int, fork: ForkOf | None, arrived: str, key_type: str, made_by: bytes,
+        in_node: bool,
+    ) -> None:  # fmt: skip
+        self._plan, self.partitions, self._fork = plan, partitions, fork
+        self._arrived, self._key_type, self._made_by, self._in_node = arrived, key_type, made_by, in_node
         self._exact = guarantee_of(plan.checkpoint) is Guarantee.EXACT
 
     def make_whole(self, batch: int, near: Slots, far: Far) -> None:
@@ -92,12 +92,20 @@ class KeyedStates:
             self._take_over(far.slots, self._taken(near, batch), batch)
 
     def marks(self, batch: int, keys: int) -> dict[bytes, bytes]:
-        return {b"partitions": b"%d" % self.partitions, b"keys": b"%d" % keys, BATCH: b"%d" % batch}
+        known = {b"partitions": b"%d" % self.partitions, b"keys": b"%d" % keys, BATCH: b"%d" % batch}
+        return {**known, MADE_BY: self._made_by}
+
+    def _check(self, kept: Slots, version: int) -> None:
+        """Rule 4."""
+        if not self._in_node:
+            check_made_by(self._plan, kept.mark(MADE_BY, version), self._made_by)
 
     def begin(self, owner: str, batch: int, partition: int, near: Slots, far: Far | None) -> bool:
         """The states at the beginning of the batch come into scratch, from wherever they are; False if they are there,
         or nowhere."""
         mine = near.mark(BATCH, batch)
+        if mine is not None:
+            self._check(near, batch)
         if not batch or mine == b"%d" % batch:
             return False
         # Batches of parent and fork have the same numbers: behind the root, the parent's are not the fork's.
@@ -229,6 +237,7 @@ class KeyedStates:
 
     def _taken(self, kept: Slots, version: int) -> Taken:
         """All states as of a version. One that is damaged as a whole cannot be listed, but it was counted (C11)."""
+        self._check(kept, version)
         states, known = kept.states(version), kept.mark(b"keys", version)
         if known is not None and len(states) < int(known):
             self._tell_lost(int(known) - len(states), int(known), "states")

@@ -39,6 +39,7 @@ from holdfast.clock import monotonic_us, now_us
 from holdfast.operators.udop import Instances, directory_of
 from holdfast.spark.durable_state import Far, far_of
 from holdfast.spark.expiry import Passing
+from holdfast.spark.keyed_identity import made_by
 from holdfast.spark.keyed_state import KeyedStates
 from holdfast.spark.save_figures import forget
 from holdfast.spark.save_policy import Left, keep
@@ -60,11 +61,11 @@ class Task:
 
     def __init__(
         self, plan: Keyed, schema: pa.Schema, partitions: int = 1, fork: ForkOf | None = None, arrived: str = "",
-        key_type: str = "", figures: Accumulator[Savings] | None = None,
+        key_type: str = "", figures: Accumulator[Savings] | None = None, *, in_node: bool = False,
     ) -> None:  # fmt: skip
         self._figures = figures
         self._plan, self._schema, self.partitions, self._fork = plan, schema, partitions, fork
-        self._states = KeyedStates(plan, partitions, fork, arrived, key_type)
+        self._states = KeyedStates(plan, partitions, fork, arrived, key_type, made_by(plan, key_type, schema), in_node)
         self._exact = guarantee_of(plan.checkpoint) is Guarantee.EXACT
 
     @property

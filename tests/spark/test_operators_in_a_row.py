@@ -1,0 +1,146 @@
+"""Several operators with state in one query, each with its own policy, and Spark's windows behind them.
+
+C1, C13 and S1 of a row of operators: a query that is started again, with another number of partitions, without the
+scratch of one of them, and forked gives what a plain loop gives.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import holdfast
+from holdfast.model.errors import UsageError
+from holdfast.operators import UserOperator, decode, encode, every, groups
+from holdfast.operators.keyed_join import keyed_join
+from holdfast.operators.window_join import Input
+from holdfast.spark import read_stream
+from holdfast.spark.fork import fork_checkpoint
+from holdfast.spark.keyed import forked_from, in_node, udop
+from holdfast.spark.session import with_settings
+from holdfast.spark.time_column import time_path
+from tests.spark.conftest import T0, fill
+from tests.spark.summing import Summing
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Spark's workers cannot import the tests.
+ROWS = [(i * 0.5, "abcd"[i * 7 % 4], i) for i in range(48)]
+
+
+class Timed(Summing):
+    """The sum of a key so far, with the time of its tuple."""
+
+    def process(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{"stime": row["stime"], "third": row["value"] % 3, **super().process(row)[0]}]
+
+
+class Numbered(UserOperator):
+    """Numbers what it gets, whatever it is."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def process(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+        self.count += 1
+        return [{"third": row["third"], "number": self.count, "sum": row["sum"]}]
+
+    def checkpoint(self) -> bytes:
+        return encode(self.count)
+
+    def restore(self, saved: bytes) -> None:
+        self.count = decode(saved)
+
+
+def run(spark: SparkSession, store: holdfast.StreamStore, build: Callable[[DataFrame], DataFrame], checkpoint: Path,
+        partitions: int = 2) -> list[tuple[Any, ...]]:  # fmt: skip
+    """What a query gives for what is there, in batches of some twelve tuples."""
+    found: list[tuple[Any, ...]] = []
+    session = with_settings(spark, {"spark.sql.shuffle.partitions": str(partitions)})
+    frame = build(read_stream(session, "in", root=store.root, boundaries="exact", maxRowsPerBatch=12))
+    query = frame.writeStream.foreachBatch(lambda out, _: found.extend(map(tuple, out.collect())))
+    started = query.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    started.awaitTermination()
+    return found
+
+
+def test_two_operators_with_different_policies_go_on_over_restarts_partitions_losses_and_forks(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    """The first is exact and loses its scratch; the second has nothing but scratch."""
+    sums = udop("sums", Timed, key="key", schema="stime timestamp, third bigint, key string, sum bigint",
+                checkpoint=every("1ms", exact=True), store=f"log:{tmp_path}/far",
+                scratch=str(tmp_path / "near"))  # fmt: skip
+    numbers = udop("numbers", Numbered, key="third", schema="third bigint, number bigint, sum bigint",
+                   scratch=str(tmp_path / "other"))  # fmt: skip
+
+    def build(frame: DataFrame) -> DataFrame:
+        return frame.transform(sums).where("sum >= 0").transform(numbers)
+
+    fill(store, "in", ROWS[:20], end=False, until=10)
+    found = run(spark, store, build, tmp_path / "checkpoint")
+    shutil.rmtree(tmp_path / "near")
+    fill(store, "in", ROWS[20:34], end=False, until=17)
+    found += run(spark, store, build, tmp_path / "checkpoint", partitions=3)
+    fork_checkpoint(tmp_path / "checkpoint", tmp_path / "forked")
+    parent = json.loads((tmp_path / "checkpoint" / "metadata").read_text())["id"]
+    fill(store, "in", ROWS[34:], until=30)
+    with forked_from(parent, tmp_path / "operators"):
+        by_fork = run(spark, store, build, tmp_path / "forked", partitions=3)
+    by_parent = run(spark, store, build, tmp_path / "checkpoint", partitions=3)
+    assert sorted(by_fork) == sorted(by_parent)
+
+    so_far: Counter[str] = Counter()
+    count: Counter[int] = Counter()
+    expected = []
+    for _, key, value in ROWS:
+        so_far[key] += value
+        count[value % 3] += 1
+        expected.append((value % 3, count[value % 3], so_far[key]))
+    assert sorted(found + by_parent) == sorted(expected)
+
+
+def test_windows_of_sparks_follow_a_join(spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path) -> None:
+    """Pairs have event time, as a node's results must: no stime= is needed, and a restart loses no window."""
+    left, right = (pa.schema([("key", pa.string()), (side, pa.int64())]) for side in "ab")
+    pairs = udop("pairs", keyed_join(Input(left, 3), Input(right, 0), on="key"), key="key",
+                 schema="stime timestamp, key string, a bigint, b bigint", checkpoint=groups(2, every="1s", exact=True),
+                 store=f"log:{tmp_path}/far", scratch=str(tmp_path / "near"))  # fmt: skip
+
+    def build(frame: DataFrame) -> DataFrame:
+        side = "if(value % 3 = 0, 'right', 'left') as side"
+        paired = frame.selectExpr("*", side, "value as a", "value as b").transform(pairs)
+        assert time_path(paired.schema, None, "pairs") == ("stime",)
+        return paired.groupBy(F.window("stime", "4 seconds")).agg(F.count("*"), F.sum("a")).selectExpr(
+            "unix_seconds(window.start)", "`count(1)`", "`sum(a)`"
+        )  # fmt: skip
+
+    fill(store, "in", ROWS[:25], end=False, until=12.5)
+    found = run(spark, store, build, tmp_path / "checkpoint")
+    assert found, "windows that have passed leave before the stream ends"
+    fill(store, "in", ROWS[25:], until=30)
+    found += run(spark, store, build, tmp_path / "checkpoint")
+    expected: dict[int, tuple[int, int]] = {}
+    for time, key, b in ROWS:
+        for a in [v for _, k, v in ROWS[:b] if k == key and v % 3][-3:] if b % 3 == 0 else []:
+            start = int(T0 + time) // 4 * 4
+            count, total = expected.get(start, (0, 0))
+            expected[start] = (count + 1, total + a)
+    assert sorted(found) == sorted((start, *totals) for start, totals in expected.items())
+
+
+def test_two_operators_of_a_node_must_not_share_a_name(spark: SparkSession, tmp_path: Path) -> None:
+    frame = spark.createDataFrame([("a", 1)], "key string, value long")
+    sums = udop("sums", Summing, key="key", schema="key string, sum bigint", scratch=str(tmp_path))
+    with in_node(tmp_path) as tasks, pytest.raises(UsageError, match="two operators of a node are called sums"):
+        frame.transform(sums).unionByName(frame.transform(sums))
+    assert len(tasks) == 1
