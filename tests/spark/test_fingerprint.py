@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.spark.fingerprint import fingerprint
+from holdfast.spark.fingerprint import _NAMED_BEFORE, fingerprint
 from tests.spark.processes import REPOSITORY, environment
 
 BASE = """
@@ -133,3 +133,11 @@ def test_another_process_with_other_hashes_gives_the_same(tmp_path: Path) -> Non
 def test_functions_of_a_package_count_by_name_unless_it_is_the_nodes_own() -> None:
     """An upgrade of a library changes nothing; a node that is installed as a package is looked into all the same."""
     assert fingerprint(textwrap.indent) != fingerprint(textwrap.indent, own="textwrap")
+
+
+@pytest.mark.parametrize(("now", "before"), _NAMED_BEFORE.items())
+def test_what_only_moved_to_another_module_counts_as_it_did(now: str, before: str) -> None:
+    """A node of an earlier version goes on: its notes name the module of then."""
+    moved, then, other = (type("Base", (), {"__module__": module}) for module in (now, before, "holdfast.elsewhere"))
+    assert fingerprint(type("User", (moved,), {})) == fingerprint(type("User", (then,), {}))
+    assert fingerprint(type("User", (moved,), {})) != fingerprint(type("User", (other,), {}))

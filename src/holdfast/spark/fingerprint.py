@@ -58,6 +58,12 @@ _MADE_FROM = (re.Pattern, fractions.Fraction, uuid.UUID, bytearray, array.array,
               ipaddress.IPv4Address, ipaddress.IPv6Address, ipaddress.IPv4Network, ipaddress.IPv6Network)  # fmt: skip
 _PATH = re.compile(r"(?:file:)?(/[^\s/]+)(?:/[^\s/]+)*/?")
 _DIGITS = 16
+#: Modules of Holdfast's that have another name than in the notes of before: what they hold is what it was.
+_NAMED_BEFORE = {
+    "holdfast.operators.join_kernel": "holdfast.operators.joined",
+    "holdfast.operators.keyed_barrier": "holdfast.operators.paired",
+    "holdfast.operators.state_parts": "holdfast.operators.parted",
+}
 #: What functools.cache and functools.lru_cache make of a function.
 _CACHED = type(functools.cache(abs))
 
@@ -162,7 +168,7 @@ class _Described:
             known = _attributes(value) if _is_definition(value) else {}
             yield from self._all("object", (type(value), known), depth)
         else:
-            yield f"a {type(value).__module__}.{type(value).__qualname__}"
+            yield f"a {_whole_name(type(value))}"
 
     def _all(self, word: str, values: Any, depth: int) -> Iterator[str]:
         yield f"{word} of {len(values)}"
@@ -177,7 +183,7 @@ class _Described:
         if isinstance(dispatched := getattr(function, "registry", None), Mapping):  # functools.singledispatch
             yield from self.lines(dict(dispatched), depth)
         if not self._is_own(function):
-            yield f"function {function.__module__}.{function.__qualname__}"
+            yield f"function {_whole_name(function)}"
             for cell in function.__closure__ or ():  # A decorator has the user's function there.
                 if _is_definition(content := _content(cell)):
                     yield from self.lines(content, depth)
@@ -234,7 +240,7 @@ class _Described:
 
     def _class(self, given: type, depth: int) -> Iterator[str]:
         if not self._is_own(given):
-            yield f"class {given.__module__}.{given.__qualname__}"
+            yield f"class {_whole_name(given)}"
             return
         yield f"class {given.__qualname__}"
         for base in given.__bases__:
@@ -261,6 +267,10 @@ class _Described:
         top = module.__name__.partition(".")[0]
         file = getattr(module, "__file__", None)
         return top == self._package or (top not in ("holdfast", "pyspark") and file is not None and _outside(file))
+
+
+def _whole_name(value: Any) -> str:
+    return f"{_NAMED_BEFORE.get(value.__module__, value.__module__)}.{value.__qualname__}"
 
 
 def _names(code: types.CodeType) -> set[str]:
