@@ -74,16 +74,15 @@ __all__ = [
     "user_defined",
 ]
 
-_HERE = "holdfast.operators"
 _HOMES = {
     **dict.fromkeys(("every", "groups", "none", "upstream"), "holdfast.checkpoint.policy"),
-    **dict.fromkeys(("UserOperator", "VectorOperator", "decode", "encode"), f"{_HERE}.udop"),
-    **dict.fromkeys(("Input", "WindowJoin"), f"{_HERE}.window_join"),
-    **dict.fromkeys(("Changed", "Parted"), f"{_HERE}.parted"),
-    "Barrier": f"{_HERE}.barrier",
+    **dict.fromkeys(("UserOperator", "VectorOperator", "decode", "encode"), "holdfast.operators.udop"),
+    **dict.fromkeys(("Input", "WindowJoin"), "holdfast.operators.window_join"),
+    **dict.fromkeys(("Changed", "Parted"), "holdfast.operators.parted"),
+    "Barrier": "holdfast.operators.barrier",
     "SafeKeeper": "holdfast.checkpoint.safekeeper",
-    "functor": f"{_HERE}.functor",
-    "keyed_join": f"{_HERE}.keyed_join",
+    "functor": "holdfast.operators.functor",
+    "keyed_join": "holdfast.operators.keyed_join",
     "protect": "holdfast.checkpoint.protect",
 }
 import_on_first_use(__name__, _HOMES)
