@@ -24,6 +24,7 @@ import holdfast
 from holdfast.model.errors import UsageError
 from holdfast.operators import UserOperator, decode, encode, every, groups
 from holdfast.operators.keyed_join import keyed_join
+from holdfast.operators.paired import paired
 from holdfast.operators.window_join import Input
 from holdfast.spark import read_stream
 from holdfast.spark.fork import fork_checkpoint
@@ -136,6 +137,16 @@ def test_windows_of_sparks_follow_a_join(spark: SparkSession, store: holdfast.St
             count, total = expected.get(start, (0, 0))
             expected[start] = (count + 1, total + a)
     assert sorted(found) == sorted((start, *totals) for start, totals in expected.items())
+
+
+def test_a_time_that_an_input_brings_is_no_event_time_of_the_results() -> None:
+    """It may be that of the earlier one, behind which windows have closed."""
+    schemas = [pa.schema([("key", pa.string()), (side, pa.int64())]) for side in "ab"]
+    timed = schemas[0].append(pa.field("stime", pa.timestamp("us", "UTC")))
+    assert keyed_join(Input(schemas[0], 3), Input(schemas[1], 0), on="key").keeps_time
+    assert not keyed_join(Input(timed, 3), Input(schemas[1], 0), on="key").keeps_time
+    assert paired("gate", {"a": schemas[0], "b": schemas[1]}).keeps_time
+    assert not paired("gate", {"a": timed, "b": schemas[1]}).keeps_time
 
 
 def test_two_operators_of_a_node_must_not_share_a_name(spark: SparkSession, tmp_path: Path) -> None:

@@ -87,13 +87,16 @@ class JoinPrototype:
     #: What `holdfast explain` calls it, and what it has to lose.
     kind = "join"
     state_kind = StateKind.SLIDING
-    #: Its results have the time of the tuple that made them.
-    keeps_time = True
 
     def __call__(self) -> KeyedJoin:
         if self.size is None:
             return KeyedJoin(self.left, self.right, self.on, self.side)
         return GroupedJoin(self.left, self.right, self.on, self.side, self.size)
+
+    @property
+    def keeps_time(self) -> bool:
+        """Whether results have the time of the tuple that made them, and not one that an input brings as a column."""
+        return STIME not in (*self.left.schema.names, *self.right.schema.names)
 
     @property
     def made_of(self) -> list[str]:

@@ -127,8 +127,11 @@ class PairedPrototype:
     #: What `holdfast explain` calls it, and what it has to lose.
     kind = "barrier"
     state_kind = StateKind.IN_FLIGHT
-    #: Its results have the time of the tuple that made them.
-    keeps_time = True
+
+    @property
+    def keeps_time(self) -> bool:
+        """Whether results have the time of the tuple that made them, and not one that an input brings as a column."""
+        return all(STIME not in schema.names for schema in self.inputs.values())
 
     @property
     def made_of(self) -> list[str]:

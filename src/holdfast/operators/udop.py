@@ -225,6 +225,8 @@ class Instances:
 
     def _fitted(self, table: pa.Table) -> pa.Table:
         """The columns of the schema, in its order. A time that comes with results is left out if it is not named."""
+        if table.column_names == self.schema.names:
+            return table.cast(self.schema)
         if STIME not in self.schema.names and STIME in table.column_names:
             table = table.drop_columns([STIME])
         if set(table.column_names) != set(self.schema.names):
