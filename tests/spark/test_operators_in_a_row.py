@@ -28,7 +28,7 @@ from holdfast.operators.paired import paired
 from holdfast.operators.window_join import Input
 from holdfast.spark import read_stream
 from holdfast.spark.fork import fork_checkpoint
-from holdfast.spark.keyed import forked_from, in_node, udop
+from holdfast.spark.keyed import check_names, forked_from, in_node, udop
 from holdfast.spark.session import with_settings
 from holdfast.spark.time_column import time_path
 from tests.spark.conftest import T0, fill
@@ -149,9 +149,16 @@ def test_a_time_that_an_input_brings_is_no_event_time_of_the_results() -> None:
     assert not paired("gate", {"a": timed, "b": schemas[1]}).keeps_time
 
 
-def test_two_operators_of_a_node_must_not_share_a_name(spark: SparkSession, tmp_path: Path) -> None:
+def test_two_operators_of_one_name_are_refused_where_they_meet(spark: SparkSession, tmp_path: Path) -> None:
+    """Not where a function gives each of its outputs one, nor where the results of one are used twice."""
     frame = spark.createDataFrame([("a", 1)], "key string, value long")
     sums = udop("sums", Summing, key="key", schema="key string, sum bigint", scratch=str(tmp_path))
-    with in_node(tmp_path) as tasks, pytest.raises(UsageError, match="two operators of a node are called sums"):
-        frame.transform(sums).unionByName(frame.transform(sums))
-    assert len(tasks) == 1
+    with in_node(tmp_path) as tasks:
+        one = frame.transform(sums)
+        check_names(tasks, one.unionByName(one), "node n")
+        other = frame.where("value > 0").transform(sums)
+    assert len(tasks) == 2
+    for output in (one, other):
+        check_names(tasks, output, "node n")
+    with pytest.raises(UsageError, match="node n has two operators called sums, and their states would be one"):
+        check_names(tasks, one.unionByName(other), "node n")

@@ -8,7 +8,7 @@ What a task does with states, and where they go, is in `holdfast.spark.keyed_tas
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from holdfast.operators.parted import Parted
 from holdfast.operators.udop import STIME, UserOperator
 from holdfast.spark.arrivals import operators_in
 from holdfast.spark.keyed_task import Task
+from holdfast.spark.plan_tree import kind_of, nodes
 from holdfast.spark.save_figures import collector
 from holdfast.spark.save_policy import report
 from holdfast.spark.time_column import DELAY
@@ -50,14 +51,6 @@ class InNode:
     def __init__(self, checkpoint: Path) -> None:
         self.arrived = operators_in(checkpoint)
         self.tasks: list[Task] = []
-
-    def add(self, task: Task) -> None:
-        if any(task.name == other.name for other in self.tasks):
-            raise UsageError(
-                f"two operators of a node are called {task.name}, and their states would be one; give each a name of "
-                f"its own; to use the results of one twice, apply it once and keep the frame"
-            )
-        self.tasks.append(task)
 
 
 _fork: ContextVar[ForkOf | None] = ContextVar("_fork", default=None)
@@ -83,6 +76,24 @@ def in_node(checkpoint: Path) -> Iterator[list[Task]]:
         yield node.tasks
     finally:
         _node.reset(token)
+
+
+def check_names(tasks: Sequence[Task], results: DataFrame, whose: str) -> None:
+    """Two operators of one name in one query would share their states.
+
+    A function with several outputs may apply one to each: every output is a query of its own. And the results of one
+    may be used twice: that is the same batch again.
+    """
+    names = [task.name for task in tasks]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if not twice:
+        return
+    plan = nodes(results._jdf.queryExecution().analyzed())
+    used = sum(kind_of(n) == "MapInArrow" and n.functionExpr().name() == Task.__name__ for n in plan)
+    if used > len(set(names)):
+        raise UsageError(
+            f"{whose} has two operators called {twice[0]}, and their states would be one; give each a name of its own"
+        )
 
 
 #: Tuples in a group of a join's windows in scratch, where no policy names it. The seeds tried 512 to 4,096.
@@ -134,7 +145,7 @@ class Keyed:
         arrived = "" if node is None else node.arrived
         task = Task(self, given, partitions, _fork.get(), arrived, key_type, figures, in_node=node is not None)
         if node is not None:
-            node.add(task)
+            node.tasks.append(task)
         by = [] if self.key is None else [self.key]
         results = frame.repartition(partitions, *by).mapInArrow(task, schema)
         note = _event_time(frame)

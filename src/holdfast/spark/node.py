@@ -40,7 +40,7 @@ from holdfast.spark.event_time import boundaries_instead_of_watermarks
 from holdfast.spark.failure import is_permanent, sentence
 from holdfast.spark.flow import Flow
 from holdfast.spark.frames import part_of, read_stream
-from holdfast.spark.keyed import forked_from, in_node
+from holdfast.spark.keyed import check_names, forked_from, in_node
 from holdfast.spark.leaked_monitors import end_monitors
 from holdfast.spark.leaked_selectors import close_leaked
 from holdfast.spark.node_checkpoint import CheckpointedQueries, progress_of, query_id, states_beside, waiting_beside
@@ -240,6 +240,7 @@ class SparkQueries(CheckpointedQueries):
                 f"node {self._node.name} must return a streaming DataFrame or a flow; got {type(results).__name__}; "
                 f"return what your operators give, or a dict of frames and name its streams with outputs="
             )
+        check_names(operators, results, f"node {self._node.name}")
         return results
 
     def _split(self, frame: DataFrame) -> list[DataFrame]:
