@@ -24,11 +24,7 @@ SAID = {
     "node_in_a_failure": r"TENTATIVE [\s\S]*UNDO [\s\S]*INSERTION [\s\S]*REC_DONE",
     "resume": r"run 1 has \(4, 6\)\nrun 2 has \(10, 45\)",
     "table_sink": r"north 3 \nsouth 3 \n",
-    "sort": r"\[0, 2, 4, 1, 3, 5, 6, 7, 8, 9, 10, 11\]",
-    "join_in_groups": r"(\{'customer': (\d), 'amount': \d, 'page': '/p\2'\}\n){4}",
-    "pair_up": r"\{'code': 'box 0', 'grams': 0\}\n.*'box 1', 'grams': 100\}\n.*'box 2', 'grams': 200\}\n$",
     "over_the_network": r"(\d \{'customer': 'c\d', 'amount': \d\}\n){3}",
-    "tentative_on_spark": r"TENTATIVE \d+\n[\s\S]*UNDO None\n[\s\S]*INSERTION \d+\n[\s\S]*REC_DONE",
     "send_async": r"[\d,]+ durable rows a second from one thread\n5000 rows in the stream",
 }
 #: Too long to be read at a glance; tests of their own run them (test_docs, tests/load, tests/example_kafka).
