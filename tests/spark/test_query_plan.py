@@ -105,8 +105,6 @@ def with_state(rows: DataFrame, timeout: str) -> DataFrame:
         (lambda rows: rows.withColumn("x", F.current_timestamp()), "must not look at the clock"),
         (lambda rows: rows.withColumn("x", F.udf(len).asNondeterministic()("key")), "must give the same results"),
         (lambda rows: with_state(rows, GroupStateTimeout.ProcessingTimeTimeout), "processing-time timeouts"),
-        (lambda rows: rows.sparkSession.readStream.format("rate").load().select(F.col("timestamp").alias("stime")),
-         "must read only the frames that it is given"),
         (lambda rows: rows.withColumn("t", F.date_trunc("minute", "stime")).groupBy(F.window("t", "1 minute")).count(),
          "must be a query that Spark streams; .*without watermark.*; group by a window of stime itself"),
         (lambda rows: joined(rows, "left_anti").select("stime"), "must be a query that Spark streams; .*LeftAnti"),

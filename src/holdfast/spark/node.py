@@ -40,6 +40,7 @@ from holdfast.spark.event_time import boundaries_instead_of_watermarks
 from holdfast.spark.failure import is_permanent, sentence
 from holdfast.spark.flow import Flow
 from holdfast.spark.frames import part_of, read_stream
+from holdfast.spark.given_frames import call_alone, check_sources
 from holdfast.spark.keyed import check_names, forked_from, in_node
 from holdfast.spark.leaked_monitors import end_monitors
 from holdfast.spark.leaked_selectors import close_leaked
@@ -226,7 +227,7 @@ class SparkQueries(CheckpointedQueries):
             streamColumn=str(self._node.separate or len(names) > 1).lower(), **options,
         )  # fmt: skip
         with in_node(self.checkpoint) as operators, boundaries_instead_of_watermarks(self._node.name):
-            results = self._node.function(*(self._split(frame) if self._node.separate else [frame]))
+            results = call_alone(self._node.function, self._split(frame) if self._node.separate else [frame])
         if "plan" not in options:
             self._operators = operators
         stays = stays_because(operators, self._spark)
@@ -241,6 +242,7 @@ class SparkQueries(CheckpointedQueries):
                 f"return what your operators give, or a dict of frames and name its streams with outputs="
             )
         check_names(operators, results, f"node {self._node.name}")
+        check_sources(results, frame, f"node {self._node.name}")
         return results
 
     def _split(self, frame: DataFrame) -> list[DataFrame]:

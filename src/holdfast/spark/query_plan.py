@@ -262,11 +262,6 @@ def _refused_by_spark(whose: str) -> Iterator[None]:
 
 def _check_node(node: Any, whose: str) -> None:
     name = kind_of(node)
-    if name in ("StreamingRelation", "StreamingRelationV2", "StreamingExecutionRelation") and not _is_input(node, name):
-        raise UsageError(
-            f"{whose} must read only the frames that it is given; got a readStream of its own; name that stream in "
-            f"inputs=, or send it to one first"
-        )
     if name == "EventTimeWatermark" and kind_of(node.child()) != "StreamingRelationV2":
         raise UsageError(
             f"{whose} must not set a watermark in SQL: boundaries say when a bucket is complete; leave it out"
@@ -279,13 +274,6 @@ def _check_node(node: Any, whose: str) -> None:
     if "TransformWithState" in name and "ProcessingTime" in text_of(node, "timeMode"):
         log.warning("%s: results that depend on a processing-time timer or on a time to live differ between replicas "
                     "and from run to run; use timeMode='EventTime' where they matter", whose)  # fmt: skip
-
-
-def _is_input(node: Any, name: str) -> bool:
-    if name != "StreamingRelationV2" or node.sourceName() != "holdfast":
-        return False
-    options = node.extraOptions()
-    return bool(options.containsKey("decision") or options.containsKey("plan"))
 
 
 def _check_expression(part: Any, whose: str, warned: set[str]) -> None:
