@@ -29,6 +29,27 @@ def latest(windows):
 def guesses(orders):
     return orders.withColumn("guess", F.rand())
 
+@app.node(inputs=["orders"])
+def clocked(orders):
+    return orders.withColumn("at", F.current_timestamp())
+
+@app.node(inputs=["orders"])
+def own_stream(orders):
+    return orders.sparkSession.readStream.format("rate").load().select(F.col("timestamp").alias("stime"), "value")
+
+@app.node(inputs=["orders"])
+def timed_out(orders):
+    return orders.groupBy("item").applyInPandasWithState(
+        lambda key, frames, state: iter([]), "stime timestamp", "n bigint", "append", "ProcessingTimeTimeout")
+
+@app.node(inputs=["orders"])
+def first_three(orders):
+    return orders.limit(3)
+
+@app.node(inputs=["orders"])
+def totals(orders):
+    return orders.groupBy("item").agg(F.max("stime").alias("stime"), F.sum("amount").alias("amount"))
+
 @app.node(inputs=["guesses"])
 def behind_it(guesses):
     return guesses
@@ -54,6 +75,12 @@ def test_every_node_is_described_and_what_is_wrong_is_said(tmp_path: Path) -> No
     assert (said["windows"]["stime"], said["windows"]["wrong"]) == ("span.end", None)
     assert said["latest"]["wrong"] is None
     assert "must give the same results for the same rows; got rand" in said["guesses"]["wrong"]
+    for node, sentence in {
+        "clocked": "must not look at the clock", "own_stream": "got a readStream of its own; name that stream in",
+        "timed_out": "must not use processing-time timeouts", "first_three": "got a limit on a stream",
+        "totals": "must be a query that Spark streams; Spark says: ",
+    }.items():  # fmt: skip
+        assert sentence in said[node]["wrong"]
     assert "behind_it" not in said, "its input is not known"
     assert "odrers" in said["misspelt"]["wrong"]
     assert result.exit_code == 1

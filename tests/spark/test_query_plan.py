@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 import holdfast
@@ -93,6 +94,28 @@ def never(key: Any, frames: Iterator[pd.DataFrame], state: GroupState) -> Iterat
     yield from ()
 
 
+class Answers(StatefulProcessor):
+    """Without a timer."""
+
+    def init(self, handle: Any) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        yield from ()
+
+    def close(self) -> None:
+        pass
+
+
+class Timed(Answers):
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        yield from ()
+
+
+def transformed(rows: DataFrame, processor: StatefulProcessor, time: str, mode: str = "Append") -> DataFrame:
+    return rows.groupBy("key").transformWithState(processor, "stime timestamp, n bigint", mode, time)
+
+
 def with_state(rows: DataFrame, timeout: str) -> DataFrame:
     return rows.groupBy("key").applyInPandasWithState(never, "stime timestamp, n bigint", "n bigint", "append", timeout)
 
@@ -104,6 +127,18 @@ def with_state(rows: DataFrame, timeout: str) -> DataFrame:
         (lambda rows: rows.where(F.col("value") > F.rand()), "must give the same results"),
         (lambda rows: rows.withColumn("x", F.current_timestamp()), "must not look at the clock"),
         (lambda rows: rows.withColumn("x", F.udf(len).asNondeterministic()("key")), "must give the same results"),
+        (lambda rows: rows.withColumn("x", F.expr("uuid()")), "must give the same results"),
+        (lambda rows: rows.withColumn("x", F.monotonically_increasing_id()), "must give the same results"),
+        (lambda rows: rows.withColumn("x", F.spark_partition_id()), "must give the same results"),
+        (lambda rows: rows.withColumn("x", F.input_file_name()), "must give the same results"),
+        (lambda rows: rows.withColumn("x", F.shuffle(F.array("value"))), "must give the same results"),
+        (lambda rows: rows.limit(5), "got a limit on a stream, by which those rows count that come first"),
+        (lambda rows: windowed(rows, "1 second").limit(5), "got a limit on a stream"),
+        (lambda rows: rows.offset(5), "got a limit on a stream"),
+        (lambda rows: transformed(rows, Timed(), "ProcessingTime"), "must not use processing-time timers"),
+        (lambda rows: rows.groupBy("key").transformWithStateInPandas(Timed(), "stime timestamp", "Append",
+            "ProcessingTime"), "must not use processing-time timers"),
+        (lambda rows: windowed(rows, "1 second").orderBy("count"), "must be a query that Spark streams; .*[Ss]ort"),
         (lambda rows: with_state(rows, GroupStateTimeout.ProcessingTimeTimeout), "processing-time timeouts"),
         (lambda rows: rows.withColumn("t", F.date_trunc("minute", "stime")).groupBy(F.window("t", "1 minute")).count(),
          "must be a query that Spark streams; .*without watermark.*; group by a window of stime itself"),
@@ -188,6 +223,22 @@ def test_a_function_of_groups_sees_a_bucket_at_a_time_and_windows_in_front_of_it
         lambda r: r.groupBy(F.window("stime", "1 second")).count().groupBy("window").applyInPandas(same, counts), rows
     )
     assert (windows.bucket_by_bucket, windows.settles, windows.keeps_rows) == (True, True, True)
+
+
+def test_a_time_to_live_is_warned_of_where_no_timer_is_handled(
+    rows: DataFrame, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan(lambda r: transformed(r, Timed(), "EventTime"), rows)
+    plan(lambda r: transformed(r, Answers(), "None"), rows)
+    assert "time to live" not in caplog.text
+    plan(lambda r: transformed(r, Answers(), "ProcessingTime"), rows)
+    assert "results that depend on a time to live differ between replicas" in caplog.text
+
+
+def test_a_table_may_be_limited(rows: DataFrame, spark: SparkSession) -> None:
+    """Which rows of it count is the table's affair, not that of the arrival of a stream."""
+    table = spark.range(10).withColumnRenamed("id", "value").orderBy("value").limit(3)
+    assert not plan(lambda r: r.join(table, "value"), rows).keeps_rows
 
 
 def test_sums_of_floats_and_spark_s_order_are_warned_of(rows: DataFrame, caplog: pytest.LogCaptureFixture) -> None:

@@ -29,12 +29,11 @@ from typing import Any
 
 import msgspec
 import pyspark
-from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.model.time import duration_text
 from holdfast.spark.fingerprint import PYTHON, fingerprint, plain_path
-from holdfast.spark.plan_tree import each
+from holdfast.spark.plan_tree import each, python_function
 from holdfast.stream.identity import Identity, differences
 
 RULES = 3
@@ -319,13 +318,10 @@ def _table(frame: DataFrame, node: Any, kind: str) -> Iterator[str]:
 
 
 def _code(node: Any, own: str) -> str:
-    """What Spark would send to its workers. It was pickled in this process a moment ago."""
-    try:
-        sent = cloudpickle.loads(bytes(node.func().command().unsafeArray()))
-        function = sent[0] if isinstance(sent, tuple) else sent  # What gives a table is sent as a class.
-    except Exception:  # A function of more than a megabyte, or one that can only be unpacked in a worker.
-        return "not compared"
-    return f"code {fingerprint(function, own)}"
+    """What Spark would send to its workers."""
+    function = python_function(node)
+    # None: a function of more than a megabyte, or one that can only be unpacked in a worker.
+    return "not compared" if function is None else f"code {fingerprint(function, own)}"
 
 
 def _has(patterns: Any, name: str) -> bool:

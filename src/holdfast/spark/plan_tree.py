@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from pyspark import cloudpickle
+
 
 def each(sequence: Any) -> Iterator[Any]:
     for i in range(sequence.size()):
@@ -27,6 +29,16 @@ def text_of(node: Any, method: str) -> str:
         return str(getattr(node, method)().toString())
     except Exception:
         return ""
+
+
+def python_function(expression: Any) -> Any:
+    """The user's function of an expression, or the class of one that gives tables; None if it cannot be unpacked here.
+    It was pickled in this process a moment ago."""
+    try:
+        sent = cloudpickle.loads(bytes(expression.func().command().unsafeArray()))
+    except Exception:
+        return None
+    return sent[0] if isinstance(sent, tuple) else sent
 
 
 def window_us(node: Any) -> int | None:

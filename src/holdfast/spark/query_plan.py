@@ -29,10 +29,11 @@ from typing import Any
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
+from pyspark.sql.streaming import StatefulProcessor
 
 from holdfast.model.errors import UsageError
 from holdfast.spark.failure import sentence
-from holdfast.spark.plan_tree import each, kind_of, nodes, text_of, window_us
+from holdfast.spark.plan_tree import each, kind_of, nodes, python_function, text_of, window_us
 from holdfast.spark.result_time import older_us
 from holdfast.spark.time_column import DELAY
 
@@ -58,7 +59,7 @@ _AT_ONCE = (*_WHOLE_BATCHES, "StreamingDeduplicateExec")
 _ROCKSDB = ("TransformWithStateExec", "TransformWithStateInPySparkExec")
 
 _CLOCKS = ("CurrentTimestamp", "CurrentBatchTimestamp", "Now", "CurrentDate", "LocalTimestamp", "CurrentTime")
-_ORDERED = ("First", "Last", "AnyValue", "CollectList", "ListAgg", "Mode")
+_ORDERED = ("First", "Last", "AnyValue", "CollectList", "CollectSet", "ListAgg", "Mode")
 _FLOATING_SUMS = ("Sum", "Average", "VariancePop", "VarianceSamp", "StddevPop", "StddevSamp")
 
 
@@ -272,8 +273,28 @@ def _check_node(node: Any, whose: str) -> None:
             f"GroupStateTimeout.EventTimeTimeout, which follows the boundaries"
         )
     if "TransformWithState" in name and "ProcessingTime" in text_of(node, "timeMode"):
-        log.warning("%s: results that depend on a processing-time timer or on a time to live differ between replicas "
-                    "and from run to run; use timeMode='EventTime' where they matter", whose)  # fmt: skip
+        if _has_timers(node):
+            raise UsageError(
+                f"{whose} must not use processing-time timers: each replica would give other results; use "
+                f"timeMode='EventTime', whose timers follow the boundaries; or leave handleExpiredTimer out, where "
+                f"timeMode is for a time to live"
+            )
+        log.warning("%s: results that depend on a time to live differ between replicas and from run to run; use "
+                    "event-time timers where they matter", whose)  # fmt: skip
+    if name in ("GlobalLimit", "Offset") and node.isStreaming():
+        raise UsageError(
+            f"{whose} must give the same results for the same rows; got a limit on a stream, by which those rows count "
+            f"that come first to each replica; take the first of each window instead (min_by, max_by, or applyInPandas "
+            f"behind a window), or leave it out"
+        )
+
+
+def _has_timers(node: Any) -> bool:
+    """Whether the user's processor handles timers. One that does not can be given a time to live at most."""
+    function = python_function(node.functionExpr()) if kind_of(node) == "TransformWithStateInPySpark" else None
+    processor = getattr(getattr(function, "__self__", None), "_stateful_processor", None)
+    handles = getattr(type(processor), "handleExpiredTimer", StatefulProcessor.handleExpiredTimer)
+    return handles is not StatefulProcessor.handleExpiredTimer
 
 
 def _check_expression(part: Any, whose: str, warned: set[str]) -> None:
