@@ -333,6 +333,17 @@ def test_a_mistake_in_a_node_is_said_by_its_start_and_a_stream_that_is_not_there
     assert "\n" not in str(told.value)
     with pytest.raises(UsageError, match=r"(?i)append"):
         app(["s"], lambda rows: rows.groupBy("k").agg(F.max("stime").alias("stime")), "endless").start(spark=spark)
+    with pytest.raises(UsageError, match="must not look at the clock"):
+        app(["s"], lambda rows: rows.withColumn("at", F.current_timestamp()), "clocked").start(spark=spark)
+    with pytest.raises(UsageError, match="got a limit on a stream"):
+        app(["s"], lambda rows: rows.limit(3), "first").start(spark=spark)
+    with pytest.raises(UsageError, match="got a readStream of its own"):
+        app(["s"], lambda rows: spark.readStream.format("rate").load().withColumnRenamed("timestamp", "stime"),
+            "own").start(spark=spark)  # fmt: skip
+    with pytest.raises(UsageError, match="processing-time timeouts"):
+        app(["s"], lambda rows: rows.groupBy("k").applyInPandasWithState(
+            lambda key, frames, state: iter([]), "stime timestamp", "n bigint", "append", "ProcessingTimeTimeout"
+        ), "timed").start(spark=spark)  # fmt: skip
     running = app(["s", "o"], lambda rows: rows.select("stime", "k"), "waiting").start(spark=spark)
     with running, pytest.raises(TimeoutError, match="waiting@here is WAITING, because stream o is not there yet"):
         running.wait_until_stable("1s")

@@ -127,6 +127,7 @@ def with_state(rows: DataFrame, timeout: str) -> DataFrame:
         (lambda rows: rows.where(F.col("value") > F.rand()), "must give the same results"),
         (lambda rows: rows.withColumn("x", F.current_timestamp()), "must not look at the clock"),
         (lambda rows: rows.withColumn("x", F.udf(len).asNondeterministic()("key")), "must give the same results"),
+        (lambda rows: rows.where("stime > cast('now' AS timestamp)"), "must not look at the clock"),
         (lambda rows: rows.withColumn("x", F.expr("uuid()")), "must give the same results"),
         (lambda rows: rows.withColumn("x", F.monotonically_increasing_id()), "must give the same results"),
         (lambda rows: rows.withColumn("x", F.spark_partition_id()), "must give the same results"),
@@ -233,6 +234,29 @@ def test_a_time_to_live_is_warned_of_where_no_timer_is_handled(
     assert "time to live" not in caplog.text
     plan(lambda r: transformed(r, Answers(), "ProcessingTime"), rows)
     assert "results that depend on a time to live differ between replicas" in caplog.text
+
+
+def test_functions_that_give_tables_are_taken_and_what_they_are_given_is_looked_at(
+    rows: DataFrame, spark: SparkSession
+) -> None:
+    """Spark takes a Python function that gives tables for nondeterministic unless it is marked otherwise."""
+
+    @F.udtf(returnType="part string")
+    class Parts:
+        def eval(self, text: str) -> Iterator[tuple[str]]:
+            yield from ((letter,) for letter in text)
+
+    def parts(of: str) -> Callable[[DataFrame], DataFrame]:
+        def function(given: DataFrame) -> DataFrame:
+            spark.udtf.register("parts", Parts)
+            given.createOrReplaceTempView("with_parts")
+            return spark.sql(f"SELECT stime, part FROM with_parts, LATERAL parts({of})")
+
+        return function
+
+    assert not plan(parts("key"), rows).keeps_rows
+    with pytest.raises(UsageError, match="must not look at the clock"):
+        plan(parts("concat(key, cast(current_timestamp() AS string))"), rows)
 
 
 def test_a_table_may_be_limited(rows: DataFrame, spark: SparkSession) -> None:

@@ -59,6 +59,9 @@ _AT_ONCE = (*_WHOLE_BATCHES, "StreamingDeduplicateExec")
 _ROCKSDB = ("TransformWithStateExec", "TransformWithStateInPySparkExec")
 
 _CLOCKS = ("CurrentTimestamp", "CurrentBatchTimestamp", "Now", "CurrentDate", "LocalTimestamp", "CurrentTime")
+#: Their plan is looked at by itself.
+_SUBQUERIES = ("LateralSubquery", "ScalarSubquery", "ListQuery", "Exists")
+_NOW = ("now", "today", "yesterday", "tomorrow")
 _ORDERED = ("First", "Last", "AnyValue", "CollectList", "CollectSet", "ListAgg", "Mode")
 _FLOATING_SUMS = ("Sum", "Average", "VariancePop", "VarianceSamp", "StddevPop", "StddevSamp")
 
@@ -299,13 +302,17 @@ def _has_timers(node: Any) -> bool:
 
 def _check_expression(part: Any, whose: str, warned: set[str]) -> None:
     name = kind_of(part)
-    if name in _CLOCKS:
+    if name in _CLOCKS or (name == "Cast" and _says_now(part)):
         raise UsageError(
             f"{whose} must not look at the clock: each replica and each repetition would give other results; got "
             f"{part.sql()}; use stime"
         )
     aggregate = ".aggregate." in part.getClass().getName()
-    if not aggregate and not part.deterministic() and all(child.deterministic() for child in each(part.children())):
+    if name in _SUBQUERIES:
+        _check(part.plan(), whose)
+    elif name == "PythonUDTF":
+        pass  # Spark takes every one for nondeterministic that is not marked otherwise.
+    elif not aggregate and not part.deterministic() and all(child.deterministic() for child in each(part.children())):
         raise UsageError(
             f"{whose} must give the same results for the same rows; got {part.sql()}, which does not: each replica and "
             f"each repetition would differ; leave it out, or compute it where the stream is filled"
@@ -318,6 +325,12 @@ def _check_expression(part: Any, whose: str, warned: set[str]) -> None:
         warned.add(name)
         log.warning("%s: %s adds floating-point numbers in any order: replicas are equal up to rounding only; cast to "
                     "decimal where that matters", whose, part.sql())  # fmt: skip
+
+
+def _says_now(cast: Any) -> bool:
+    """Whether a text is made a time of, and Spark would put the clock's into its place."""
+    text = cast.child().toString() if kind_of(cast.child()) == "Literal" else ""
+    return str(text).strip().lower() in _NOW and cast.dataType().typeName().startswith(("timestamp", "date"))
 
 
 def _is_floating(part: Any) -> bool:
