@@ -5,6 +5,7 @@ Sources keep what is not acknowledged, and no more: the inputs do not reach back
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from collections import defaultdict
@@ -28,6 +29,7 @@ SECOND = 1_000_000
 #: Raise it for a long run: HOLDFAST_REBUILDS=10. With HOLDFAST_REBUILD_SPARK=1 Spark runs the nodes.
 ROUNDS = int(os.environ.get("HOLDFAST_REBUILDS", "1"))
 SPARK = bool(os.environ.get("HOLDFAST_REBUILD_SPARK"))
+X_US = 20 * SECOND
 APP = """
 import holdfast
 from pyspark.sql import functions as F
@@ -71,7 +73,37 @@ def removed_us(hosts: Hosts) -> int:
 def gets_news(client: Client) -> None:
     """Stable results of two more seconds."""
     before = client.recording.stable
-    assert wait_us(lambda: client.recording.stable >= before + 14, 60, 20_000), "the reader is without news"
+    assert wait_us(lambda: client.recording.stable >= before + 14, X_US / SECOND, 20_000), "the reader is without news"
+
+
+class News:
+    """What a reader sees of new results, beside the calm at the beginning (D5)."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        gets_news(client)
+        self._since_us = now_us()
+        gets_news(client)
+        self._normal_us = self._latency_us(self._since_us)
+        self._added_us: list[int] = []
+
+    def _latency_us(self, since_us: int) -> int:
+        latency = self._client.recording.latency(since_us)
+        assert latency is not None
+        return latency.us_max
+
+    def keep_coming(self, since_us: int, what: str) -> None:
+        """Since that time."""
+        added_us = max(0, self._latency_us(since_us) - self._normal_us)
+        self._added_us.append(added_us)
+        print(f"{what}: {added_us / SECOND:.2f} s added to {self._normal_us / SECOND:.2f} s", flush=True)
+        assert added_us < X_US, "D5"
+
+    def end(self) -> None:
+        came = [self._since_us, *(c.wall_us for c in self._client.recording.cells() if c.wall_us > self._since_us)]
+        pause_us = max(later - sooner for sooner, later in itertools.pairwise(came))
+        print(f"at most {max(self._added_us) / SECOND:.2f} s added, and {pause_us / SECOND:.2f} s without news")
+        assert pause_us < X_US, "never without news for longer than X"
 
 
 def loses_its_disk(hosts: Hosts, host: str) -> None:
@@ -151,8 +183,9 @@ def test_a_replica_whose_disk_died_or_whose_input_went_is_rebuilt_from_its_twin_
 ) -> None:
     """D9, D18."""
     client = begun(hosts)
+    news = News(client)
     for k in range(ROUNDS):
-        lost = "ba"[k % 2]
+        lost, since_us = "ba"[k % 2], now_us()
         loses_its_disk(hosts, lost)
         gets_news(client)
         hosts.log(lost).unlink()
@@ -160,6 +193,8 @@ def test_a_replica_whose_disk_died_or_whose_input_went_is_rebuilt_from_its_twin_
         hosts.wait_until("STABLE", lost)
         assert f"counts@{lost}: rebuilt from counts@" in hosts.log(lost).read_text()
         gets_news(client)
+        news.keep_coming(since_us, f"{lost} lost its disk")
+    since_us = now_us()
     loses_its_input(hosts, "b")
     hosts.log("b").unlink()
     hosts.start("b")
@@ -167,6 +202,8 @@ def test_a_replica_whose_disk_died_or_whose_input_went_is_rebuilt_from_its_twin_
     said = hosts.log("b").read_text()
     assert "must be complete" in said, "it has a checkpoint, of which nothing can be made any more"
     assert "counts@b: rebuilt from counts@a" in said
+    news.keep_coming(since_us, "b lost its input")
+    news.end()
     check_the_end(hosts, client)
 
 
