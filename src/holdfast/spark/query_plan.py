@@ -152,7 +152,9 @@ def _physical(frame: DataFrame) -> Any:
     assert jvm is not None
     package = _package(jvm, _RUNTIME)
     execution, metadata = package.IncrementalExecution, _package(jvm, _CHECKPOINTING).OffsetSeqMetadata
-    defaults = [getattr(execution, f"$lessinit$greater$default${n}")() for n in range(12, 17)]
+    # Spark 4.3 has one parameter more than 4.2.
+    parameters = _class(frame, f"{_RUNTIME}.IncrementalExecution").getConstructors()[0].getParameterCount()
+    defaults = [getattr(execution, f"$lessinit$greater$default${n}")() for n in range(12, parameters + 1)]
     made = execution(
         frame._jdf.sparkSession(), frame._jdf.queryExecution().analyzed(),
         jvm.org.apache.spark.sql.streaming.OutputMode.Append(), "<unknown>", jvm.java.util.UUID.randomUUID(),
