@@ -37,7 +37,7 @@ from benches.report import finish, table
 from holdfast.clock import now_us
 from holdfast.engine import Engine
 from holdfast.host.catalog import HERE, Catalog
-from holdfast.host.console_doors import console_doors, live_console
+from holdfast.host.console_routes import console_routes, live_console
 from holdfast.host.host import Host
 from holdfast.host.service import Service
 from holdfast.inputs.network import Access
@@ -125,7 +125,7 @@ async def be_host(
         host.add(stand.replica, stand)
     console = live_console(HERE, host.catalog, host.status, host.store)
     service = Service(host.serving, Access(token=token), deliver=host.deliver, fault=host.fault, stop=host.stop,
-                      status=host.status, answers=host.answers, doors=console_doors(console))  # fmt: skip
+                      status=host.status, answers=host.answers, doors=console_routes(console))  # fmt: skip
     await service.start()
     if looks:
         host.attend(console.run())

@@ -36,7 +36,7 @@ import polars as pl
 from benches.report import finish, table
 from holdfast.operators.footprints import Kernel
 from holdfast.operators.functions import count, sum_
-from holdfast.operators.joined import JoinKernel, Keep
+from holdfast.operators.join_kernel import JoinKernel, Keep
 from holdfast.operators.kernel import aggregate_kernel
 from holdfast.operators.plan import Plan
 from holdfast.operators.state import Blocks

@@ -44,7 +44,7 @@ _CHECKPOINT = """spark.flow spark.stage spark.versions operators.kernel operator
 _MOVEMENT = """load.meter load.manager protocol.load.participant protocol.load.buyer load.manager
     load.journal load.outbox load.message_codec load.routes protocol.load.seller load.mover spark.fork host.parcel
     load.partner load.routes load.tasks host.host spark.node load.mover load.remote_task stream.writer
-    protocol.load.tenure protocol.load.ledger"""
+    protocol.load.lease_course protocol.load.ledger"""
 #: What passes through which modules. The tuple has two ends: a reader beside the log, and one on another machine.
 WALKS = {
     name: words.split()

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.model.errors import CorruptLog
 from holdfast.operators.keyed_join import GroupedJoin, JoinPrototype, keyed_join
-from holdfast.operators.parted import Changed, follow, pack, sorted_out, unpack
+from holdfast.operators.state_parts import Changed, follow, pack, sorted_out, unpack
 from holdfast.operators.window_join import Input
 
 LEFT = pa.schema([("k", pa.int64()), ("a", pa.int64())])

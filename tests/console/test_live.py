@@ -23,7 +23,7 @@ from holdfast.console.live import LiveConsole
 from holdfast.console.live_picture import EPISODES_MAX, POINTS_MAX, LivePicture, merged
 from holdfast.console.merge_patch import patch_of
 from holdfast.host.catalog import HERE, Catalog
-from holdfast.host.console_doors import console_doors, live_console
+from holdfast.host.console_routes import console_routes, live_console
 from holdfast.host.service import Service
 from holdfast.model.tuples import TupleType
 from holdfast.protocol.dpc.messages import StreamReport
@@ -79,7 +79,7 @@ def play(scripted: Scripted, talk: Callable[[httpx.AsyncClient, LiveConsole, Ser
         looking = asyncio.ensure_future(console.run())
         async with (
             hosted(scripted.store, status=scripted.status, fault=scripted.fault, view_token=VIEW_TOKEN,
-                   doors=console_doors(console)) as service,
+                   doors=console_routes(console)) as service,
             httpx.AsyncClient(base_url=service.address, timeout=30) as client,
         ):  # fmt: skip
             try:

@@ -20,9 +20,9 @@ from holdfast.clock import now_us
 from holdfast.host.controller import boundary_of
 from holdfast.host.crash_points import REBUILT
 from holdfast.stream.acks import REPLICAS, acknowledge
+from holdfast.stream.checking.verify import verify
 from holdfast.stream.disk import Disk
 from holdfast.stream.head import read_head
-from holdfast.stream.verify import verify
 from tests.faults.deployment import Client, Hosts, wait_us
 
 SECOND = 1_000_000

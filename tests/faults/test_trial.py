@@ -21,7 +21,7 @@ from holdfast.clock import pause
 from holdfast.host.crash_points import SWAPPED
 from holdfast.model.time import instant_us
 from holdfast.stream.changes import read_changes
-from holdfast.stream.verify import verify
+from holdfast.stream.checking.verify import verify
 from tests.faults.deployment import Hosts, wait_us
 
 SECOND = 1_000_000

@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 
 import holdfast
+from holdfast.stream.checking.repair import repair
+from holdfast.stream.checking.verify import verify
 from holdfast.stream.definition import Retention
-from holdfast.stream.repair import repair
 from holdfast.stream.store import StreamStore
-from holdfast.stream.verify import verify
 from tests.fuzz.target import Target, Wrong, mutated
 
 _ROUND = 6

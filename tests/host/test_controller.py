@@ -30,8 +30,8 @@ from holdfast.protocol.dpc.messages import Ack, KeepaliveReply, KeepaliveRequest
 from holdfast.protocol.dpc.plan import InputPlan, NodePlan, OutputPlan
 from holdfast.protocol.dpc.signals import ForkCompleted, ForkFailed, ForkPrepared, ForkSignal, InputGap, Lane
 from holdfast.protocol.dpc.states import NodeState, StreamState
-from holdfast.spark.beginning import Beginning, begin_anew, load_beginning
 from holdfast.spark.node import SparkQueries
+from holdfast.spark.query_start import Beginning, begin_anew, load_beginning
 from holdfast.stream.acks import acknowledge
 from holdfast.stream.decision import Decision
 from holdfast.stream.disk import Disk

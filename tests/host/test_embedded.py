@@ -25,7 +25,7 @@ from holdfast.sinks import sqlite
 from holdfast.spark.engine import node_session
 from holdfast.spark.fork import last_commit
 from holdfast.spark.keyed import udop
-from holdfast.stream.boundary_mend import mend_boundary
+from holdfast.stream.checking.boundary_mend import mend_boundary
 from holdfast.stream.holes import read_holes
 from tests.checkpoint.servers import RedisServer
 

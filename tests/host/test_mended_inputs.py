@@ -18,7 +18,7 @@ from holdfast.host.stream_server import StreamServer
 from holdfast.host.wire import Since, decode_position, encode_position
 from holdfast.model.errors import Mended, UsageError
 from holdfast.protocol.dpc.signals import InputAdvanced, Lane
-from holdfast.stream.boundary_mend import mend_boundary
+from holdfast.stream.checking.boundary_mend import mend_boundary
 from tests.host.conftest import SECOND, TOKEN, Origin, following, hosted, linked, never, tuples_of, until
 from tests.host.test_client import House, Replica
 

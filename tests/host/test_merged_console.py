@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 import holdfast
 from holdfast.console.merge_patch import patched
 from holdfast.host.catalog import Catalog
-from holdfast.host.console_doors import console_doors, live_console
+from holdfast.host.console_routes import console_routes, live_console
 from holdfast.host.deployment import Deployment, load_deployment
 from holdfast.host.merged_console import serve
 from holdfast.host.service import Door, Service
@@ -79,7 +79,7 @@ class Site:
         spec, serving = self._deployment.host(self.name), StreamServer(self.store)
         service = Service(serving, Access(spec.ip, spec.port, keys=self._deployment.keyring()), deliver=never,
                           status=self.status, fault=self.fault, stop=never, answers=lambda _: True,
-                          doors=[*console_doors(console), *self.doors()])  # fmt: skip
+                          doors=[*console_routes(console), *self.doors()])  # fmt: skip
         await service.start()
         looking = asyncio.ensure_future(console.run())
         try:

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import holdfast
 from holdfast.host.host import Host
 from holdfast.host.measures import Measures
-from holdfast.host.metrics_doors import metrics_doors
+from holdfast.host.metrics_routes import metrics_routes
 from holdfast.inputs.credentials import Credential, Keyring, Role
 from holdfast.inputs.network import Access
 from holdfast.model.errors import StorageError
@@ -37,7 +37,7 @@ def play(running: Host, talk: Callable[[httpx.AsyncClient, asyncio.Task[None]], 
     async def run() -> None:
         measures = Measures(running)
         task = asyncio.ensure_future(running.run())
-        doors = metrics_doors(running, measures)
+        doors = metrics_routes(running, measures)
         async with (
             hosted(running.store, keys(), doors=doors) as service,
             httpx.AsyncClient(base_url=service.address, timeout=60) as client,

@@ -24,12 +24,12 @@ from holdfast.host.wire import Portion, Position
 from holdfast.model.errors import PeerError, Removed, UsageError
 from holdfast.protocol.dpc.messages import Message
 from holdfast.protocol.dpc.signals import Lane
+from holdfast.stream.checking.verify import verify
 from holdfast.stream.definition import Definition, Retention
 from holdfast.stream.disk import Disk
 from holdfast.stream.merge import Merge, PieceReader
 from holdfast.stream.pack import pack
 from holdfast.stream.reader import read_extent
-from holdfast.stream.verify import verify
 from tests.host.conftest import SECOND, Origin, boundary_of, following, hosted, linked, never, tuples_of, until
 
 

@@ -16,7 +16,7 @@ from holdfast.host.rebuild import Rebuilding
 from holdfast.host.stream_server import StreamServer
 from holdfast.host.wire import Portion
 from holdfast.model.errors import PeerError
-from holdfast.spark.beginning import load_beginning, take_up
+from holdfast.spark.query_start import load_beginning, take_up
 from holdfast.stream.waiting import waiting_results
 from tests.host.conftest import SECOND, Origin, tuples_of
 

@@ -23,7 +23,7 @@ from holdfast.host.host import Host
 from holdfast.host.reload import Reload
 from holdfast.host.trial import TrialOrder, Trials
 from holdfast.model.errors import UsageError
-from holdfast.spark import beginning
+from holdfast.spark import query_start
 from holdfast.stream.changes import read_changes
 from holdfast.stream.disk import Disk
 from holdfast.stream.holes import note_hole
@@ -213,7 +213,7 @@ def test_a_host_that_ends_at_any_step_goes_on_with_one_definition(
         async with running(tmp_path) as one:
             for module in (trials, swap, rebuild):
                 monkeypatch.setattr(module, "reached", reached)
-            monkeypatch.setattr(beginning, "seal", sealed)
+            monkeypatch.setattr(query_start, "seal", sealed)
             monkeypatch.setattr(Host, "resume", lambda *_: None)  # Nobody does who is killed.
             with pytest.raises(Killed):
                 await swapped(one, application(scale=7))

@@ -22,7 +22,7 @@ from holdfast.inputs.network import Access
 from holdfast.model.errors import PeerError
 from holdfast.model.time import END_OF_TIME_US
 from holdfast.protocol.dpc.signals import Lane
-from holdfast.stream.verify import verify
+from holdfast.stream.checking.verify import verify
 from tests.host.conftest import TOKEN, hosted, tuples_of
 
 #: Raise it for a long run: HOLDFAST_KILLS=300.

@@ -27,7 +27,7 @@ from holdfast.host.deployed import _access
 from holdfast.host.deployment import load_deployment
 from holdfast.host.host import Host
 from holdfast.host.measures import Measures
-from holdfast.host.metrics_doors import metrics_doors
+from holdfast.host.metrics_routes import metrics_routes
 from holdfast.host.service import Service
 from holdfast.load.contract_measures import measure
 from holdfast.load.host_extension import load_manager
@@ -77,7 +77,7 @@ class Side:
         self._measures = Measures(host, more=lambda sheet: measure(self.manager, sheet))
         self._service = Service(host.serving, _access(spec, deployment.keyring()), deliver=host.deliver,
                                 status=host.status, fault=host.fault, stop=host.stop, answers=host.answers,
-                                doors=[*metrics_doors(host, self._measures), *doors_of(self.manager)])  # fmt: skip
+                                doors=[*metrics_routes(host, self._measures), *doors_of(self.manager)])  # fmt: skip
         self._token = token
         self._running: asyncio.Task[None] | None = None
 

@@ -36,7 +36,6 @@ from holdfast.operators.kernel import aggregate_kernel
 from holdfast.operators.plan import Plan
 from holdfast.protocol.cec.policy import continuous
 from holdfast.spark import control
-from holdfast.spark.beginning import take_up
 from holdfast.spark.checkpoint_figures import TYPE as FIGURES
 from holdfast.spark.direct import DirectStage, Rows
 from holdfast.spark.fork import last_commit, renew_id
@@ -44,6 +43,7 @@ from holdfast.spark.forked import ready_mark
 from holdfast.spark.node_checkpoint import CheckpointedQueries, query_id, waiting_beside
 from holdfast.spark.node_identity import Admission
 from holdfast.spark.plan_identity import identity
+from holdfast.spark.query_start import take_up
 from holdfast.spark.restore import Spec
 from holdfast.spark.sink import Target
 from holdfast.spark.source import offset_of, until_of

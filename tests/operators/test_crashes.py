@@ -26,7 +26,7 @@ import pytest
 import holdfast
 from holdfast.operators.footprints import blocks_of, replay, restore, save
 from holdfast.operators.functions import avg, count, sum_
-from holdfast.operators.joined import JoinKernel, keep_last, keep_time
+from holdfast.operators.join_kernel import JoinKernel, keep_last, keep_time
 from holdfast.operators.kernel import aggregate_kernel
 from holdfast.operators.numbering import partition_of
 from holdfast.operators.plan import Plan

@@ -11,7 +11,7 @@ import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.operators.joined import JoinKernel, Keep
+from holdfast.operators.join_kernel import JoinKernel, Keep
 from holdfast.operators.sorting import SortKernel
 from tests.operators import reference as ref
 from tests.operators.test_windows_reference import EXAMPLES
@@ -46,7 +46,7 @@ def test_a_join_gives_the_pairs_of_the_reference(
 ONE_KEY = """
 import resource
 import polars as pl
-from holdfast.operators.joined import JoinKernel, Keep
+from holdfast.operators.join_kernel import JoinKernel, Keep
 
 count = 4000
 kernel = JoinKernel(Keep(time_us=1), Keep(time_us=1), ("_h",), ("_v0",), ("_v1",))

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.model.errors import StorageError
 from holdfast.operators.functions import count, sum_
-from holdfast.operators.joined import JoinKernel, keep_time
+from holdfast.operators.join_kernel import JoinKernel, keep_time
 from holdfast.operators.kernel import aggregate_kernel
 from holdfast.operators.plan import Plan
 from holdfast.operators.sorting import SortKernel

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from holdfast.operators.functions import avg
-from holdfast.operators.joined import JoinKernel, keep_time
+from holdfast.operators.join_kernel import JoinKernel, keep_time
 from holdfast.operators.kernel import aggregate_kernel
 from holdfast.operators.plan import Plan
 from holdfast.operators.sorting import SortKernel

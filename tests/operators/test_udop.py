@@ -17,7 +17,7 @@ from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.model.errors import CorruptLog, SchemaError, UsageError
 from holdfast.operators.barrier import Barrier
 from holdfast.operators.functor import functor
-from holdfast.operators.paired import paired
+from holdfast.operators.keyed_barrier import paired
 from holdfast.operators.udop import Instances, UserOperator, VectorOperator, decode, encode, lazily
 
 IN = pa.schema([("k", pa.string()), ("x", pa.int64()), ("t", pa.int64())])

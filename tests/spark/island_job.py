@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from holdfast.operators.functions import avg, count, sum_
-from holdfast.operators.joined import keep_time
+from holdfast.operators.join_kernel import keep_time
 from holdfast.operators.windows import count_window, time_window
 from holdfast.protocol.cec.policy import continuous
 from holdfast.spark import read_stream, session

@@ -23,8 +23,8 @@ from pyspark.sql import functions as F
 import holdfast
 from holdfast.model.errors import UsageError
 from holdfast.operators import UserOperator, decode, encode, every, groups
+from holdfast.operators.keyed_barrier import paired
 from holdfast.operators.keyed_join import keyed_join
-from holdfast.operators.paired import paired
 from holdfast.operators.window_join import Input
 from holdfast.spark import read_stream
 from holdfast.spark.fork import fork_checkpoint

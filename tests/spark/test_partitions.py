@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 import holdfast
 from holdfast.checkpoint.policy import every
 from holdfast.operators.functions import count, sum_
-from holdfast.operators.joined import keep_time
+from holdfast.operators.join_kernel import keep_time
 from holdfast.operators.numbering import can_hash, hash_of
 from holdfast.operators.udop import encode
 from holdfast.operators.windows import count_window, time_window

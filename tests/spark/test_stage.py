@@ -16,7 +16,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 import holdfast
 from holdfast.operators.functions import avg, count, sum_
-from holdfast.operators.joined import keep_time
+from holdfast.operators.join_kernel import keep_time
 from holdfast.operators.windows import Window, count_window, time_window
 from holdfast.protocol.cec.policy import continuous
 from holdfast.spark.flow import Flow, flow

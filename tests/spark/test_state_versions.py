@@ -23,7 +23,7 @@ from holdfast.operators.windows import count_window
 from holdfast.protocol.cec.policy import continuous
 from holdfast.spark import control
 from holdfast.spark.arrivals import arrivals
-from holdfast.spark.beginning import Beginning
+from holdfast.spark.query_start import Beginning
 from holdfast.spark.restore import Restore
 from holdfast.spark.stage import Batch, Output, Stage, StagePlan
 from holdfast.spark.state_versions import Lineages, arrival_in

@@ -27,7 +27,7 @@ from holdfast.checkpoint.policy import every
 from holdfast.checkpoint.store import Entry
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.operators.numbering import hash_of
-from holdfast.operators.parted import Changed, Parted
+from holdfast.operators.state_parts import Changed, Parted
 from holdfast.operators.udop import Row, UserOperator, decode, encode
 from holdfast.spark import durable_state
 from holdfast.spark.arrivals import operators_in, pack_operators

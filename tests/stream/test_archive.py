@@ -23,13 +23,13 @@ from holdfast.stream.archive.objects import MissingObject, ObjectStore, check_ur
 from holdfast.stream.archive.restore import Restored, restore_stream
 from holdfast.stream.archive.upload import Uploaded
 from holdfast.stream.archive.view import view_at
+from holdfast.stream.checking.repair import repair
+from holdfast.stream.checking.verify import verify
 from holdfast.stream.definition import Bound, Retention
 from holdfast.stream.disk import Disk
 from holdfast.stream.head import Head, alone, read_head, write_head
-from holdfast.stream.repair import repair
 from holdfast.stream.sealed import seal
 from holdfast.stream.store import Stream, StreamStore
-from holdfast.stream.verify import verify
 from tests.faults.units import QuietDisk
 from tests.s3_server import S3Server, s3_server
 

@@ -21,9 +21,9 @@ from holdfast.stream.archive import ranges
 from holdfast.stream.archive.catalog import newest, place, segments_of
 from holdfast.stream.archive.object_stores import open_objects
 from holdfast.stream.archive.objects import join
+from holdfast.stream.checking.verify import verify
 from holdfast.stream.head import read_head
 from holdfast.stream.store import Stream, StreamStore
-from holdfast.stream.verify import verify
 from tests.faults.units import QuietDisk
 from tests.s3_server import S3Server, s3_server
 from tests.stream.archive_process import main

@@ -12,10 +12,10 @@ from holdfast.model.errors import Mended, MendedMeanwhile, StreamBusy, UsageErro
 from holdfast.spark.failure import is_permanent
 from holdfast.spark.source import BucketReader
 from holdfast.spark.tentative_source import SequenceReader
-from holdfast.stream.boundary_mend import mend_boundary
-from holdfast.stream.finding import Severity
-from holdfast.stream.mended import Mend, add_mend, read_mends
-from holdfast.stream.verify import verify
+from holdfast.stream.checking.boundary_mend import mend_boundary
+from holdfast.stream.checking.finding import Severity
+from holdfast.stream.checking.mended import Mend, add_mend, read_mends
+from holdfast.stream.checking.verify import verify
 from tests.faults.units import QuietDisk
 from tests.stream.conftest import Cut, CuttingDisk
 from tests.stream.test_clock import NOON, SECOND, YEARS, Clocks, opened

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 
 import holdfast
+from holdfast.stream.checking.verify import verify
 from holdfast.stream.control import ControlLog, operator_number
 from holdfast.stream.frame import CONTROL_VERSION, FORMAT_VERSION, Header, Kind, decode_header, encode_frame
 from holdfast.stream.pack import pack
 from holdfast.stream.record import Control
-from holdfast.stream.verify import verify
 
 OP = operator_number("aggregate")
 

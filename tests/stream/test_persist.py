@@ -23,17 +23,17 @@ from holdfast.model.errors import CorruptLog, Removed, StorageError, UsageError
 from holdfast.stream import manifest as manifest_module
 from holdfast.stream import writer as writer_module
 from holdfast.stream.acks import acknowledge
+from holdfast.stream.checking.finding import Severity
+from holdfast.stream.checking.repair import repair
+from holdfast.stream.checking.verify import verify
 from holdfast.stream.definition import MEMORY_FORMAT, Definition
 from holdfast.stream.disk import Disk
-from holdfast.stream.finding import Severity
 from holdfast.stream.frame import FORMAT_VERSION
 from holdfast.stream.holes import read_holes
 from holdfast.stream.losses import read_losses
 from holdfast.stream.manifest import load_manifest
-from holdfast.stream.repair import repair
 from holdfast.stream.sealed import seal, unseal
 from holdfast.stream.store import StreamStore
-from holdfast.stream.verify import verify
 
 SECOND = 1_000_000
 WAIT_S = 60

@@ -13,13 +13,13 @@ import pytest
 import holdfast
 from holdfast.clock import now_us
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US
+from holdfast.stream.checking.finding import Severity
+from holdfast.stream.checking.repair import Repair, repair
+from holdfast.stream.checking.verify import verify
 from holdfast.stream.disk import Disk
-from holdfast.stream.finding import Severity
 from holdfast.stream.losses import Loss
 from holdfast.stream.manifest import load_manifest
 from holdfast.stream.record import State
-from holdfast.stream.repair import Repair, repair
-from holdfast.stream.verify import verify
 from tests.stream.conftest import SECOND, Cut, CuttingDisk, FilledStream
 
 FLIPS = int(os.environ.get("HOLDFAST_FLIPS", "2000")) // 10

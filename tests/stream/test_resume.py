@@ -12,13 +12,13 @@ import msgspec
 import pytest
 
 import holdfast
+from holdfast.stream.checking.verify import verify
 from holdfast.stream.control import ControlLog
 from holdfast.stream.disk import Disk
 from holdfast.stream.index import build_entries, index_path, load_entries
 from holdfast.stream.manifest import Manifest, load_manifest, manifest_path
 from holdfast.stream.record import Control
 from holdfast.stream.sealed import seal
-from holdfast.stream.verify import verify
 from holdfast.stream.waiting import waiting_results
 from holdfast.stream.writer import LogWriter
 from tests.faults.units import QuietDisk, open_log, read_all, send, unit_events

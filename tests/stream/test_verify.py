@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.stream.finding import Severity
+from holdfast.stream.checking.finding import Severity
+from holdfast.stream.checking.verify import verify
 from holdfast.stream.frame import Header, Kind, encode_frame
 from holdfast.stream.manifest import load_manifest
 from holdfast.stream.record import Commit, encode
-from holdfast.stream.verify import verify
 from holdfast.stream.writer import Event
 from tests.stream.conftest import SECOND, FilledStream
 

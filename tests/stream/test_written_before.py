@@ -16,8 +16,8 @@ from holdfast.checkpoint.store import Entry
 from holdfast.checkpoint.stores import open_store
 from holdfast.model.errors import CorruptLog
 from holdfast.stream.archive.restore import restore_stream
+from holdfast.stream.checking.verify import verify
 from holdfast.stream.report import report_path
-from holdfast.stream.verify import verify
 from tests.checkpoint.servers import RedisServer
 from tests.stream.sample_streams import ARCHIVED, TEXT
 from tests.stream.test_subscriber import polled, send

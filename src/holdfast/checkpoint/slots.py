@@ -14,7 +14,7 @@ attempt may have saved the state it ended with. Rules:
    again may have begun with it. Then its bytes go.
 5. A store that passed over a damaged version gives an older one. Where that may not be the newest, it is an error, or a
    warning where a policy of best effort was chosen.
-6. A state may have parts (`holdfast.operators.parted`), kept beside it by the same rules, each on its own: what
+6. A state may have parts (`holdfast.operators.state_parts`), kept beside it by the same rules, each on its own: what
    did not change is not saved again. Their names are made by `part_key`.
 """
 

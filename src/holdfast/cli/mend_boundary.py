@@ -30,7 +30,7 @@ def command(
     holdfast mend-boundary monitor1 --apply
     holdfast mend-boundary monitor1 --to 2026-03-01T12:00 --apply
     """
-    from holdfast.stream.boundary_mend import mend_boundary
+    from holdfast.stream.checking.boundary_mend import mend_boundary
 
     session = Session(root, json)
     stream = session.store.open(name)

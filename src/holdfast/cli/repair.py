@@ -32,7 +32,7 @@ def command(
     holdfast repair monitor1 --apply
     holdfast repair monitor1 --apply --drop-damaged
     """
-    from holdfast.stream.repair import repair
+    from holdfast.stream.checking.repair import repair
 
     session = Session(root, json)
     folder = session.folder(name)

@@ -10,7 +10,7 @@ from holdfast.cli.session import Json, Root, Session
 from holdfast.cli.units import counted, size_text
 from holdfast.model.time import instant_text
 from holdfast.stream.changes import read_changes
-from holdfast.stream.finding import Finding, Severity
+from holdfast.stream.checking.finding import Finding, Severity
 from holdfast.stream.identity import told
 
 
@@ -32,7 +32,7 @@ def command(
     holdfast verify monitor1
     holdfast verify orders --archive
     """
-    from holdfast.stream.verify import verify
+    from holdfast.stream.checking.verify import verify
 
     session = Session(root, json)
     wrong = 0

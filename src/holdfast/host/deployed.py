@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from holdfast.engine import Engine
 from holdfast.host.archives import keep_archives
 from holdfast.host.catalog import Catalog
-from holdfast.host.console_doors import console_doors, facts_of, live_console, recorded_on
+from holdfast.host.console_routes import console_routes, facts_of, live_console, recorded_on
 from holdfast.host.deployment import Deployment, HostSpec
 from holdfast.host.drain import Drain
 from holdfast.host.embedded import spark_engine
@@ -23,9 +23,9 @@ from holdfast.host.host import Host
 from holdfast.host.log_lines import set_up_logging
 from holdfast.host.log_rotation import keep_bounded
 from holdfast.host.measures import Measures
-from holdfast.host.metrics_doors import metrics_doors
+from holdfast.host.metrics_routes import metrics_routes
 from holdfast.host.otlp_push import otlp_push
-from holdfast.host.parcel_door import parcel_doors
+from holdfast.host.parcel_routes import parcel_routes
 from holdfast.host.reload import Reload
 from holdfast.host.service import Door, Service
 from holdfast.host.sinks import sinks_on
@@ -93,7 +93,7 @@ async def _run(
     service = Service(
         host.serving, _access(spec, keys), deliver=host.deliver, fault=host.fault, stop=host.stop,
         status=status, answers=host.answers, report=host.report, cuts=host.cuts,
-        doors=(*console_doors(console), *metrics_doors(host, measures), *parcel_doors(host),
+        doors=(*console_routes(console), *metrics_routes(host, measures), *parcel_routes(host),
                *reload.doors(), *Drain(host).doors(), *Trials(host, reload).doors(), *extended),
     )  # fmt: skip
     loop = asyncio.get_running_loop()

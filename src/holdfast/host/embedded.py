@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from holdfast.clock import monotonic_us, pause
 from holdfast.engine import Engine
 from holdfast.host.catalog import HERE, Catalog
-from holdfast.host.console_doors import console_doors, live_console
+from holdfast.host.console_routes import console_routes, live_console
 from holdfast.host.host import Host
 from holdfast.host.measures import Measures
-from holdfast.host.metrics_doors import LocalMetrics
+from holdfast.host.metrics_routes import LocalMetrics
 from holdfast.host.service import Service
 from holdfast.host.sinks import embedded_sinks
 from holdfast.inputs.network import Access
@@ -108,7 +108,7 @@ class Running:
         console = live_console(HERE, host.catalog, status, host.store)
         service = Service(
             host.serving, Access(port=port, token=token), deliver=host.deliver, fault=host.fault, stop=host.stop,
-            status=status, answers=host.answers, report=host.report, cuts=host.cuts, doors=console_doors(console),
+            status=status, answers=host.answers, report=host.report, cuts=host.cuts, doors=console_routes(console),
         )  # fmt: skip
         await service.start()
         host.attend(console.run())

@@ -26,7 +26,7 @@ from holdfast.clock import now_us
 from holdfast.console.event_log import EventLog, Happened
 from holdfast.console.feed import Feed, framed
 from holdfast.console.merge_patch import patch_of, patched
-from holdfast.host.console_doors import console_doors
+from holdfast.host.console_routes import console_routes
 from holdfast.host.deployment import Deployment, HostSpec
 from holdfast.host.link import trust
 from holdfast.host.service import Door, Service, body_of
@@ -317,7 +317,7 @@ async def serve(deployment: Deployment, port: int, ready: Callable[[str], None])
         service = Service(
             StreamServer(StreamStore(nothing)), Access(port=port, keys=keys), deliver=lambda *_: None, status=dict,
             fault=console.fault, stop=stopping.set, answers=lambda _: False,
-            doors=(*console_doors(console), *console.doors()),
+            doors=(*console_routes(console), *console.doors()),
         )  # fmt: skip
         await service.start()
         following = asyncio.ensure_future(console.run())

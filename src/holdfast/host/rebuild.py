@@ -1,7 +1,7 @@
 """Makes a replica anew from its twin: its disk has died, it was added to a deployment that runs, or its inputs do not
 reach back to where it stood. In 003 §4.8 every replica can read all of its inputs again; here it need not (D18).
 
-    1. fetched   where the twin's query stands, checked, while it runs on (`holdfast.host.parcel_door`)
+    1. fetched   where the twin's query stands, checked, while it runs on (`holdfast.host.parcel_routes`)
     2. copied    our output has all that the twin had filed by then, with the ids that its tuples have there
     3. filed     results that wait for their bucket to close are handed to our output
     4. taken up  the checkpoint is ours; from here on the replica starts as after any stop

@@ -55,8 +55,8 @@ from holdfast.model.errors import HoldfastError, Mended, PeerError, StorageError
 from holdfast.protocol.dpc.messages import StreamReport
 from holdfast.protocol.dpc.signals import Lane
 from holdfast.stream.acks import acknowledge, check_subscriber, read_acks
+from holdfast.stream.checking.mended import read_mends
 from holdfast.stream.disk import Disk
-from holdfast.stream.mended import read_mends
 from holdfast.stream.position import parse_position
 
 #: A waiting pull is a connection and a look every 20 ms; readers who want to wait longer ask again.

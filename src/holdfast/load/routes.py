@@ -30,7 +30,7 @@ from holdfast.host.crash_points import reached
 from holdfast.host.envelope import UNREADABLE
 from holdfast.host.link import Link
 from holdfast.host.parcel import PARCEL_BYTES_MAX, Unpacking
-from holdfast.host.parcel_door import Handing
+from holdfast.host.parcel_routes import Handing
 from holdfast.host.service import WAIT_S_MAX, Door, Refused, body_of, number_of, position_of
 from holdfast.host.wire import PORTION_BYTES, PORTION_TYPE, Portion, encode_definition, encode_portion
 from holdfast.inputs.http_server import BODY_S_MAX, connection_of

@@ -23,7 +23,7 @@ from holdfast.operators.functions import (
     sum_,
     user_defined,
 )
-from holdfast.operators.joined import keep_last, keep_time
+from holdfast.operators.join_kernel import keep_last, keep_time
 from holdfast.operators.windows import count_window, landmark, time_window
 from holdfast.protocol.cec.policy import continuous
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from holdfast.operators.barrier import Barrier
     from holdfast.operators.functor import functor
     from holdfast.operators.keyed_join import keyed_join
-    from holdfast.operators.parted import Changed, Parted
+    from holdfast.operators.state_parts import Changed, Parted
     from holdfast.operators.udop import UserOperator, VectorOperator, decode, encode
     from holdfast.operators.window_join import Input, WindowJoin
 
@@ -78,7 +78,7 @@ _HOMES = {
     **dict.fromkeys(("every", "groups", "none", "upstream"), "holdfast.checkpoint.policy"),
     **dict.fromkeys(("UserOperator", "VectorOperator", "decode", "encode"), "holdfast.operators.udop"),
     **dict.fromkeys(("Input", "WindowJoin"), "holdfast.operators.window_join"),
-    **dict.fromkeys(("Changed", "Parted"), "holdfast.operators.parted"),
+    **dict.fromkeys(("Changed", "Parted"), "holdfast.operators.state_parts"),
     "Barrier": "holdfast.operators.barrier",
     "SafeKeeper": "holdfast.checkpoint.safekeeper",
     "functor": "holdfast.operators.functor",

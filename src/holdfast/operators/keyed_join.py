@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from holdfast.checkpoint.derive import StateKind
 from holdfast.checkpoint.window_parts import WindowParts
-from holdfast.operators.parted import Changed, Parted
+from holdfast.operators.state_parts import Changed, Parted
 from holdfast.operators.udop import STIME, VectorOperator, columns_text
 from holdfast.operators.window_join import Input, WindowJoin
 

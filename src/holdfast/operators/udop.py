@@ -23,7 +23,7 @@ Rules:
 5. Time is that of the tuples, in the column `time`: a tuple's own, or that of an earlier one of any key if that was
    greater, so it never goes back. Without a column it is what the caller says it is, `now_us`.
 6. Checkpoints are bytes that the operator makes itself; `encode` and `decode` give MessagePack. No pickle (X3).
-7. On Spark, a large state may be saved in parts, only those that changed (`holdfast.operators.parted`).
+7. On Spark, a large state may be saved in parts, only those that changed (`holdfast.operators.state_parts`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ import pyarrow.compute as pc
 from holdfast.checkpoint.safekeeper import Result, SafeKeeper, State
 from holdfast.checkpoint.store import CheckpointStore, Entry, Saved
 from holdfast.model.errors import CorruptLog, UsageError
-from holdfast.operators.parted import Packed, Parted, follow, pack, sorted_out, unpack
+from holdfast.operators.state_parts import Packed, Parted, follow, pack, sorted_out, unpack
 from holdfast.stream.rows import Columns
 
 #: The time of a tuple, in its header.

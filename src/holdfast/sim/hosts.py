@@ -21,7 +21,7 @@ from holdfast.protocol.dpc.plan import ClientPlan, OutputPlan
 from holdfast.protocol.dpc.signals import Arrival, Disconnected, InputAdvanced, InputGap, Lane, Received, Tick
 from holdfast.protocol.dpc.states import StreamState
 from holdfast.sim.query import Rows
-from holdfast.sim.serving import MainLog, Push, StreamServer
+from holdfast.sim.upstream_server import MainLog, Push, StreamServer
 from holdfast.sim.world import World
 
 

@@ -44,7 +44,7 @@ from holdfast.protocol.dpc.signals import (
 from holdfast.sim.faults import Setting
 from holdfast.sim.hosts import Machine, Mirror, arrivals_of
 from holdfast.sim.query import Query, Rows, State
-from holdfast.sim.serving import MainLog, Push, StreamServer
+from holdfast.sim.upstream_server import MainLog, Push, StreamServer
 from holdfast.sim.world import World
 
 #: The most buckets of one micro-batch, unless it takes longer than they do.

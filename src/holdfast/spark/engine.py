@@ -12,11 +12,11 @@ from holdfast.diagram import NodeSpec
 from holdfast.engine import Engine, NodeQueries
 from holdfast.inputs.source import EngineSource, SourceInput
 from holdfast.model.errors import HoldfastError
-from holdfast.spark.beginning import take_up
 from holdfast.spark.fork import renew_id
 from holdfast.spark.ingest import SparkInput
 from holdfast.spark.node import SparkQueries
 from holdfast.spark.pools import pools_file
+from holdfast.spark.query_start import take_up
 from holdfast.spark.session import build_session, has_ended
 from holdfast.stream.store import Stream, StreamStore
 

@@ -60,9 +60,9 @@ _PATH = re.compile(r"(?:file:)?(/[^\s/]+)(?:/[^\s/]+)*/?")
 _DIGITS = 16
 #: Modules of Holdfast's that have another name than in the notes of before: what they hold is what it was.
 _NAMED_BEFORE = {
-    "holdfast.operators.join_kernel": "holdfast.operators.joined",
-    "holdfast.operators.keyed_barrier": "holdfast.operators.paired",
-    "holdfast.operators.state_parts": "holdfast.operators.parted",
+    "holdfast.operators.join_kernel": "holdfast.operators.join_kernel",
+    "holdfast.operators.keyed_barrier": "holdfast.operators.keyed_barrier",
+    "holdfast.operators.state_parts": "holdfast.operators.state_parts",
 }
 #: What functools.cache and functools.lru_cache make of a function.
 _CACHED = type(functools.cache(abs))

@@ -33,7 +33,7 @@ from holdfast.model.errors import UsageError
 from holdfast.model.tuples import HEADER, STREAM_COLUMN, TupleType
 from holdfast.operators.database import Database
 from holdfast.operators.functions import Function
-from holdfast.operators.joined import Keep
+from holdfast.operators.join_kernel import Keep
 from holdfast.operators.windows import Window
 from holdfast.protocol.cec.policy import Continuous
 from holdfast.spark import control

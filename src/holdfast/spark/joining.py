@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from holdfast.model.errors import UsageError
 from holdfast.model.tuples import HEADER, STREAM_COLUMN
-from holdfast.operators.joined import JoinKernel, Keep
+from holdfast.operators.join_kernel import JoinKernel, Keep
 from holdfast.operators.sorting import SortKernel
 from holdfast.protocol.cec.policy import Continuous
 from holdfast.spark.stage import Output, StagePlan

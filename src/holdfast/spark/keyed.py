@@ -24,9 +24,9 @@ from holdfast.checkpoint.derive import Protection, StateKind, derive
 from holdfast.checkpoint.policy import Every, Groups, NoCheckpoint, Upstream
 from holdfast.model.errors import UsageError
 from holdfast.model.names import check_name
+from holdfast.operators.keyed_barrier import paired
 from holdfast.operators.keyed_join import JoinPrototype
-from holdfast.operators.paired import paired
-from holdfast.operators.parted import Parted
+from holdfast.operators.state_parts import Parted
 from holdfast.operators.udop import STIME, UserOperator
 from holdfast.spark.arrivals import operators_in
 from holdfast.spark.keyed_task import Task

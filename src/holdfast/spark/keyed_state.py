@@ -27,7 +27,7 @@ from holdfast.checkpoint.policy import Guarantee, guarantee_of
 from holdfast.checkpoint.slots import BATCH, Names, Slots, key_of, part_key
 from holdfast.model.errors import CorruptLog, PeerError, StorageError, UsageError
 from holdfast.operators.numbering import can_hash, hash_of
-from holdfast.operators.parted import sorted_out
+from holdfast.operators.state_parts import sorted_out
 from holdfast.operators.udop import directory_of
 from holdfast.spark.durable_state import Far, far_of, folder_of
 from holdfast.spark.expiry import Passing

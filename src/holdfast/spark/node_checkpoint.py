@@ -5,7 +5,7 @@ Rules:
    that was cut short is done again, and reads the same.
 2. A fork or a copy is taken between two batches, together with the results that were computed and not yet filed: they
    are no longer in the query's state, so nobody could compute them again.
-3. Which generation of the checkpoint counts is in `holdfast.spark.beginning`; what it computes in a note beside it.
+3. Which generation of the checkpoint counts is in `holdfast.spark.query_start`; what it computes in a note beside it.
 
 How a query is described and run is its subclass's: `holdfast.spark.node` for Spark.
 """
@@ -27,11 +27,11 @@ from holdfast.engine import Fork, NodeQueries, Progress, Query
 from holdfast.model.errors import StorageError
 from holdfast.model.time import BEGINNING_US, SECOND_US
 from holdfast.spark.arrivals import pack_operators
-from holdfast.spark.beginning import Beginning, begin_anew, load_beginning
 from holdfast.spark.fork import fork_checkpoint, last_commit
 from holdfast.spark.forked import ready_mark
 from holdfast.spark.keyed_task import Task
 from holdfast.spark.node_flow import NodeFlow
+from holdfast.spark.query_start import Beginning, begin_anew, load_beginning
 from holdfast.spark.wal import read_mends_of, read_wal
 from holdfast.stream.identity import Identity, note_identity, read_identity
 from holdfast.stream.store import Stream, StreamStore

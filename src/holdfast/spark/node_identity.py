@@ -23,8 +23,8 @@ from holdfast.diagram import NodeSpec
 from holdfast.model.errors import UsageError
 from holdfast.model.schema import schema_text
 from holdfast.model.time import BEGINNING_US, duration_text, instant_text
-from holdfast.spark.beginning import Beginning, begin_anew
 from holdfast.spark.plan_identity import identity, plan_lines, state_differences
+from holdfast.spark.query_start import Beginning, begin_anew
 from holdfast.stream.changes import Change, note_change
 from holdfast.stream.disk import Disk
 from holdfast.stream.holes import note_hole

@@ -30,7 +30,7 @@ from msgspec import Meta
 from holdfast.model.errors import StorageError
 from holdfast.model.time import BEGINNING_US
 from holdfast.spark.arrivals import arrivals
-from holdfast.spark.beginning import Beginning
+from holdfast.spark.query_start import Beginning
 from holdfast.spark.restore import DIRECT, NULLS_APART, Origin, Restore, Spec
 from holdfast.stream.disk import Disk
 from holdfast.stream.frame import FORMAT_VERSION

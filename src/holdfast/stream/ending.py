@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.stream.finding import Finding, Severity
+from holdfast.stream.checking.finding import Finding, Severity
 from holdfast.stream.manifest import Manifest
 from holdfast.stream.segment import recover
 from holdfast.stream.tail import TailReader, writer_lives

@@ -28,13 +28,13 @@ from holdfast.model.tuples import TupleType
 from holdfast.stream.archive.catalog import ArchivedSegment, note_path, overlaps
 from holdfast.stream.archive.objects import OnlyArchived
 from holdfast.stream.archive.view import NOTHING, ArchiveView, Totals, view_at
+from holdfast.stream.checking.mended import Mend, passed_over, read_mends, refusal, went_back
 from holdfast.stream.columns import read_batch
 from holdfast.stream.disk import storage_error
 from holdfast.stream.frame import FILE_HEADER_SIZE, HEADER_SIZE, Kind, crc32c, padded
 from holdfast.stream.head import read_head
 from holdfast.stream.index import EMPTY, ENTRY, Entries, Fields, fields_of, load_entries, load_prefix, make_entries
 from holdfast.stream.manifest import Manifest, SegmentEntry, kept_elsewhere, load_manifest, manifest_path, unsettled
-from holdfast.stream.mended import Mend, passed_over, read_mends, refusal, went_back
 from holdfast.stream.resume import ResumePoint, resumed
 from holdfast.stream.segment import LastControl, Window, recover, walk
 from holdfast.stream.tail import TailReader, writer_lives

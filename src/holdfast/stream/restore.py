@@ -24,11 +24,14 @@ from holdfast.stream.archive.catalog import ArchivedSegment
 from holdfast.stream.archive.download import download
 from holdfast.stream.archive.upload import sound_note
 from holdfast.stream.archive.view import view_at
-from holdfast.stream.chain import rebuild_chain
-from holdfast.stream.damaged import keep
+from holdfast.stream.checking.chain import rebuild_chain
+from holdfast.stream.checking.damaged import keep
+from holdfast.stream.checking.examine import Examined, examine
+from holdfast.stream.checking.mend import mend
+from holdfast.stream.checking.mended import read_mends
+from holdfast.stream.checking.rewrite import Rewrite, Rewritten
 from holdfast.stream.disk import Disk, file_mode
 from holdfast.stream.ending import Ended, committed_end
-from holdfast.stream.examine import Examined, examine
 from holdfast.stream.head import Head, alone, write_head
 from holdfast.stream.index import Entries, build_entries, decode_index, index_path, write_index
 from holdfast.stream.losses import Loss, Losses, add_losses, losses_path
@@ -40,10 +43,7 @@ from holdfast.stream.manifest import (
     manifest_path,
     manifest_versions,
 )
-from holdfast.stream.mend import mend
-from holdfast.stream.mended import read_mends
 from holdfast.stream.record import State
-from holdfast.stream.rewrite import Rewrite, Rewritten
 from holdfast.stream.sealed import seal, unseal
 from holdfast.stream.tail import tail_path, writer_lives
 

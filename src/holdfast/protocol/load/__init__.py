@@ -12,5 +12,5 @@
     records, book   what must survive a crash, and the state it makes
     messages        what partners say to each other
     signals         what a host tells the core; effects: what the core tells its host
-    buyer, seller   the two halves of a negotiation; tenure: periods, renewal, return
+    buyer, seller   the two halves of a negotiation; lease_course: periods, renewal, return
 """

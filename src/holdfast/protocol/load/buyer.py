@@ -192,7 +192,7 @@ class Buyer:
         return ordered or judge.offerset(tasks, self.book.staying(), contract, price)
 
     def _bargain(self, turn: Turn, offer: OfferMade, named: tuple[str, ...], price: float) -> None:
-        """Agreed: open the leases; `Tenure` tells the seller until it knows."""
+        """Agreed: open the leases; `LeaseCourse` tells the seller until it knows."""
         tasks = {task.task_id: task for task in offer.tasks}
         for i, name in enumerate(named):
             turn.note(Opened(f"{offer.offer_id}#{i}", offer.offer_id, Role.BUYER, offer.contract_id, tasks[name],

@@ -15,6 +15,7 @@ from holdfast.protocol.load.buyer import Buyer
 from holdfast.protocol.load.choice import Judge
 from holdfast.protocol.load.cost import STEADY
 from holdfast.protocol.load.effects import Drop, Effects
+from holdfast.protocol.load.lease_course import LeaseCourse
 from holdfast.protocol.load.ledger import Ledger
 from holdfast.protocol.load.messages import (
     Accept,
@@ -48,7 +49,6 @@ from holdfast.protocol.load.signals import (
     Signal,
     Unreachable,
 )
-from holdfast.protocol.load.tenure import Tenure
 from holdfast.protocol.load.turn import Turn
 from holdfast.protocol.load.usage import Usage
 
@@ -63,7 +63,7 @@ class ParticipantCore:
         self.buyer = Buyer(self.book)
         self.buyer.next_us = max(self.buyer.next_us, now_us)
         self.seller = Seller(self.book)
-        self.tenure = Tenure(self.book, now_us)
+        self.lease_course = LeaseCourse(self.book, now_us)
         self.judge = Judge(plan.cost, plan.margin, STEADY)
         self._partners = {c.seller if c.buyer == plan.name else c.buyer for c in plan.contracts}
         self._measured = False
@@ -80,22 +80,22 @@ class ParticipantCore:
         elif isinstance(signal, Measured):
             self._measure(turn, signal)
         elif isinstance(signal, Moved | MoveFailed):
-            self.tenure.moved(turn, signal.lease_id, isinstance(signal, Moved))
+            self.lease_course.moved(turn, signal.lease_id, isinstance(signal, Moved))
         elif isinstance(signal, Arrived):
-            self.tenure.arrived(turn, signal.lease_id)
+            self.lease_course.arrived(turn, signal.lease_id)
         elif isinstance(signal, Returned):
-            self.tenure.returned(turn, signal.lease_id)
+            self.lease_course.returned(turn, signal.lease_id)
         elif isinstance(signal, Finished):
-            self.tenure.finished(turn, signal.task_id)
+            self.lease_course.finished(turn, signal.task_id)
         elif isinstance(signal, Place):
-            self.tenure.place(turn, signal.task_id, signal.partner)
+            self.lease_course.place(turn, signal.task_id, signal.partner)
             self.buyer.hurry(turn)
         elif isinstance(signal, Unreachable):
             self.buyer.silent[signal.partner] = True
         if self._measured:
             self.seller.tick(turn, self.judge)
             self.buyer.tick(turn, self.judge)
-            self.tenure.tick(turn, self.judge)
+            self.lease_course.tick(turn, self.judge)
         return turn.effects()
 
     def _measure(self, turn: Turn, signal: Measured) -> None:
@@ -119,21 +119,21 @@ class ParticipantCore:
         elif isinstance(message, Release):
             self.seller.released(turn, sender, message)
         elif isinstance(message, Committed):
-            self.tenure.agreed(turn, sender, message)
+            self.lease_course.agreed(turn, sender, message)
         elif isinstance(message, Refused):
-            self.tenure.refused(turn, sender, message)
+            self.lease_course.refused(turn, sender, message)
         elif isinstance(message, Renew):
-            self.tenure.renew(turn, self.judge, sender, message)
-        elif isinstance(message, Renewed | Ended | Ready) and not self.tenure.bought(sender, message.lease_id):
+            self.lease_course.renew(turn, self.judge, sender, message)
+        elif isinstance(message, Renewed | Ended | Ready) and not self.lease_course.bought(sender, message.lease_id):
             return
         elif isinstance(message, Renewed | Ended):
-            self.tenure.renewed(turn, message)
+            self.lease_course.renewed(turn, message)
         elif isinstance(message, Recall):
-            self.tenure.recall(turn, sender, message)
+            self.lease_course.recall(turn, sender, message)
         elif isinstance(message, Ready):
-            self.tenure.ready(turn, message.lease_id)
+            self.lease_course.ready(turn, message.lease_id)
         elif isinstance(message, End):
-            self.tenure.end(turn, sender, message)
+            self.lease_course.end(turn, sender, message)
 
     # What it knows ----------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.protocol.load import book, buyer, choice, contract, counter, seller, tenure
+from holdfast.protocol.load import book, buyer, choice, contract, counter, lease_course, seller
 from holdfast.protocol.load.leases import Lease
 from holdfast.protocol.load.ledger import charge, voided
 from holdfast.protocol.load.messages import Ended
@@ -154,19 +154,19 @@ BUGS = {
     "counts-only-what-runs": Bug("B6", "what was promised is not counted before it arrives", (
         (book.Book, "promised", _counts_only_what_runs),), "mixed"),
     "trusts-its-own-book": Bug("B8", "the last entries of a lease are not copied from the seller", (
-        (tenure.Tenure, "renewed", _trusts_its_own_book),), "dynamic", True),
+        (lease_course.LeaseCourse, "renewed", _trusts_its_own_book),), "dynamic", True),
     "forgets-entries": Bug("B8", "entries do not survive a crash, and are made again or missed", (
         (book.Book, "restore", _forgets(Charged)),), "dynamic", True),
     "never-puts-out": Bug("X7", "a task that is not paid for stays", (
-        (tenure.Tenure, "_put_out", _constant(None)),), HOSTILE),
+        (lease_course.LeaseCourse, "_put_out", _constant(None)),), HOSTILE),
     "takes-any-amount": Bug("X7", "a buyer pays for as little as it likes", (
-        (tenure.Tenure, "_enough", _constant(True)),), HOSTILE),
+        (lease_course.LeaseCourse, "_enough", _constant(True)),), HOSTILE),
     "takes-less-than-nothing": Bug("X7", "tasks of negative weight are taken", (
         (seller, "_sound", _constant(True)),), HOSTILE),
     "refunds-anything": Bug("X7", "a movement that is called failed costs nothing, whenever that is said", (
-        (tenure.Tenure, "_over_here", _refunds_anything),), HOSTILE),
+        (lease_course.LeaseCourse, "_over_here", _refunds_anything),), HOSTILE),
     "pays-what-it-is-told": Bug("B1", "a buyer copies whatever the seller enters", (
-        (tenure.Tenure, "_due", _next_entry),), HOSTILE),
+        (lease_course.LeaseCourse, "_due", _next_entry),), HOSTILE),
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from holdfast.stream.archive.catalog import note_path
 from holdfast.stream.archive.objects import join
 from holdfast.stream.archive.view import ArchiveView
-from holdfast.stream.finding import Finding, Severity
+from holdfast.stream.checking.finding import Finding, Severity
 
 _BACK = "restore that version of the object, if the store keeps versions"
 

@@ -42,11 +42,11 @@ from holdfast.stream.archive.catalog import (
 from holdfast.stream.archive.download import download
 from holdfast.stream.archive.object_stores import open_objects
 from holdfast.stream.archive.objects import ObjectStore, check_url, join
+from holdfast.stream.checking.mended import read_mends
 from holdfast.stream.definition import ARCHIVE_FORMAT, Definition
 from holdfast.stream.disk import Disk
 from holdfast.stream.head import Head, write_head
 from holdfast.stream.manifest import Manifest, manifest_path
-from holdfast.stream.mended import read_mends
 from holdfast.stream.retention import first_relied
 from holdfast.stream.sealed import seal, unseal
 

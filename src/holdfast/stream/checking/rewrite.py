@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.model.errors import CorruptLog
+from holdfast.stream.checking.survey import Fault, Span, survey
 from holdfast.stream.disk import Disk
 from holdfast.stream.frame import FILE_HEADER_SIZE, FileHeader, Header, Kind, encode_file_header, encode_frame
 from holdfast.stream.index import Entries, decode_index, fields_of, index_path, make_entries, stated_length
@@ -24,7 +25,6 @@ from holdfast.stream.losses import Loss
 from holdfast.stream.manifest import SegmentEntry, segment_name
 from holdfast.stream.record import Commit, State, decode_state, encode
 from holdfast.stream.segment import Extent, Frame, Window, read_body
-from holdfast.stream.survey import Fault, Span, survey
 
 #: Copying goes through memory in portions of this size.
 _COPY_BYTES = 1 << 20

@@ -84,7 +84,7 @@ class _Sent(StreamingResponse):
             self._ended()
 
 
-def parcel_doors(host: Host) -> list[Door]:
+def parcel_routes(host: Host) -> list[Door]:
     """For twins of this host's replicas (rule 3)."""
     handing = Handing()
 

@@ -30,7 +30,7 @@ from holdfast.metrics.sheet import render
 _HANGS_S = 30.0
 
 
-def metrics_doors(host: Host, measures: Measures) -> list[Door]:
+def metrics_routes(host: Host, measures: Measures) -> list[Door]:
     """For the host's service."""
 
     async def metrics(request: Request) -> Response:
@@ -60,7 +60,7 @@ class LocalMetrics:
 
     def __init__(self, host: Host, measures: Measures, port: int) -> None:
         access, self._measures = Access(port=port), measures
-        doors = metrics_doors(host, measures)
+        doors = metrics_routes(host, measures)
         routes = [Route(door.path, _here(door.handler), methods=[door.method]) for door in doors]
         self._server = HttpServer(Starlette(routes=routes), access, graceful_s=1)
         self._socket = access.listen()

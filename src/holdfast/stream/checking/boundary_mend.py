@@ -31,15 +31,15 @@ from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, closed_until, inst
 from holdfast.stream.acks import Acknowledged, read_acks
 from holdfast.stream.archive.catalog import read_note
 from holdfast.stream.branch import find_branch
+from holdfast.stream.checking.damaged import keep
+from holdfast.stream.checking.mended import Mend, add_mend
 from holdfast.stream.control import has_frames
-from holdfast.stream.damaged import keep
 from holdfast.stream.definition import Definition
 from holdfast.stream.disk import Disk
 from holdfast.stream.frame import Kind
 from holdfast.stream.head import alone
 from holdfast.stream.index import index_path
 from holdfast.stream.manifest import Manifest, load_manifest, manifest_path, unlink_older
-from holdfast.stream.mended import Mend, add_mend
 from holdfast.stream.pack import pack_arrived
 from holdfast.stream.position import Position
 from holdfast.stream.reader import Extent, LogReader

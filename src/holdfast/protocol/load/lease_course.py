@@ -45,7 +45,7 @@ METER_TIMES, METER_UNITS = 2.0, 0.1
 ENDED_KEPT = 1000
 
 
-class Tenure:
+class LeaseCourse:
     """Looks after every lease, on either side."""
 
     def __init__(self, book: Book, now_us: int) -> None:

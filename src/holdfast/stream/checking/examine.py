@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.model.errors import CorruptLog
+from holdfast.stream.checking.survey import survey
 from holdfast.stream.ending import Ended
 from holdfast.stream.frame import FILE_HEADER_SIZE, Kind, decode_file_header
 from holdfast.stream.manifest import SegmentEntry
 from holdfast.stream.record import State, decode_state
 from holdfast.stream.segment import Extent, Window, read_body
-from holdfast.stream.survey import survey
 
 
 class Examined(NamedTuple):

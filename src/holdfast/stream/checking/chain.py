@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.model.errors import CorruptLog
+from holdfast.stream.checking.survey import survey
 from holdfast.stream.frame import Kind
 from holdfast.stream.manifest import SEGMENT_FILE, SegmentEntry
 from holdfast.stream.record import State, decode_state
 from holdfast.stream.segment import Extent, Frame, Window, read_body
-from holdfast.stream.survey import survey
 from holdfast.stream.tail import TailReader
 
 

@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from holdfast.model.errors import CorruptLog
 from holdfast.model.time import instant_text
+from holdfast.stream.checking.finding import Finding, Severity
+from holdfast.stream.checking.survey import Span
 from holdfast.stream.definition import Definition
-from holdfast.stream.finding import Finding, Severity
 from holdfast.stream.frame import Kind, padded
 from holdfast.stream.index import Fields, fields_of
 from holdfast.stream.losses import Loss
@@ -24,7 +25,6 @@ from holdfast.stream.pack import key_partitions
 from holdfast.stream.reader import decode_body
 from holdfast.stream.record import Commit, State, decode_state
 from holdfast.stream.segment import Extent, Frame, Window, read_body
-from holdfast.stream.survey import Span
 
 _ADVICE = "compare with a replica; `holdfast repair` shows what can be saved"
 

@@ -28,7 +28,7 @@ import pyarrow as pa
 from holdfast.checkpoint.derive import StateKind
 from holdfast.model.errors import CorruptLog
 from holdfast.operators.barrier import Barrier
-from holdfast.operators.parted import Changed, Parted
+from holdfast.operators.state_parts import Changed, Parted
 from holdfast.operators.udop import STIME, VectorOperator, columns_text, decode, encode
 
 

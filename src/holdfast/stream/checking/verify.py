@@ -26,11 +26,12 @@ from holdfast.stream.archive.catalog import Catalog, note_path
 from holdfast.stream.archive.inspect import look_at_archive
 from holdfast.stream.archive.objects import MissingObject
 from holdfast.stream.archive.view import view_of
-from holdfast.stream.audit import Auditor
 from holdfast.stream.branch import BranchRoot, branch_folder
+from holdfast.stream.checking.audit import Auditor
+from holdfast.stream.checking.finding import Finding, Severity
+from holdfast.stream.checking.survey import survey
 from holdfast.stream.definition import Definition
 from holdfast.stream.ending import Ended, Unsettled, committed_end
-from holdfast.stream.finding import Finding, Severity
 from holdfast.stream.frame import FILE_HEADER_SIZE, decode_file_header
 from holdfast.stream.head import Head
 from holdfast.stream.index import Fields, decode_index, index_path, make_entries, stated_length
@@ -47,7 +48,6 @@ from holdfast.stream.manifest import (
 from holdfast.stream.report import Report, report_path
 from holdfast.stream.sealed import unseal
 from holdfast.stream.segment import Window
-from holdfast.stream.survey import survey
 
 Progress = Callable[[int, int], None]
 T = TypeVar("T", bound=msgspec.Struct)

@@ -22,18 +22,18 @@ from holdfast.model.errors import CorruptLog, StorageError
 from holdfast.model.time import BEGINNING_US
 from holdfast.stream.acks import Acknowledged
 from holdfast.stream.branch import BranchRoot, branch_folder
-from holdfast.stream.damaged import keep
+from holdfast.stream.checking.damaged import keep
+from holdfast.stream.checking.finding import Finding, Severity
+from holdfast.stream.checking.mend import mend
+from holdfast.stream.checking.verify import Progress, verify
 from holdfast.stream.definition import Definition
 from holdfast.stream.disk import Disk
-from holdfast.stream.finding import Finding, Severity
 from holdfast.stream.frame import FILE_HEADER_SIZE, decode_file_header
 from holdfast.stream.losses import Loss
 from holdfast.stream.manifest import SEGMENT_FILE
-from holdfast.stream.mend import mend
 from holdfast.stream.report import Report, report_path
 from holdfast.stream.restore import Action, BranchRepair, Step, mend_step
 from holdfast.stream.sealed import seal, unseal
-from holdfast.stream.verify import Progress, verify
 
 _LEFTOVER = re.compile(r"\.(branch|dropped)-[0-9a-f]+")
 

@@ -78,7 +78,7 @@ class Console(Protocol):
         """A failure of the past; None if it is not kept any more."""
 
 
-def console_doors(console: Console) -> Sequence[Door]:
+def console_routes(console: Console) -> Sequence[Door]:
     """All of them."""
     at = _Doors(console)
     return [
