@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -31,6 +35,8 @@ from tests.checkpoint.servers import RedisServer
 
 T0 = 1_700_000_000
 SECOND = 1_000_000
+#: How long quiet times are watched.
+CALM_S = float(os.environ.get("HOLDFAST_CALM_S", "10"))
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -298,6 +304,52 @@ def test_nodes_join_and_follow_each_other_to_the_end_of_their_inputs(spark: Spar
         until(lambda: "sums" in store.names() and store.open("sums").reader().closed)
     assert [r["k"] for r in stable(store.open("pairs"))] == list(range(24))
     assert [r["total"] for r in stable(store.open("sums"))] == [sum(range(w * 8, w * 8 + 8)) for w in range(3)]
+
+
+@pytest.mark.alone
+def test_a_chain_whose_first_node_commits_once_a_second_suspects_nobody_in_quiet_times(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D16: a boundary moves once per commit, two buckets at a time. Judged by three keepalives and a bucket alone, that
+    was a failure with every commit. HOLDFAST_CALM_S=180 watches for three minutes."""
+    store = holdfast.open(tmp_path)
+    live = Live(store, "left")
+    app = holdfast.App("calm", root=tmp_path)
+
+    def once_a_second(batches: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        time.sleep(0.85)
+        yield from batches
+
+    @app.node(inputs=["left"], max_delay="4s")
+    def slow(rows: DataFrame) -> DataFrame:
+        return rows.select("stime", "k").coalesce(1).mapInPandas(once_a_second, "stime timestamp, k bigint")
+
+    @app.node(inputs=["slow"], max_delay="4s")
+    def counts(rows: DataFrame) -> DataFrame:
+        return rows.groupBy(F.window("stime", "1 second")).count()
+
+    caplog.set_level(logging.INFO, "holdfast")
+    with app.start(spark=spark) as running:
+        running.wait_until_stable("240s")
+        commits = tmp_path / ".holdfast" / "nodes" / "slow" / "checkpoint"
+        settled = last_commit(commits) + 8  # Each boundary was seen to move, and the first batches are over.
+        until(lambda: last_commit(commits) >= settled)
+        until(lambda: all(replica["state"] == "STABLE" for replica in running.status()["replicas"]))
+
+        def forks() -> dict[str, int]:
+            return {replica["replica"]: replica["fork"]["id"] for replica in running.status()["replicas"]}
+
+        caplog.clear()
+        before, first, began = forks(), last_commit(commits), monotonic_us()
+        pause(round(CALM_S * SECOND))
+        seconds, steps = (monotonic_us() - began) / SECOND, last_commit(commits) - first
+        entries = [r.getMessage() for r in caplog.records if "UP_FAILURE after" in r.getMessage()]
+        started = {replica: fork - before[replica] for replica, fork in forks().items()}
+        print(f"{seconds:.0f} s, {steps} commits, {len(entries)} entries into UP_FAILURE, forks started: {started}")
+        live.end()
+        assert 0.7 < seconds / steps < 2.0, "a commit a second or so is what this is about"
+        assert entries == []
+        assert set(started.values()) == {0}
 
 
 def test_an_application_whose_inputs_have_ended_comes_to_its_end(spark: SparkSession, tmp_path: Path) -> None:
