@@ -227,17 +227,22 @@ class Hosts:
             assert process is None or process.poll() is None, f"{host} ended:\n{self.log(host).read_text()[-3000:]}"
             return None
 
+    def replicas(self, host: str) -> tuple[ReplicaStatus, ...]:
+        """Those that run there."""
+        status = self.status(host)
+        return () if status is None else status.replicas
+
     def replica(self, host: str) -> ReplicaStatus | None:
         """The one that runs there."""
-        status = self.status(host)
-        return status.replicas[0] if status is not None and status.replicas else None
+        return next(iter(self.replicas(host)), None)
 
     def wait_until(self, state: str, *hosts: str, seconds: float = 120) -> None:
         def reached() -> bool:
-            return all((replica := self.replica(host)) is not None and replica.state == state for host in hosts)
+            said = [self.replicas(host) for host in hosts]
+            return all(said) and all(replica.state == state for replicas in said for replica in replicas)
 
         if wait_us(reached, seconds) is None:
-            said = "\n".join(f"{host}: {self.replica(host)}\n{self.log(host).read_text()[-1500:]}" for host in hosts)
+            said = "\n".join(f"{host}: {self.replicas(host)}\n{self.log(host).read_text()[-1500:]}" for host in hosts)
             raise AssertionError(f"waited {seconds} s in vain for {hosts} to be {state}:\n{said}")
 
     # -- failures ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Replicas below which another node and a client over the network read: hosts are killed and cut off (D1, D3–D6).
+"""Replicas below which another node and a client over the network read: hosts are killed and cut off (D1, D3–D6, D16).
 
 HOLDFAST_NODE_FAULTS=10 runs each failure ten times; without it, once.
 """
@@ -90,6 +90,7 @@ def test_a_killed_host_is_replaced_by_its_twin_for_nodes_and_clients_without_a_t
                 assert victim not in (read_by_node(trial), read_by_client(trial))
                 trial.hosts.start(victim)
             assert outcome.tentative == {"counts": 0, "some": 0}, "D6: a STABLE replica could be reached all the time"
+            assert outcome.suspicions == 0, "D16"
 
 
 @pytest.mark.parametrize("_", range(RUNS))
@@ -103,6 +104,7 @@ def test_both_replicas_of_an_upstream_node_are_cut_off(chain: Deployments, _: in
                 trial.hosts.heal(f"{up}-d", up, "d")
         assert outcome.tentative["counts"] > 0
         assert outcome.tentative["some"] == 0, "a link that it does not use is nothing to a client"
+        assert outcome.suspicions == 0, "D16"
 
 
 @pytest.mark.parametrize("_", range(RUNS))
@@ -118,3 +120,4 @@ def test_a_client_of_twins_gets_tentative_tuples_and_corrections_when_both_miss_
                 trial.hosts.heal(f"m1>{up}", up)
         assert outcome.tentative["some"] > 0
         assert outcome.tentative["counts"] > 0, "D8: what tentative input contributes to is tentative"
+        assert outcome.suspicions == 0, "D16"

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from holdfast.clock import now_us, pause
 from holdfast.console.verdict import all_corrected, none_after_done, stable_equal
 from holdfast.model.time import SECOND_US
+from holdfast.model.tuples import TupleType
 from tests.faults.deployment import Client, Hosts, undisturbed, wait_us
 
 X_US = 4 * SECOND_US
@@ -40,22 +41,31 @@ class Outcome:
     settled_us: int = 0
     added_us: dict[str, int] = field(default_factory=dict)
     tentative: dict[str, int] = field(default_factory=dict)
+    undos: dict[str, int] = field(default_factory=dict)
+    corrections: dict[str, int] = field(default_factory=dict)
+    """How many REC_DONEs came: one for each stretch of tentative results."""
+    suspicions: int = 0
+    """Entries into UP_FAILURE and forks started in the calm before it: of what had not failed."""
 
     def __str__(self) -> str:
         settled = f"settled after {(self.settled_us - self.healed_us) / 1e6:.1f} s"
         parts = [
             f"{stream}: added {'-' if stream not in self.added_us else f'{self.added_us[stream] / 1e6:.2f} s'} to"
-            f" {normal / 1e6:.2f} s, {self.tentative[stream]} tentative"
+            f" {normal / 1e6:.2f} s, {self.tentative[stream]} tentative, {self.undos[stream]} UNDOs,"
+            f" {self.corrections[stream]} corrections"
             for stream, normal in self.normal_us.items()
         ]
-        return f"{self.what}: {'; '.join(parts)}; {settled}"
+        return f"{self.what}: {'; '.join(parts)}; {settled}; {self.suspicions} suspicions in the calm before"
 
 
 class Trial:
     """A deployment that runs, and clients that listen. The first of them is the one that most failures are about."""
 
-    def __init__(self, hosts: Hosts, node_hosts: tuple[str, ...], listen: Callable[[Hosts], dict[str, Client]]) -> None:
-        self.hosts, self._node_hosts = hosts, node_hosts
+    def __init__(
+        self, hosts: Hosts, node_hosts: tuple[str, ...], listen: Callable[[Hosts], dict[str, Client]],
+        delay_us: int = X_US,
+    ) -> None:  # fmt: skip
+        self.hosts, self._node_hosts, self._delay_us = hosts, node_hosts, delay_us
         try:
             for feed in hosts.feeds.values():
                 feed.start()
@@ -72,7 +82,9 @@ class Trial:
         """Something fails in the block and is healed when it ends; then all is waited for until it is as before.
 
         `available`: there is an input and a replica left, so that new results have to be on time (D5)."""
+        suspicions = self._suspicions()
         outcome = Outcome(what, self._calm_us())
+        outcome.suspicions = self._suspicions() - suspicions
         before = {stream: client.recording.tentative for stream, client in self.clients.items()}
         outcome.cut_us = self._mark(f"cut {what}")
         yield outcome
@@ -81,13 +93,17 @@ class Trial:
         outcome.settled_us = now_us()
         for stream, client in self.clients.items():
             outcome.tentative[stream] = client.recording.tentative - before[stream]
+            controls = [c for c in client.recording.controls if c.wall_us >= outcome.cut_us]
+            outcome.undos[stream] = sum(c.type is TupleType.UNDO for c in controls)
+            outcome.corrections[stream] = len(controls) - outcome.undos[stream]
             latency = client.recording.latency(outcome.cut_us, outcome.settled_us)
             if available and latency is not None:
                 outcome.added_us[stream] = max(0, latency.us_max - outcome.normal_us[stream])
         print(outcome, flush=True)
         self._no_trouble()
         assert found is not None, f"after {SETTLED_S_MAX} s: {self._states()}"
-        assert all(added < X_US for added in outcome.added_us.values()), f"D5: a failure adds less than X; {outcome}"
+        late = [added for added in outcome.added_us.values() if added >= self._delay_us]
+        assert not late, f"D5: a failure adds less than X; {outcome}"
 
     def _calm_us(self) -> dict[str, int]:
         """The largest latency while nothing fails, now, for each client (rule 1)."""
@@ -97,6 +113,14 @@ class Trial:
         calm = {stream: client.recording.latency(since) for stream, client in self.clients.items()}
         assert None not in calm.values(), f"nothing came although nothing had failed: {self._states()}"
         return {stream: latency.us_max for stream, latency in calm.items() if latency is not None}
+
+    def _suspicions(self) -> int:
+        """How often replicas went into UP_FAILURE so far, and how many forks were started."""
+        count = 0
+        for host in self._node_hosts:
+            count += self.hosts.log(host).read_text().count("UP_FAILURE after")
+            count += sum(int(replica.fork.id or 0) for replica in self.hosts.replicas(host) if replica.fork is not None)
+        return count
 
     def _mark(self, text: str) -> int:
         now = now_us()
@@ -110,8 +134,12 @@ class Trial:
         return all(state == "STABLE" for state in self._states().values())
 
     def _states(self) -> dict[str, str | None]:
-        said = {host: self.hosts.replica(host) for host in self._node_hosts}
-        states = {host: None if replica is None else str(replica.state) for host, replica in said.items()}
+        states: dict[str, str | None] = {}
+        for host in self._node_hosts:
+            replicas = self.hosts.replicas(host)
+            states |= {replica.replica: replica.state for replica in replicas}
+            if not replicas:
+                states[host] = None
         return states | {f"client of {stream}": client.recording.state for stream, client in self.clients.items()}
 
     def _no_trouble(self) -> None:
