@@ -52,7 +52,7 @@ from holdfast.spark.pools import fork_pool, stable_pool
 from holdfast.spark.query_plan import QueryPlan, plan_of
 from holdfast.spark.results import node_columns
 from holdfast.spark.save_figures import saves_of
-from holdfast.spark.session import make_active, with_settings
+from holdfast.spark.session import make_active, moved_to, with_settings
 from holdfast.spark.source import until_of
 from holdfast.spark.time_column import time_path
 from holdfast.stream.merge import FOREVER_US
@@ -193,7 +193,7 @@ class SparkQueries(CheckpointedQueries):
         frame = self._results(decision=str(self.decision), **source)
         before = None if self._stable is None else self._stable.work
         started = self._start(frame, self._node.name, stable_pool(self._node.name), self.checkpoint, sink)
-        self._stable = SparkQuery(started, self._spark, before)
+        self._stable = SparkQuery(started, self._session, before)
         return self._stable
 
     def _run_fork(self, fork: int, checkpoint: Path, plan: Path, branch: str) -> Query:
@@ -206,7 +206,7 @@ class SparkQueries(CheckpointedQueries):
                 frame = self._results(plan=str(plan))
         name, pool = f"{self._node.name}-fork-{fork}", fork_pool(self._node.name)
         sink = {"branch": branch, "waiting": str(waiting_beside(plan))}
-        return SparkQuery(self._start(frame, name, pool, checkpoint, sink), self._spark)
+        return SparkQuery(self._start(frame, name, pool, checkpoint, sink), self._session)
 
     # -- frames ------------------------------------------------------------------------------------------------------
 
@@ -262,14 +262,16 @@ class SparkQueries(CheckpointedQueries):
         stime = time_path(frame.schema, self._node.stime, whose)
         if self._flow is not None:
             return stime, QueryPlan()
-        query = plan_of(frame, stime, whose)
-        if query.settings:
-            self._spark = with_settings(self._spark, query.settings)
-        return stime, query
+        return stime, plan_of(frame, stime, whose)
 
     @property
     def _query(self) -> QueryPlan:
         return self.inspected[1]
+
+    @cached_property
+    def _session(self) -> SparkSession:
+        """In which the queries are started. Functions are called in the user's own, where they find what he has put."""
+        return with_settings(self._spark, self._query.settings) if self._query.settings else self._spark
 
     @property
     def _boundaries(self) -> str:
@@ -295,6 +297,8 @@ class SparkQueries(CheckpointedQueries):
     def _start(
         self, frame: DataFrame, name: str, pool: str, checkpoint: Path, options: dict[str, str]
     ) -> StreamingQuery:
+        if self._session is not self._spark:
+            frame = moved_to(self._session, frame)
         writer = frame.writeStream.format("holdfast").queryName(name).option("checkpointLocation", str(checkpoint))
         writer = writer.option("root", str(self._outputs)).options(**options)
         writer = writer.option("stime", ".".join(self.inspected[0]))
@@ -312,7 +316,7 @@ class SparkQueries(CheckpointedQueries):
         def start() -> None:
             # Pool and session are properties of the thread that starts the query.
             try:
-                make_active(self._spark)
+                make_active(self._session)
                 self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", pool)
                 started.append(writer.start(self._node.output))
             except BaseException as error:

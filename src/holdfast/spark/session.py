@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark import SparkContext
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.model.errors import StorageError
 from holdfast.spark.cluster_security import secured, serving
@@ -184,6 +184,19 @@ def with_settings(spark: SparkSession, settings: Mapping[str, str]) -> SparkSess
     for key, value in settings.items():
         cloned.conf.set(key, value)
     return cloned
+
+
+def moved_to(session: SparkSession, frame: DataFrame) -> DataFrame:
+    """The same query, to be started in another session, whose queries the listeners of its own are to hear of, too."""
+    own, other = frame.sparkSession._jsparkSession.streams(), session._jsparkSession.streams()
+    known = list(other.listListeners())
+    for listener in own.listListeners():
+        if listener not in known:
+            other.addListener(listener)
+    jvm = session._jvm
+    assert jvm is not None
+    plan = frame._jdf.queryExecution().analyzed()
+    return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan), session)
 
 
 def has_ended(spark: SparkSession) -> bool:
