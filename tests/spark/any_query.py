@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQueryListener
 
 import holdfast
 from holdfast.clock import monotonic_us, pause
 from holdfast.host.embedded import Running
 from holdfast.model.tuples import TupleType
 from holdfast.spark.engine import node_session
-from tests.spark.query_kinds import BUCKET_S, KINDS, Kind
+from tests.spark.query_kinds import BUCKET_S, KINDS
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 SECOND = 1_000_000
@@ -44,7 +45,7 @@ CUT_ROWS = 7
 PAUSE_S = 0.5
 #: How long it pauses for a case that has been cut and healed, and only waits to be killed: well within X.
 RESTING_S = 3.0
-#: Cases at work at the same time.
+#: Places for cases at work at the same time: two cores are busy then, and nothing is late for want of them.
 ABREAST = 4
 #: Results come so often before the pause between them counts as the usual one.
 _USUAL = 3
@@ -117,20 +118,21 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 240) -> None
 class Case:
     """One kind as an application of its own."""
 
-    def __init__(self, root: Path, name: str, spark: SparkSession) -> None:
-        self.name, self.kind, self._spark = name, KINDS[name], spark
+    def __init__(self, root: Path, name: str, spark: SparkSession, heard: set[str]) -> None:
+        """`heard` has the names of all metrics that a listener has been told."""
+        self.name, self.kind, self._spark, self._heard = name, KINDS[name], spark, heard
         self.root = root / name
         self.store = holdfast.open(self.root)
         for stream in ("a", "b"):
             self.store.create(stream, "k bigint, v bigint, name string", bucket=f"{BUCKET_S}s", exist_ok=True)
         self.app = holdfast.App("any", root=self.root)
-        self.app.node(
-            inputs=["a", "b"],
-            name=name.replace("_", "-"),
-            output="out",
-            max_delay=MAX_DELAY_S,
-            **dict(self.kind.options),
-        )(self.kind.function)
+        options = {"output": "out", **dict(self.kind.options)}
+        self.outputs = options.get("outputs", ("out",))
+        if "outputs" in options:
+            del options["output"]
+        self.app.node(inputs=["a", "b"], name=name.replace("_", "-"), max_delay=MAX_DELAY_S, **options)(
+            self.kind.function
+        )
         self.running: Running | None = None
         self.feeder = Feeder(self.store)
         self.feeder.start()
@@ -156,31 +158,38 @@ class Case:
         until(lambda: look() and arrivals >= _USUAL, "more stable results")
         usual, silence, last = silence, 0, monotonic_us()
         with self.feeder.standing(CUT_ROWS) as boundary_us:
-            until(lambda: self.status()["inputs"][1]["boundary_us"] == boundary_us, "the rows that b has brought")
+            until(
+                lambda: all(node["inputs"][1]["boundary_us"] == boundary_us for node in self.status()),
+                "the rows that b has brought",
+            )
             running.fail("b")
-        until(lambda: self.status()["fork"]["state"] == "running", "a fork that runs")
+        until(lambda: all(node["fork"]["state"] == "running" for node in self.status()), "a fork that runs")
         until(lambda: look()[TupleType.TENTATIVE] > 0, "tentative results")
         running.heal("b")
-        until(lambda: self.status()["state"] == "STABLE" and self.status()["fork"]["state"] == "none", "STABLE again")
+        until(
+            lambda: all(node["state"] == "STABLE" and node["fork"]["state"] == "none" for node in self.status()),
+            "STABLE again",
+        )
         until(lambda: look()[TupleType.UNDO] == look()[TupleType.REC_DONE] > 0, "REC_DONE")
+        until(lambda: self._heard.issuperset(self.kind.metrics), f"the metrics {', '.join(self.kind.metrics)}")
         self.feeder.pause_s = RESTING_S
         return {
             "usual_s": usual / SECOND, "silence_s": silence / SECOND, "tentative": look()[TupleType.TENTATIVE],
             "undo": look()[TupleType.UNDO],
         }  # fmt: skip
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> list[dict[str, Any]]:
+        """Of its nodes: one for each output."""
         assert self.running is not None
-        found: dict[str, Any] = self.running.status()["replicas"][0]
-        return {"fork": {"state": "none"}, **found}
+        return [{"fork": {"state": "none"}, **node} for node in self.running.status()["replicas"]]
 
     def end(self) -> dict[str, Any]:
         """Start it again, end its inputs, compare."""
         with self.app.start(spark=self._spark) as self.running:
             self.running.wait_until_stable("240s")
             self.feeder.end()
-            out = self.store.open("out")
-            until(lambda: out.reader().closed, "the end of the output")
+            outputs = [self.store.open(output) for output in self.outputs]
+            until(lambda: all(out.reader().closed for out in outputs), "the end of the output")
         got, wanted = Counter(self.got()), Counter(self.wanted())
         return {
             "rows": sum(wanted.values()), "missing": [str(r) for r in list((wanted - got).elements())[:3]],
@@ -188,26 +197,25 @@ class Case:
         }  # fmt: skip
 
     def got(self) -> list[tuple[Any, ...]]:
-        columns = self.kind.columns
-        frame = self._spark.read.format("holdfast").option("root", str(self.root)).load("out")
-        if columns is None:
-            return _tuples(frame.drop("tuple_type", "tuple_id", "stime"))
-        return _tuples(frame.select(*columns))
+        found: list[tuple[Any, ...]] = []
+        for output in self.outputs:
+            frame = self._spark.read.format("holdfast").option("root", str(self.root)).load(output)
+            found += _tuples(self._compared(frame))
+        return found
 
     def wanted(self) -> list[tuple[Any, ...]]:
         if self.kind.expected is not None:
             rows = [r.asDict() for r in self._read("a,b").collect()]
             return [_plain(r) for r in self.kind.expected(rows)]
-        frame = self._batch(self.kind)
-        if self.kind.columns is not None:
-            return _tuples(frame.select(*self.kind.columns))
-        return _tuples(frame.drop("tuple_type", "tuple_id", "stime", "stream"))
+        inputs = ("a", "b") if self.kind.function.__code__.co_argcount == 2 else ("a,b",)
+        made = self.kind.function(*map(self._read, inputs))
+        frames = [made[output] for output in self.outputs] if isinstance(made, dict) else [made]
+        return [row for frame in frames for row in _tuples(self._compared(frame))]
 
-    def _batch(self, kind: Kind) -> DataFrame:
-        inputs = ("a", "b") if kind.function.__code__.co_argcount == 2 else ("a,b",)
-        found = kind.function(*map(self._read, inputs))
-        assert isinstance(found, DataFrame)
-        return found
+    def _compared(self, frame: DataFrame) -> DataFrame:
+        if self.kind.columns is not None:
+            return frame.select(*self.kind.columns)
+        return frame.drop("tuple_type", "tuple_id", "stime", "stream")
 
     def _read(self, names: str) -> DataFrame:
         return self._spark.read.format("holdfast").option("root", str(self.root)).load(names)
@@ -224,11 +232,27 @@ def _plain(value: Any) -> Any:
     return value.replace(tzinfo=None) if isinstance(value, datetime) else value
 
 
-def run(root: Path, name: str, phase: str, spark: SparkSession) -> None:
+class Metrics(StreamingQueryListener):
+    """A listener such as a user adds to the session."""
+
+    def __init__(self) -> None:
+        self.heard: set[str] = set()
+
+    def onQueryStarted(self, event: Any) -> None:
+        pass
+
+    def onQueryProgress(self, event: Any) -> None:
+        self.heard.update(name for name, values in event.progress.observedMetrics.items() if values is not None)
+
+    def onQueryTerminated(self, event: Any) -> None:
+        pass
+
+
+def run(root: Path, name: str, phase: str, spark: SparkSession, heard: set[str]) -> None:
     began = monotonic_us()
     case = None
     try:
-        case = Case(root, name, spark)
+        case = Case(root, name, spark, heard)
         found: dict[str, Any] = case.cut() if phase == "cut" else case.end()
     except BaseException as error:
         found = {"error": "".join(traceback.format_exception_only(error)).strip()[:1500]}
@@ -248,11 +272,20 @@ def main(root: str, *tasks: str) -> None:
         spark_driver_extraJavaOptions="-XX:ReservedCodeCacheSize=200m",
     )  # fmt: skip
     spark.sparkContext.setLogLevel("OFF")
+    metrics = Metrics()
+    spark.streams.addListener(metrics)
     sys.stdin.readline()
+    places = threading.Semaphore(ABREAST)
+
+    def work(phase: str, name: str) -> None:
+        run(Path(root), name, phase, spark, metrics.heard)
+        places.release(KINDS[name].places)
+
     with ThreadPoolExecutor(ABREAST) as pool:
-        for task in tasks:
-            phase, _, name = task.partition(":")
-            pool.submit(run, Path(root), name, phase, spark)
+        for phase, _, name in (task.partition(":") for task in tasks):
+            for _place in range(KINDS[name].places):
+                places.acquire()
+            pool.submit(work, phase, name)
     print(json.dumps({"done": True}), flush=True)
     sys.stdin.read()
 

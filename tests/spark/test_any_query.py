@@ -1,7 +1,8 @@
 """Any PySpark function as a node: cut, forked, healed, killed, restarted; on time, and in the end equal to batch Spark.
 
 One process runs a few kinds at a time and is killed (-9) while they run; the next one ends them and compares, and runs
-the next few.
+the next few. With HOLDFAST_SILENCES=FILE it writes how long no result came, from which docs/queries.md has its table
+(`python -m tests.spark.query_kinds FILE`).
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from tests.spark.any_query import MAX_DELAY_S
 from tests.spark.query_kinds import KINDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
-#: So many run together that two cores are busy and nothing is late for want of them.
-_TOGETHER = 4
+#: Places in one process. More than are at work at once: those that are ready rest, and a JVM has warmed up for more.
+_TOGETHER = 6
 #: What the machine may add beside X and a usual pause between results: the cores have other work, too.
 _MARGIN_S = 4.0
 
@@ -39,12 +40,14 @@ class _Process:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
             )
 
-    def run(self) -> Iterator[dict[str, Any]]:
+    def go(self) -> None:
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):  # It says nothing, then.
             self._process.stdin.write("go\n")
             self._process.stdin.flush()
+
+    def said(self) -> Iterator[dict[str, Any]]:
+        assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):
                 said = json.loads(line)
@@ -59,17 +62,17 @@ class _Process:
 
 
 def _groups(names: Sequence[str]) -> list[list[str]]:
-    """What runs together. Neighbours are alike: spread, no process has more than one of those that take long."""
+    """The kinds of one process. Neighbours are alike: spread, none has more than one of those that take long. That one
+    comes last, since it goes on until the process is killed."""
     heavy = [name for name in names if KINDS[name].heavy]
-    count = -(-(len(names) + len(heavy)) // _TOGETHER)
+    count = max(len(heavy), -(-sum(KINDS[name].places for name in names) // _TOGETHER))
     groups: list[list[str]] = [[] for _ in range(count - len(heavy))] + [[name] for name in heavy]
     others = iter(name for name in names if not KINDS[name].heavy)
     for place in range(_TOGETHER):
         for group in groups:
-            taken = sum(2 if KINDS[name].heavy else 1 for name in group)
-            if taken <= place and (name := next(others, None)) is not None:
+            if sum(KINDS[name].places for name in group) <= place and (name := next(others, None)) is not None:
                 group.append(name)
-    return groups
+    return [sorted(group, key=lambda name: KINDS[name].heavy) for group in groups]
 
 
 @pytest.fixture(scope="module")
@@ -86,14 +89,23 @@ def results(
         for before, group in itertools.pairwise([[], *groups, []])
     ]
     found: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in asked}
-    for tasks in steps:
-        # One after the other: a JVM that starts beside a failure makes its results late.
-        process = _Process(root, tasks)
-        try:
-            for said in process.run():
+    waiting = iter(steps)
+    processes = [_Process(root, next(waiting))]
+    try:
+        while processes:
+            processes[0].go()
+            # A JVM that starts beside a failure makes its results late. What has just gone ends kinds at first.
+            processes += [_Process(root, tasks) for tasks in itertools.islice(waiting, 1)]
+            for said in processes[0].said():
                 found[said["kind"]][said["phase"]] = said
-        finally:
+            processes.pop(0).kill()
+    finally:
+        for process in processes:
             process.kill()
+    if path := os.environ.get("HOLDFAST_SILENCES"):
+        cuts = {name: phases["cut"] for name, phases in found.items() if "cut" in phases}
+        silences = {name: cut["silence_s"] for name, cut in cuts.items() if "silence_s" in cut}
+        Path(path).write_text(json.dumps(silences, indent=1))
     return found
 
 
