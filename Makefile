@@ -50,7 +50,8 @@ test-faults: setup
 	HOLDFAST_SINK_KILLS=$(SINK_KILLS) HOLDFAST_KAFKA_KILLS=$(KAFKA_KILLS) HOLDFAST_KAFKA_RECORDS=$(KAFKA_RECORDS) \
 		HOLDFAST_POSTGRES_KILLS=$(POSTGRES_KILLS) HOLDFAST_SPARK_KILLS=20 $(BIN)/python -m pytest --timeout 14400 \
 		-k killed tests/sinks tests/inputs tests/spark/test_ingest.py
-	HOLDFAST_SPARK_KILLS=20 HOLDFAST_NODE_FAULTS=10 HOLDFAST_MOVES=20 $(BIN)/python -m pytest tests/faults tests/load tests/host
+	HOLDFAST_SPARK_KILLS=20 HOLDFAST_NODE_FAULTS=10 HOLDFAST_MOVES=20 HOLDFAST_KINDS=all $(BIN)/python -m pytest \
+		tests/faults tests/load tests/host tests/spark/test_any_query.py
 
 # The stores at length: 10,000 operations, 1,000 power cuts; HBase too, if Maven can bring it.
 test-stores: setup

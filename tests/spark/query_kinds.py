@@ -46,6 +46,8 @@ class Kind:
     """Names of what `observe` gives, of which a listener of the user's must hear."""
     heavy: bool = False
     """Whether Spark starts processes for it all the time, so that it needs the room of two."""
+    at_length: bool = False
+    """Whether it puts together what other kinds show one by one, so that only `make test-faults` tries it."""
 
     @property
     def places(self) -> int:
@@ -131,7 +133,7 @@ class BothDigits:
         yield from ((v // 10 % 10,), (v % 10,))
 
 
-@kind()
+@kind(at_length=True)
 def union_of_inputs_of_different_shapes(a: DataFrame, b: DataFrame) -> DataFrame:
     """Both inputs apart, and together again with what each of them has."""
     small = a.where("k < 3").select("stime", "k")
@@ -155,7 +157,7 @@ def sliding(rows: DataFrame) -> DataFrame:
     return rows.groupBy(F.window("stime", "3 seconds", "1 second")).agg(F.max("v").alias("v"))
 
 
-@kind()
+@kind(at_length=True)
 def pivoted(rows: DataFrame) -> DataFrame:
     """`pivot` over a window: Spark makes two aggregations of it."""
     return rows.groupBy(F.window("stime", "2 seconds")).pivot("name", ["a0", "b0"]).agg(F.sum("v"))
@@ -180,7 +182,7 @@ def session_window(rows: DataFrame) -> DataFrame:
     return rows.filter("v % 7 < 3").groupBy(F.session_window("stime", "700 milliseconds"), "k").count()
 
 
-@kind()
+@kind(at_length=True)
 def sessions_of_a_dynamic_gap(rows: DataFrame) -> DataFrame:
     """Sessions whose gap each row says."""
     gap = F.when(F.col("k") < 2, "400 milliseconds").otherwise("900 milliseconds")
@@ -256,7 +258,7 @@ def duplicates_by_time(rows: DataFrame) -> DataFrame:
     return rows.select("stime", "k").dropDuplicates(["stime", "k"])
 
 
-@kind()
+@kind(at_length=True)
 def duplicates_then_window(rows: DataFrame) -> DataFrame:
     """A deduplication in front of a window; approximate, exact and collected values."""
     once = rows.union(rows).dropDuplicates(["stime", "k"])
@@ -355,14 +357,14 @@ def join_then_window(a: DataFrame, b: DataFrame) -> DataFrame:
     return pairs.groupBy(F.window("stime", "2 seconds")).agg(F.count("*").alias("n"))
 
 
-@kind()
+@kind(at_length=True)
 def left_join_then_window(a: DataFrame, b: DataFrame) -> DataFrame:
     """An outer join's watermark enters a window."""
     pairs = _near(a, b, "left").select("l.stime", F.col("r.k").alias("other"))
     return pairs.groupBy(F.window("stime", "2 seconds")).agg(F.count("*").alias("n"), F.count("other").alias("pairs"))
 
 
-@kind()
+@kind(at_length=True)
 def three_way_join(a: DataFrame, b: DataFrame) -> DataFrame:
     """A join's watermark enters an outer join."""
     pairs = _near(a, b, "inner").select(F.col("l.stime").alias("at"), F.col("l.v").alias("v"))
@@ -371,7 +373,7 @@ def three_way_join(a: DataFrame, b: DataFrame) -> DataFrame:
     return pairs.join(following, soon, "left").select("at", "v", "next_v")
 
 
-@kind()
+@kind(at_length=True)
 def self_join(rows: DataFrame) -> DataFrame:
     """Rows of the inputs with others of the same."""
     soon = F.expr("l.v = r.v - 1 and r.stime between l.stime - interval 1 second and l.stime + interval 1 second")
@@ -436,7 +438,7 @@ def _bucket_pairs(rows: list[Row]) -> list[tuple[Any, ...]]:
     return [(k, *counts) for (_, k), counts in found.items()]
 
 
-@kind(columns=("k", "a", "b"), expected=_bucket_pairs, heavy=True)
+@kind(columns=("k", "a", "b"), expected=_bucket_pairs, heavy=True, at_length=True)
 def cogrouped_and_applied_in_arrow(a: DataFrame, b: DataFrame) -> DataFrame:
     """`cogroup`, and `applyInArrow` behind it."""
 
@@ -507,7 +509,7 @@ def _silences(rows: list[Row]) -> list[tuple[Any, ...]]:
     return [*found, *counts.items()]
 
 
-@kind(columns=("k", "n"), expected=_silences)
+@kind(columns=("k", "n"), expected=_silences, heavy=True, at_length=True)
 def apply_in_pandas_with_timeouts(rows: DataFrame) -> DataFrame:
     """A state by key that ends with a timeout of event time."""
 
