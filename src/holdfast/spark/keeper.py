@@ -11,8 +11,9 @@ Rules:
    partition ran before or runs now; then nothing is written, and the task is told what it does not know of. So one that
    comes late is never mixed with what went on without it (C7).
 4. How it ended is written beside the partition's scratch, for the task of the next batch, whichever worker has it.
-5. Where a worker ends with its task, as Spark has it without `spark.python.worker.reuse`, there is nothing beside: then
-   the task waits.
+5. The task itself saves (`keep_now`), and ends with the store's error if that is one that no retry can mend: the
+   checkpoint after a refusal, so that each of Spark's attempts meets it, and none once it was put right; and all where
+   a worker ends with its task, as Spark has it without `spark.python.worker.reuse`: then there is nothing beside it.
 
 *Exact* does not come here: its batch may not go on before the store has it (`holdfast.spark.save_policy`).
 """
@@ -32,7 +33,7 @@ import msgspec
 from holdfast.checkpoint.pending import Pending
 from holdfast.checkpoint.slots import BATCH, WentBack
 from holdfast.checkpoint.store import VERSION_MAX
-from holdfast.model.errors import PeerError, StorageError
+from holdfast.model.errors import PeerError, StorageError, UsageError
 from holdfast.spark.durable_state import Far
 from holdfast.stream.disk import VolatileDisk
 
@@ -110,12 +111,16 @@ class Keeper:
                 self._end(checkpoint, _saved(checkpoint))
 
     def _end(self, checkpoint: Checkpoint, how: Ended) -> None:
-        # Scratch may be gone, and the query with it; then nobody asks. Who is told nothing hands it over again.
-        with contextlib.suppress(Exception):
-            VolatileDisk().replace_file(checkpoint.told, msgspec.msgpack.encode(how))
+        _tell(checkpoint, how)
         with self._done:
             self._open -= 1
             self._done.notify_all()
+
+
+def _tell(checkpoint: Checkpoint, how: Ended) -> None:
+    # Scratch may be gone, and the query with it; then nobody asks. Who is told nothing hands it over again.
+    with contextlib.suppress(Exception):
+        VolatileDisk().replace_file(checkpoint.told, msgspec.msgpack.encode(how))
 
 
 def _saved(checkpoint: Checkpoint) -> Ended:
@@ -150,8 +155,19 @@ _keeper: tuple[int, Keeper] | None = None
 def keep_beside(checkpoint: Checkpoint) -> None:
     """Hand a checkpoint to the keeper of this process."""
     global _keeper
+    if "SPARK_REUSE_WORKER" not in os.environ:
+        keep_now(checkpoint)
+        return
     if _keeper is None or _keeper[0] != os.getpid():  # A thread does not outlive a fork.
         _keeper = (os.getpid(), Keeper())
     _keeper[1].hand_over(checkpoint)
-    if "SPARK_REUSE_WORKER" not in os.environ:
-        _keeper[1].flush()
+
+
+def keep_now(checkpoint: Checkpoint) -> None:
+    """Rule 5."""
+    how = _saved(checkpoint)
+    if how.outcome == "went back":
+        raise WentBack(how.error)
+    if how.outcome == "refused":  # Not told: the next attempt is to find what the task was told before.
+        raise UsageError(how.error)
+    _tell(checkpoint, how)

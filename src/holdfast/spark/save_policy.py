@@ -12,12 +12,15 @@ Rules:
    the next chance is as far away as batches lately were apart. Deadlines that passed before the batch began while there
    was nothing to save are neither met nor missed.
 5. A checkpoint that the store does not take is dropped, counted and said, with the first batch after that; what it was
-   to save stays pending, for the next deadline or, by events, the next batch.
+   to save stays pending, for the next deadline or, by events, the next batch. If the store refused it for good, that
+   batch saves it itself, and ends with the store's error if that has not been put right. In its first batch a partition
+   asks the store itself, so that a wrong password is said at once, and not after the first deadline.
 6. The counts are noted in scratch and go with each checkpoint into the store, where the driver reads them (`report`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,12 +31,12 @@ import msgspec
 
 from holdfast.checkpoint.deadlines import TOLERANCE, Kept, judge
 from holdfast.checkpoint.policy import Every, Groups
-from holdfast.checkpoint.slots import BATCH, Names, Slots, WentBack
+from holdfast.checkpoint.slots import BATCH, Names, Slots
 from holdfast.checkpoint.store import VERSION_MAX
 from holdfast.clock import now_us
-from holdfast.model.errors import UsageError
+from holdfast.model.errors import PeerError, UsageError
 from holdfast.spark.durable_state import Far, far_of
-from holdfast.spark.keeper import Checkpoint, ended, keep_beside
+from holdfast.spark.keeper import Checkpoint, ended, keep_beside, keep_now
 from holdfast.spark.save_figures import Saving
 
 if TYPE_CHECKING:
@@ -100,6 +103,7 @@ class _Effort:
         self._us = policy.us
         self._events = policy.events if isinstance(policy, Every) else None
         noted, since = near.noted(KEPT), near.noted(_SINCE)
+        self._first = noted is None
         self._counts = _Counts(Kept(self._us or 0)) if noted is None else _decode(noted)
         self._counts.kept.every_us = self._us or 0
         self._pending = near.pending
@@ -108,13 +112,17 @@ class _Effort:
         self._bytes: int | None = None
 
     def keep(self, left: Left, batch: int) -> Saving:
-        self._learn()
+        if self._first:
+            with contextlib.suppress(PeerError), self._far.once() as slots:
+                slots.mark(BATCH, VERSION_MAX)
+            self._far.close()
+        refused = self._learn()
         idle, counts = not any(self._pending), self._counts
         left_names = Names(list(left.states), list(left.parts))
         self._pending, self._since = _both(self._pending, left_names), _both(self._since, left_names)
         counts.events += left.rows
-        if self._due(left.begun_us, now_us(), idle=idle):
-            self._hand_over(left, batch + 1)
+        if self._due(left.begun_us, now_us(), idle=idle) or refused:
+            self._hand_over(left, batch + 1, beside=not refused)
             self._learn()
         self._near.note(self._pending, {KEPT: msgspec.msgpack.encode(counts),
                                         _SINCE: msgspec.msgpack.encode(tuple(self._since))})  # fmt: skip
@@ -122,20 +130,18 @@ class _Effort:
         return Saving(batch, durable=self._durable, dropped=kept.dropped, met=kept.met, missed=kept.missed,
                       late_us_max=kept.late_us_max, waiting=bool(counts.flying), bytes=self._bytes)  # fmt: skip
 
-    def _learn(self) -> None:
-        """How the checkpoint that was handed over last has ended, if it has."""
+    def _learn(self) -> bool:
+        """How the checkpoint that was handed over last has ended, if it has; whether one was refused for good."""
         counts = self._counts
         how = ended(self._told) if counts.flying else None
+        if how is not None and how.outcome in ("went back", "refused"):
+            return how.version in counts.flying
         if how is None or how.version != counts.flying[-1]:
-            return
-        # Told once. What fails this batch must not fail those after it, when what was wrong has been put right.
-        self._told.unlink(missing_ok=True)
+            return False
         counts.flying = []
         if how.outcome == "durable":
             self._durable += 1
             counts.base, self._pending, self._since = how.version, self._since, Names([], [])
-        elif how.outcome in ("went back", "refused"):
-            raise (WentBack if how.outcome == "went back" else UsageError)(how.error)
         else:
             if how.outcome == "older":  # Somebody else saved what is not of this run: it must be replaced.
                 counts.base, self._pending = how.base, _both(self._pending, Names(how.states, how.parts))
@@ -144,6 +150,7 @@ class _Effort:
                 if _another(counts.kept.dropped - 1, counts.kept.dropped):
                     self._tell(f"{counts.kept.dropped} checkpoints dropped so far: {how.error}")
             counts.events = max(counts.events, self._events or 0)
+        return False
 
     def _due(self, begun_us: int, now: int, *, idle: bool) -> bool:
         if self._us is None:
@@ -166,7 +173,7 @@ class _Effort:
             self._tell(f"{counts.kept.missed} deadlines missed so far, by {counts.kept.late_us_max} µs at most")
         return True
 
-    def _hand_over(self, left: Left, version: int) -> None:
+    def _hand_over(self, left: Left, version: int, *, beside: bool) -> None:
         pending, counts = self._pending, self._counts
         states = {key: self._near.read(key, version) for key in pending.states}
         parts = {**dict.fromkeys(pending.parts), **self._near.read_parts(pending.parts, version)}
@@ -177,9 +184,13 @@ class _Effort:
         bases = (counts.base, *counts.flying)
         counts.flying = [*counts.flying, version][-_FLYING_MAX:]
         counts.events, self._since = 0, Names([], [])
-        # An earlier execution of this batch may have left how a checkpoint of the same version ended.
-        self._told.unlink(missing_ok=True)
-        keep_beside(Checkpoint(self._plan, far.query, far.partition, bases, version, states, parts, marks, self._told))
+        new = Checkpoint(self._plan, far.query, far.partition, bases, version, states, parts, marks, self._told)
+        if beside:
+            # An earlier execution of this batch may have left how a checkpoint of the same version ended.
+            self._told.unlink(missing_ok=True)
+            keep_beside(new)
+        else:
+            keep_now(new)
 
     def _tell(self, problem: str) -> None:
         warnings.warn(f"{self._plan.name}: {problem} (best effort)", RuntimeWarning, stacklevel=4)
