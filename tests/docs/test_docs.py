@@ -27,7 +27,6 @@ from tests.spark.query_kinds import KINDS, listed
 
 HOME = Path(__file__).parents[2]
 PAGES = sorted([HOME / "README.md", *(HOME / "docs").glob("*.md")])
-NEW_PAGES = [HOME / "docs" / f"{name}.md" for name in ("nodes", "promises", "choosing", "troubleshooting")]
 EXAMPLES = HOME / "examples"
 
 
@@ -62,12 +61,10 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_the_readme_leads_to_every_page_and_the_pages_are_readable() -> None:
+def test_the_readme_leads_to_every_page() -> None:
     readme = (HOME / "README.md").read_text()
     for page in (HOME / "docs").glob("*.md"):
         assert f"docs/{page.name}" in readme, f"the README does not lead to {page.name}"
-    for page in NEW_PAGES:
-        assert [line for line in page.read_text().splitlines() if len(line) > 120] == []
 
 
 def test_the_state_diagrams_are_those_of_the_code() -> None:
