@@ -255,7 +255,11 @@ def test_tail_says_what_tentative_tuples_are_worth(filled: Cli, inside: Cli) -> 
     main.advance(2_000_000)
     stream.create_branch(2_000_000)
     ReportWriter(stream.folder).publish(StreamReport("t", StreamState.UP_FAILURE, 0, True))
-    note_worth(stream.folder, [Worth(2, 0.7, ("m1", "m2"), 0.6667, ("m3",)), Worth(3, 1.0, ("m1", "m2"), 1.0)])
+    note_worth(
+        stream.folder,
+        stream.definition,
+        [Worth(2, 0.7, ("m1", "m2"), 0.6667, ("m3",)), Worth(3, 1.0, ("m1", "m2"), 1.0)],
+    )
     branch = holdfast.Producer(stream.definition, stream.branch_writer(), stime="n", stime_unit="s")
     branch.send_many([{"n": 2}, {"n": 3}, {"n": 4}])
     branch.advance(5_000_000)

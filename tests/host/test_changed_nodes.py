@@ -160,9 +160,8 @@ def test_a_filter_and_a_column_are_tried_on_the_live_state_and_swapped_in_and_an
             file.write_text(text(seconds=20))
             with pytest.raises(UsageError, match=r"cannot be carried over \(.*10s.*20s.*--replay"):
                 await one.trials.start("counts", TrialOrder("app.py"))
-            await one.stable()
             file.write_text(text(least=-1, more='.withColumn("rate", F.col("count") / 10)'))
-            trial = await one.trials.start("counts", TrialOrder("app.py"))
+            trial = await one.tried(TrialOrder("app.py"))
             assert trial.differences
             await one.until(lambda: trial.status()["buckets"] >= 25 or trial.trouble is not None)
             said = trial.status()

@@ -21,7 +21,8 @@ from holdfast.host.crash_points import SWAPPED
 from holdfast.host.deployment import load_deployment
 from holdfast.host.host import Host
 from holdfast.host.reload import Reload
-from holdfast.host.trial import TrialOrder, Trials
+from holdfast.host.service import Refused
+from holdfast.host.trial import Trial, TrialOrder, Trials
 from holdfast.model.errors import UsageError
 from holdfast.spark import query_start
 from holdfast.stream.changes import read_changes
@@ -72,6 +73,16 @@ class OneHost:
             return isinstance(live, Controller) and live.movable
 
         await self.until(movable)
+
+    async def tried(self, order: TrialOrder) -> Trial:
+        """A trial, once the node takes one: on a busy machine it may doubt an input for a moment."""
+        while True:
+            await self.stable()
+            try:
+                return await self.trials.start("counts", order)
+            except Refused as error:
+                if "must be STABLE here" not in str(error):
+                    raise
 
     async def ended(self) -> None:
         await asyncio.wait({self.running})

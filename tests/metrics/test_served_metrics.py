@@ -129,6 +129,7 @@ def test_a_failure_is_seen_in_the_numbers_as_it_comes_and_goes(tmp_path: Path, m
             return scrape(port).states("replica_state", node="counts")
 
         until(lambda: state() == ["STABLE"] and scrape(port)("sink_rows_total"), "a quiet node")
+        until(lambda: scrape(port)("replica_usual_wait_seconds") is not None, "the wait of quiet times")
         quiet = scrape(port)
         served = check(quiet)
         assert quiet("replica_max_delay_seconds") == 2

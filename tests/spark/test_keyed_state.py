@@ -207,7 +207,7 @@ def test_best_effort_with_another_number_of_partitions_goes_on_from_the_newest_t
 def test_keys_whose_hash_is_not_known_stay_in_their_partitions(tmp_path: Path) -> None:
     """A key that moves to another partition would begin anew there, in silence."""
     operator = make(tmp_path, None)
-    dealt(task(operator, 2), "q", 0, ("a", 1))
+    dealt(task(operator, 2, key_type="array<int>"), "q", 0, ("a", 1))
     with pytest.raises(UsageError, match="lies in 2 partitions, the query has 3, and keys of type array<int> cannot"):
         dealt(task(operator, 3, key_type="array<int>"), "q", 1, ("a", 1))
     assert dealt(task(operator, 2, key_type="array<int>"), "q", 1, ("a", 1)) == {"a": 2}

@@ -11,6 +11,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -150,9 +151,13 @@ def daemon(address: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path, list[
     """The client of a daemon, the daemon's address, and its processes: itself, and a worker that waits for work."""
     command = [sys.executable, "-I", "-S", str(CLIENT), str(address), sys.executable, "-m",
                "holdfast.spark.worker_daemon", "pyspark.sql.worker.create_data_source"]  # fmt: skip
-    env = {**environment(), **NO_THREADS, "SPARK_REUSE_WORKER": "1", "PYTHON_UNIX_DOMAIN_ENABLED": "true",
-           "PYTHON_WORKER_FACTORY_SOCK_DIR": str(address.parent)}  # fmt: skip
-    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    env = {**environment(), **NO_THREADS, "SPARK_REUSE_WORKER": "1", "PYTHON_UNIX_DOMAIN_ENABLED": "true"}
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-") as short,  # A socket's path has 107 characters at most.
+        subprocess.Popen(
+            command, env={**env, "PYTHON_WORKER_FACTORY_SOCK_DIR": short}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as process,
+    ):
         assert process.stdout is not None
         (length,) = struct.unpack("!i", process.stdout.read(4))
         path = Path(process.stdout.read(length).decode())
