@@ -34,7 +34,7 @@ from holdfast.checkpoint.policy import Every, Groups
 from holdfast.checkpoint.slots import BATCH, Names, Slots
 from holdfast.checkpoint.store import VERSION_MAX
 from holdfast.clock import now_us
-from holdfast.model.errors import PeerError, UsageError
+from holdfast.model.errors import PeerError, StorageError, UsageError
 from holdfast.spark.durable_state import Far, far_of
 from holdfast.spark.keeper import Checkpoint, ended, keep_beside, keep_now
 from holdfast.spark.save_figures import Saving
@@ -113,7 +113,7 @@ class _Effort:
 
     def keep(self, left: Left, batch: int) -> Saving:
         if self._first:
-            with contextlib.suppress(PeerError), self._far.once() as slots:
+            with contextlib.suppress(PeerError, StorageError), self._far.once() as slots:
                 slots.mark(BATCH, VERSION_MAX)
             self._far.close()
         refused = self._learn()
