@@ -44,10 +44,17 @@ def client(address: Path, mark: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, text=True)
 
 
-def started_in_a_shell(folder: Path) -> str:
-    """A client whose JVM is the shell."""
-    address, python = folder / "readers.$$", sys.executable
-    return f'"{python}" -I -S "{CLIENT}" "{address}" "{python}" -m tests.spark.stand_in_reader'
+@contextlib.contextmanager
+def jvm_in_a_shell(folder: Path, clients: int, **more: str) -> Iterator[subprocess.Popen[str]]:
+    """A JVM that is a shell, and has started so many clients of its own."""
+    one = f'"{sys.executable}" -I -S "{CLIENT}" "{folder}/readers.$$" "{sys.executable}" -m tests.spark.stand_in_reader'
+    words = " & ".join([*[one] * clients, "exec sleep 600"])
+    env = {**environment(), **NO_THREADS, "MARK": "short", **more}
+    with subprocess.Popen(["sh", "-c", words], cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def said(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -104,13 +111,7 @@ def test_a_reader_whose_client_is_killed_ends(address: Path) -> None:
 
 
 def test_a_server_that_cannot_serve_is_not_started_again_and_again(tmp_path: Path) -> None:
-    one = (
-        f'"{sys.executable}" -I -S "{CLIENT}" "{tmp_path}/readers.$$" "{sys.executable}" -m tests.spark.stand_in_reader'
-    )
-    env = {**environment(), "JE_ARROW_MALLOC_CONF": "background_thread:true", "MARK": "short"}
-    with subprocess.Popen(
-        ["sh", "-c", f"{one}; exec sleep 600"], cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, text=True
-    ) as jvm:
+    with jvm_in_a_shell(tmp_path, 1, JE_ARROW_MALLOC_CONF="background_thread:true") as jvm:
         lock = tmp_path / f"readers.{jvm.pid}.lock"
         assert said(jvm)["arrow"] is False, "the client becomes the reader"
         wait_for(lambda: lock.read_text() == "something that readers import starts a thread", "the server's word")
@@ -118,7 +119,6 @@ def test_a_server_that_cannot_serve_is_not_started_again_and_again(tmp_path: Pat
         with client(lock.with_suffix(""), "short") as process:
             assert said(process)["arrow"] is False
         assert not servers(lock.with_suffix(""))
-        jvm.kill()
 
 
 def test_what_is_no_request_is_ignored(address: Path) -> None:
@@ -131,17 +131,11 @@ def test_what_is_no_request_is_ignored(address: Path) -> None:
 
 
 def test_without_a_server_the_client_starts_one_and_waits_for_it(tmp_path: Path) -> None:
-    one = (
-        f'"{sys.executable}" -I -S "{CLIENT}" "{tmp_path}/readers.$$" "{sys.executable}" -m tests.spark.stand_in_reader'
-    )
-    env = {**environment(), **NO_THREADS, "MARK": "short"}
-    with subprocess.Popen(
-        ["sh", "-c", f"{one} & {one} & exec sleep 600"], cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, text=True
-    ) as jvm:
+    with jvm_in_a_shell(tmp_path, 2) as jvm:
         path = tmp_path / f"readers.{jvm.pid}"
         assert [said(jvm)["arrow"], said(jvm)["arrow"]] == [True, True]
-        assert len(servers(path)) == 1, "of two that come at once, one starts it"
-        jvm.kill()
+        # A reader that has just said so is called like its server until it is gone.
+        wait_for(lambda: len(servers(path)) == 1, "one server: of two clients that come at once, one starts it")
     wait_for(lambda: not path.exists(), "the server's end")
     assert not list(tmp_path.iterdir())
 
