@@ -40,18 +40,33 @@ check: lint
 test: setup
 	$(BIN)/python -m tests.suite
 
-# What is killed, cut and moved, at length: some hours. Sources and sinks, each with its server, come first.
+# What is killed, cut and moved, at length: many hours. Sources and sinks, each with its server, come first, then nodes,
+# movements and changes while they run, then what is drawn at random. Another number: `make test-faults KAFKA_KILLS=5`.
 SINK_KILLS ?= 200
 KAFKA_KILLS ?= 30
 KAFKA_RECORDS ?= 1000000
 POSTGRES_KILLS ?= 100
+ARCHIVE_KILLS ?= 50
+SPARK_KILLS ?= 20
+NODE_FAULTS ?= 10
+MOVES ?= 20
+REBUILDS ?= 10
+SWAPS ?= 20
+RANDOM ?= 1000
+AT_LENGTH := $(BIN)/python -m pytest --timeout 14400
 test-faults: setup
 	-$(BIN)/python -m tests.inputs.kafka_server --fetch
 	HOLDFAST_SINK_KILLS=$(SINK_KILLS) HOLDFAST_KAFKA_KILLS=$(KAFKA_KILLS) HOLDFAST_KAFKA_RECORDS=$(KAFKA_RECORDS) \
-		HOLDFAST_POSTGRES_KILLS=$(POSTGRES_KILLS) HOLDFAST_SPARK_KILLS=20 $(BIN)/python -m pytest --timeout 14400 \
-		-k killed tests/sinks tests/inputs tests/spark/test_ingest.py
-	HOLDFAST_SPARK_KILLS=20 HOLDFAST_NODE_FAULTS=10 HOLDFAST_MOVES=20 HOLDFAST_KINDS=all $(BIN)/python -m pytest \
+		HOLDFAST_POSTGRES_KILLS=$(POSTGRES_KILLS) HOLDFAST_ARCHIVE_KILLS=$(ARCHIVE_KILLS) \
+		HOLDFAST_SPARK_KILLS=$(SPARK_KILLS) $(AT_LENGTH) \
+		-k "killed or archive_kills" tests/sinks tests/inputs tests/spark/test_ingest.py tests/stream/test_archive_kills.py
+	HOLDFAST_SPARK_KILLS=$(SPARK_KILLS) HOLDFAST_NODE_FAULTS=$(NODE_FAULTS) HOLDFAST_MOVES=$(MOVES) \
+		HOLDFAST_SPARK_MOVES=1 HOLDFAST_SWAPS=$(SWAPS) HOLDFAST_REBUILDS=$(REBUILDS) HOLDFAST_KINDS=all $(AT_LENGTH) \
 		tests/faults tests/load tests/host tests/spark/test_any_query.py
+	HOLDFAST_REBUILDS=$(REBUILDS) HOLDFAST_REBUILD_SPARK=1 $(AT_LENGTH) tests/faults/test_rebuild.py
+	HOLDFAST_STATES=$(RANDOM) HOLDFAST_CRASHES=$(RANDOM) $(AT_LENGTH) \
+		tests/spark/test_states_at_random.py tests/operators/test_crashes.py
+	$(BIN)/python -m holdfast.sim.load --graphs 10000
 
 # The stores at length: 10,000 operations, 1,000 power cuts; HBase too, if Maven can bring it.
 test-stores: setup

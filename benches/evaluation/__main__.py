@@ -64,7 +64,7 @@ BENCHES = (
     Bench("spark_read", ("--rounds", "1")),
     Bench("microbatch", ("--batches", "12")),
     Bench("batch_growth", ()),
-    Bench("dpc_overhead", ("--rounds", "1", "--rows", "1000000")),
+    Bench("dpc_overhead", ("--metrics", "--rounds", "1", "--rows", "1000000"), ("--metrics",)),
     Bench("cec_recovery", ("--windows", "10000", "--periods")),
     Bench("console", ("--nodes", "50", "--pages", "5", "--seconds", "10")),
     Bench("archive", ("--gb", "0.5", "--starts", "3")),
