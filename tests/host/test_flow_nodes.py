@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -127,7 +126,6 @@ def test_operators_in_nodes_go_on_without_an_input_and_are_corrected_to_the_byte
         assert len({name.split("-")[1] for name in left}) <= 1, "forks have left their state"
 
 
-@pytest.mark.skipif("HOLDFAST_NODE_FAULTS" not in os.environ, reason="three JVMs in a row; `make test-faults` runs it")
 def test_a_host_that_is_killed_goes_on_from_its_versions_and_without_them_from_the_log(
     tmp_path: Path, undisturbed: dict[str, list[Any]]
 ) -> None:
