@@ -58,11 +58,11 @@ _MADE_FROM = (re.Pattern, fractions.Fraction, uuid.UUID, bytearray, array.array,
               ipaddress.IPv4Address, ipaddress.IPv6Address, ipaddress.IPv4Network, ipaddress.IPv6Network)  # fmt: skip
 _PATH = re.compile(r"(?:file:)?(/[^\s/]+)(?:/[^\s/]+)*/?")
 _DIGITS = 16
-#: Modules of Holdfast's that have another name than in the notes of before: what they hold is what it was.
+#: Modules of Holdfast's that a user's function may name and that notes of before know by another name: what they hold
+#: is what it was. The package's name stands apart, so that who renames a module by its whole name leaves these alone.
 _NAMED_BEFORE = {
-    "holdfast.operators.join_kernel": "holdfast.operators.join_kernel",
-    "holdfast.operators.keyed_barrier": "holdfast.operators.keyed_barrier",
-    "holdfast.operators.state_parts": "holdfast.operators.state_parts",
+    f"holdfast.operators.{now}": f"holdfast.operators.{before}"
+    for now, before in {"join_kernel": "joined", "keyed_barrier": "paired", "state_parts": "parted"}.items()
 }
 #: What functools.cache and functools.lru_cache make of a function.
 _CACHED = type(functools.cache(abs))
@@ -101,7 +101,7 @@ class _Described:
         elif isinstance(value, _PLAIN):
             yield f"{type(value).__name__} {value!r}"
         elif isinstance(value, types.ModuleType):
-            yield f"module {value.__name__}"
+            yield f"module {_NAMED_BEFORE.get(value.__name__, value.__name__)}"
         elif depth > _DEPTH_MAX:
             yield f"a {type(value).__name__}"
         elif id(value) in self._met:
