@@ -394,6 +394,18 @@ def test_a_clock_that_jumps_ahead_for_a_moment_empties_no_archive(tmp_path: Path
     assert look(now + 800 * day, asked=True) > 150, "somebody says that it is time"
 
 
+def test_an_archive_that_is_looked_at_every_six_hours_is_let_go_of_by_age(tmp_path: Path, folder_url: str) -> None:
+    hour = 3600 * SECOND
+    kept = Retention(age_us=24 * hour)
+    stream = stream_of(tmp_path, folder_url, Retention(size_bytes=5000), archive_retention=kept)
+    fill(stream, range(100))
+    main = stream.folder / "main"
+    for n in range(8):
+        archive_once(main, stream.definition, disk=QuietDisk(), clock=lambda n=n: 1_000 * SECOND + n * 6 * hour)
+        stream.retain()
+    assert read_head(main).removed_rows > 50
+
+
 def test_the_retention_of_each_tier_keeps_what_that_of_the_other_has_noted(
     tmp_path: Path, folder_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -305,6 +305,32 @@ def test_a_clock_that_jumps_years_ahead_for_a_moment_makes_nothing_old(tmp_path:
     assert left(stream)[0] >= 20
 
 
+def test_a_job_that_writes_for_a_moment_every_six_hours_comes_to_its_retention(tmp_path: Path) -> None:
+    """It opens, commits and closes: no look of its is within an hour of another, and no run has a second one."""
+    hour = 3600 * SECOND
+    stream = stream_of(tmp_path, Retention(age_us=24 * hour))
+    clock: Any = stream._clock
+    for n in range(60):
+        clock.now += 6 * hour
+        fill(stream, range(n, n + 1))
+    # A day, the six hours in which a segment is written, and the six from one look to the next.
+    assert left(stream)[0] >= 60 - (24 + 6 + 6) // 6 - 1
+
+
+def test_a_job_whose_clock_is_wrong_in_one_run_makes_nothing_old(tmp_path: Path) -> None:
+    """D19: neither in that run nor in the next one, six hours later."""
+    hour, year = 3600 * SECOND, 365 * 86_400 * SECOND
+    stream = stream_of(tmp_path, Retention(age_us=300 * hour))
+    clock: Any = stream._clock
+    for n in range(20):
+        clock.now += 6 * hour
+        off = 10 * year if n == 15 else 0
+        clock.now += off
+        one_unit(stream, n)
+        clock.now -= off
+    assert left(stream) == list(range(20))
+
+
 def test_by_itself_nothing_goes_that_a_subscriber_has_not_acknowledged_and_the_stream_says_so(tmp_path: Path) -> None:
     """L8."""
     stream = stream_of(tmp_path, Retention(size_bytes=8_000))

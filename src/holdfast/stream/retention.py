@@ -11,8 +11,9 @@ Rules:
    next run deletes.
 4. Whoever writes the stream applies its retention on the way: when a segment was sealed, and otherwise now and then
    (`AutomaticRetention`). What a run did, or what it waits for, is noted beside the segments, for people.
-5. A clock that jumps ahead for a moment makes everything old. Where the last run was long ago, nothing is removed for
-   its age before the next one, which finds the clock put right, or a stream that had been silent.
+5. A clock that jumps ahead for a moment would make everything old. Where the last run was long ago, age is judged as of
+   that one: the clock has not gone back behind it, so that time has come. So a stream that is written for a moment
+   every six hours is six hours late in removing, and one of which the clock was wrong loses nothing.
 """
 
 from __future__ import annotations
@@ -72,10 +73,11 @@ def retain(
     unsealed: SegmentEntry | None = None,
     wait: bool = True,
     readers: bool = True,
+    wary: bool = False,
 ) -> Removal:
     """Apply the stream's retention (or `policy`) to the branch in `folder`. Its writer says what the last segment holds
     (`unsealed`), which is not in the manifest; otherwise it may have to be read. `wait` for another run to end. Without
-    `readers` it waits for nobody: what is tentative is owed to none."""
+    `readers` it waits for nobody: what is tentative is owed to none. A `wary` run does not trust the clock (rule 5)."""
     with alone(folder, wait=wait) as lock:
         if lock is None:
             return Removal(stopped_by="another run is under way")
@@ -86,7 +88,8 @@ def retain(
         present = [s for s in manifest.segments if s.base_seq >= head.first_base_seq]
         if unsealed is not None and present[-1].name == unsealed.name:
             present[-1] = msgspec.structs.replace(unsealed, length=None)
-        going, why = _choose(present, definition, policy or definition.retention, now_us, need_bytes, folder, readers)
+        aged_us = _sure_us(lock, now_us) if wary else now_us
+        going, why = _choose(present, definition, policy or definition.retention, aged_us, need_bytes, folder, readers)
         if going:
             first = present[len(going)].base_seq
             until = max((s.stime_max_us + 1 for s in going if s.stime_max_us is not None), default=BEGINNING_US)
@@ -159,11 +162,9 @@ class AutomaticRetention:
             wake_archiver(writer.folder, self._definition, now_us, sealed=rolled)
         if len(writer.segments) < 2 or not (rolled or self._due(writer.folder, now_us)):
             return
-        if self._definition.retention.age_us is not None and _leapt(writer.folder, now_us):
-            return
         try:
             retain(writer.folder, self._definition, now_us, disk=writer.disk, unsealed=writer.unsealed(now_us),
-                   wait=False, readers=self._readers)  # fmt: skip
+                   wait=False, readers=self._readers, wary=True)  # fmt: skip
         except (HoldfastError, OSError) as error:
             log.warning("stream %s: what is too old or too much stays for now: %s", self._definition.name, error)
 
@@ -177,17 +178,10 @@ class AutomaticRetention:
         return abs(now_us - self._last_us) >= self._every_us  # Either way: a clock that was set back must not stop it.
 
 
-def _leapt(folder: Path, now_us: int) -> bool:
-    """Rule 5. Whoever asks again finds that the clock is where it was."""
-    note = folder / LOCK
-    try:
-        before_us = note.stat().st_mtime_ns // 1000
-        if now_us - before_us <= _LEAP_US:
-            return False
-        os.utime(note, ns=(now_us * 1000, now_us * 1000))
-    except OSError:  # No run so far, or one that is removing the stream.
-        return False
-    return True
+def _sure_us(lock: int, now_us: int) -> int:
+    """Rule 5: what time it is at least. `lock` is the file with the note of the last run."""
+    last_us = os.fstat(lock).st_mtime_ns // 1000
+    return last_us if now_us - last_us > _LEAP_US else now_us
 
 
 def _choose(

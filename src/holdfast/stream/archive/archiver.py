@@ -6,8 +6,9 @@ Rules:
 2. One for each stream and process; among the processes of a machine, who has the lock. It ends when there is nothing to
    do for a while, and is started again by the next segment.
 3. What it did last, or why it could not, is noted beside the segments, for people (`archive_state`).
-4. A clock that jumps ahead for a moment makes everything old, here as on the disk (`retention`, rule 5), and what goes
-   from an archive is gone for good: where the last look was long ago, nothing is let go of before the next one.
+4. A clock that jumps ahead for a moment would make everything old, here as on the disk (`retention`, rule 5), and what
+   goes from an archive is gone for good: where the last look was long ago, age is judged as of that one, and the next
+   look is a minute later.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class ArchiveState(msgspec.Struct, frozen=True):
     failing_since_us: int = 0
     errors_total: int = 0
     expired_us: int = 0
-    """When the retention of the archive was last applied, or put off."""
+    """When the retention of the archive was last applied; a little earlier if it was not sure of the time."""
 
 
 class Lag(msgspec.Struct, frozen=True):
@@ -111,8 +112,8 @@ def archive_once(
         try:
             objects = opened(definition.archive)
             done = Upload(folder, definition, objects, disk, now).run()
-            if due and not leapt:
-                expire(folder, definition, objects, disk, now)
+            if due:
+                expire(folder, definition, objects, disk, before.expired_us if leapt else now)
         except (HoldfastError, OSError) as error:
             _note(folder, ArchiveState(now, str(error), before.failures + 1, before.failing_since_us or now,
                                        before.errors_total + 1, before.expired_us))  # fmt: skip
