@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from holdfast.host.senders import load_senders
-from holdfast.inputs import token_file
+from holdfast.inputs import places, token_file
 from holdfast.inputs.audit import LINES_MAX, Audit
 from holdfast.inputs.credentials import FRESH_IDS_MAX, Credential, Keyring, Role
 from holdfast.inputs.network import Access
@@ -134,6 +135,86 @@ def test_who_is_refused_and_who_changes_something_is_in_the_audit_log(
     assert lines[0].startswith("host: refused a stranger from 127.0.0.1: 'GET /v1/status'")
     assert lines[1] == "host: operator from 127.0.0.1: 'POST /v1/faults'"
     assert not any(token in line for line in lines for token in (OLD, NEW))
+
+
+def audited(caplog: pytest.LogCaptureFixture) -> list[str]:
+    lines = [record.getMessage() for record in caplog.records if record.name == "holdfast.audit"]
+    caplog.clear()
+    return lines
+
+
+def test_who_asks_for_a_stream_that_it_may_not_see_is_in_the_audit_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    origin = Origin(tmp_path / "o")
+    origin.store.create("secret", "n bigint", bucket="1s")
+    keys = Keyring([(Credential("r", Role.READER, frozenset({"s"})), NEW)])
+
+    async def play() -> None:
+        async with (
+            hosted(origin.store, Access(keys=keys)) as service,
+            httpx.AsyncClient(base_url=service.address, timeout=20) as client,
+        ):
+            for name in ("secret", "nothing"):
+                assert (await client.get(f"/v1/streams/{name}/last", headers=bearer(NEW))).status_code == 404
+
+    asyncio.run(play())
+    assert [line.split(":")[1].strip() for line in audited(caplog)] == ["refused r from 127.0.0.1"] * 2
+
+
+def test_every_request_that_the_http_input_refuses_is_one_line_of_the_audit_log(
+    target: Target, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with target.producer() as producer, served(producer, Access(keys=senders(tmp_path))) as client:
+
+        def said(token: str, path: str = "/s", headers: dict[str, str] | None = None, **body: Any) -> int:
+            return client.post(path, headers={**bearer(token), **(headers or {})}, **body).status_code
+
+        theirs = {"Holdfast-Producer": "m", "Holdfast-Sequence": "1"}
+        for status, token, path, headers, body in (
+            (401, "x" * 20, "/s", None, {"json": {"n": 1}}),
+            (403, OLD, "/s", theirs, {"json": {"n": 1}}),
+            (404, OLD, "/t", None, {"json": {"n": 1}}),
+            (400, OLD, "/s", None, {"content": b"{", "headers": {"content-type": "application/json"}}),
+            (415, OLD, "/s", None, {"content": b"n", "headers": {"content-type": "text/plain"}}),
+            (422, OLD, "/s", None, {"json": {"n": "x"}}),
+        ):
+            given = {**(headers or {}), **body.pop("headers", {})}  # type: ignore[arg-type]
+            assert said(token, path, given, **body) == status
+            (line,) = audited(caplog)
+            who = "a stranger" if status == 401 else "shop"
+            assert line.startswith(f"http input: refused {who} from 127.0.0.1: 'POST {path}'"), status
+            assert token not in line
+        assert said(OLD, json={"n": 1}) == 200
+        assert audited(caplog) == [], "what is stored stands in the stream"
+    monkeypatch.setattr(places, "TOKEN_MAX", 0)
+    with target.producer() as producer, served(producer, Access(keys=senders(tmp_path))) as client:
+        assert said(OLD, json={"n": 1}) == 429
+        (line,) = audited(caplog)
+        assert line.startswith("http input: refused shop from 127.0.0.1: 'POST /s': one token may hold")
+
+
+def test_every_line_that_the_tcp_input_refuses_is_one_line_of_the_audit_log(
+    target: Target, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = Access(keys=senders(tmp_path))
+    unit = {"holdfast": {"producer": "shop-1", "seq": 99}, "rows": [{"n": 5}]}
+    with target.producer() as producer, test_tcp.served(producer, access) as server:
+        with test_tcp.Client(server) as line:
+            answers = line.say({"token": NEW}, unit, {"n": "x"}, {"n": 1})
+            assert [answer["ok"] for answer in answers] == [True, False, False, True]
+        refused = audited(caplog)
+        assert [said.split(": ")[1:3] for said in refused] == [
+            ["refused meters from 127.0.0.1", "'line 1'"], ["refused meters from 127.0.0.1", "'line 2'"],
+        ]  # fmt: skip
+        with test_tcp.Client(server) as line:
+            assert not line.say({"token": "x" * 20})[0]["ok"]
+        assert [said.split(": ")[1] for said in audited(caplog)] == ["refused a stranger from 127.0.0.1"]
+        monkeypatch.setattr(places, "TOKEN_MAX", 0)
+        with test_tcp.Client(server) as line:
+            assert "one token may hold" in line.say({"token": NEW})[0]["error"]
+        (said,) = audited(caplog)
+        assert said.startswith("tcp input: refused meters from 127.0.0.1: 'a connection': one token may hold")
 
 
 def test_a_flood_of_refusals_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -195,7 +195,7 @@ class Service:
             answer = await self._answer(request, handler, who)
             name, what = request.scope.get("holdfast.who"), f"{request.method} {request.url.path}"
             address = request.client.host if request.client else "?"
-            if answer.status_code in _AUDITED:
+            if answer.status_code in _AUDITED or request.scope.get("holdfast.hidden"):
                 self._audit.refused(name, address, what, bytes(answer.body).decode(errors="replace"))
             elif changes and answer.status_code == 200:
                 self._audit.changed(name or "?", address, what)
@@ -259,6 +259,7 @@ class Service:
             raise Refused(403, f"this token may {may}; use the operator's")
         stream = request.path_params.get("name")
         if stream is not None and not credential.sees(stream):
+            request.scope["holdfast.hidden"] = True
             raise UnknownStream(stream)
         request.scope["holdfast.credential"] = credential
 

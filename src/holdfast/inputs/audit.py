@@ -1,4 +1,4 @@
-"""One line for every request that was refused, and for every one that changed something.
+"""One line for every request that was refused, and for every one that changed something but a stream by its rows.
 
 They go to the logger `holdfast.audit`, in a host's log beside everything else. No token is ever in them, and text that
 others chose is cut and quoted. Refusals are bounded: a flood of them is counted instead of written.

@@ -6,7 +6,8 @@ Rules:
    422 rows that do not fit or come too late, 429 the stream is full, 503 the disk or the writer cannot. Each with
    `{"error": "one sentence"}`.
 3. A page in somebody's browser can reach loopback as well: requests with a foreign Origin or Host are refused (X1).
-4. A sender writes under the producer ids that are its own (`credentials`); who is refused is told to the audit log.
+4. A sender writes under the producer ids that are its own (`credentials`). What is refused is told to the audit log;
+   what is stored stands in the stream, and what waits for the stream or the disk is not refused.
 5. Connections, heads and bodies are bounded in number and time (`http_server`).
 """
 
@@ -58,7 +59,6 @@ class _Endpoint:
         self._decoders = {name: Decoder(p.row_schema, name) for name, p in producers.items()}
 
     async def post(self, request: Request) -> Response:
-        sender: Credential | None = None
         try:
             sender = self._admit(request)
             producer, decoder = self._of(request.path_params["stream"])
@@ -69,26 +69,29 @@ class _Endpoint:
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
             ack = await run_in_threadpool(_store, producer, decoder, kind, body, source, seq)
         except NotYours as error:
-            self._refused(request, sender, error)
-            return _error(403, str(error))
+            return self._refused(request, 403, error)
         except _Refused as error:
-            if error.status in (401, 403):
-                self._refused(request, sender, error)
-            return _error(error.status, str(error))
-        except (StreamFull, Crowded) as error:
+            return self._refused(request, error.status, error)
+        except Crowded as error:
+            return self._refused(request, 429, error, {"Retry-After": "1"})
+        except StreamFull as error:
             return _error(429, str(error), {"Retry-After": "1"})
         except (StorageError, MemoryError) as error:
             return _error(503, str(error), {"Retry-After": "5"})
         except HoldfastError as error:
-            return _error(422, str(error))
+            return self._refused(request, 422, error)
         except ClientDisconnect:
-            return Response(status_code=400)
+            return self._refused(request, 400, "the request did not come whole")
         said = {"rows": ack.rows, "duplicate": ack.duplicate, "dropped": ack.dropped, "commit": ack.commit_seq}
         return JSONResponse(said)
 
-    def _refused(self, request: Request, sender: Credential | None, error: Exception) -> None:
+    def _refused(
+        self, request: Request, status: int, why: object, headers: Mapping[str, str] | None = None
+    ) -> Response:
         address = request.client.host if request.client else "?"
-        self._audit.refused(sender and sender.name, address, f"{request.method} {request.url.path}", str(error))
+        who = request.scope.get("holdfast.who")
+        self._audit.refused(who, address, f"{request.method} {request.url.path}", str(why))
+        return _error(status, str(why), headers)
 
     def _admit(self, request: Request) -> Credential:
         """Rule 3, and the token."""
@@ -103,6 +106,7 @@ class _Endpoint:
         sender = self._access.who(token if scheme.lower() == "bearer" else None)
         if sender is None:
             raise _Refused(401, "the header 'Authorization: Bearer …' must carry the token of this input")
+        request.scope["holdfast.who"] = sender.name
         # Where all have one token, all places are theirs.
         make_known(request, sender.name, kept=self._access.keys is None)
         return sender

@@ -13,6 +13,8 @@ Rules:
    that a page in somebody's browser sends here stores nothing (X1).
 5. Connections are bounded as `places` says; the handshake, the token and a line have deadlines as a whole, so that a
    byte now and then keeps nothing alive (X4).
+6. What is refused is told to the audit log; what is stored stands in the stream, and what waits for the stream or the
+   disk is not refused.
 """
 
 from __future__ import annotations
@@ -32,7 +34,15 @@ from holdfast.inputs.credentials import ANYBODY, Credential, ProducerIds
 from holdfast.inputs.decode import Decoder, parse_json
 from holdfast.inputs.network import BACKLOG, Access
 from holdfast.inputs.places import Crowded, Place, Places
-from holdfast.model.errors import EarlyTuple, HoldfastError, LateTuple, SchemaError, UsageError
+from holdfast.model.errors import (
+    EarlyTuple,
+    HoldfastError,
+    LateTuple,
+    SchemaError,
+    StorageError,
+    StreamFull,
+    UsageError,
+)
 from holdfast.stream.producer import Ack, Producer
 
 LINE_BYTES_MAX = 4 << 20
@@ -147,7 +157,6 @@ class _Connection(socketserver.BaseRequestHandler):
                 waiting = arrivals.next(TOKEN_S_MAX, TOKEN_S_MAX)
                 sender = self._admitted(waiting.pop(0)) if waiting else None
                 if sender is None:
-                    self.server.audit.refused(None, self.client_address[0], "a connection", "it shows no right token")
                     raise UsageError('the first line must be the right {"token": …}')
                 self._sender = sender
                 self._enter()
@@ -162,7 +171,12 @@ class _Connection(socketserver.BaseRequestHandler):
                     return _last_word(sock, said)
                 sock.sendall(said)
         except (UsageError, SchemaError, Crowded) as error:
+            self._refused("a connection", error)
             _last_word(sock, _answer(error))
+
+    def _refused(self, what: str, why: object) -> None:
+        stranger = self.server.access.asks and self._sender is ANYBODY
+        self.server.audit.refused(None if stranger else self._sender.name, self.client_address[0], what, str(why))
 
     def _admitted(self, line: bytes) -> Credential | None:
         try:
@@ -177,8 +191,15 @@ class _Connection(socketserver.BaseRequestHandler):
         self._place.known(self._sender.name, kept=self.server.access.keys is None)
 
     def _lines(self, lines: list[bytes], number: int) -> tuple[list[Ack | HoldfastError | None], bool]:
-        """Rule 2: rows without a sequence number go together; the others one by one, in order. And whether rule 4 ends
-        the connection after these answers."""
+        """The answers, and whether rule 4 ends the connection after them."""
+        answers, foreign = self._stored(lines, number)
+        for i, answer in enumerate(answers):
+            if isinstance(answer, HoldfastError) and not isinstance(answer, StreamFull | StorageError):
+                self._refused(f"line {number + i + 1}", answer)
+        return answers, foreign
+
+    def _stored(self, lines: list[bytes], number: int) -> tuple[list[Ack | HoldfastError | None], bool]:
+        """Rule 2: rows without a sequence number go together; the others one by one, in order."""
         answers: list[Ack | HoldfastError | None] = []
         group: list[tuple[int, _Request]] = []
         for i, line in enumerate(lines):
@@ -191,7 +212,6 @@ class _Connection(socketserver.BaseRequestHandler):
             except HoldfastError as error:
                 answers[i] = SchemaError(f"{error}; the connection is closed")
                 self._send_group(group, answers)
-                self.server.audit.refused(self._sender.name, self.client_address[0], where, "it is no JSON")
                 return answers, True
             self._enter()
             try:
