@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast.console import feed as feeding
+from holdfast.console import live
 from holdfast.console.event_log import EventLog
 from holdfast.console.feed import Feed
 from holdfast.console.files import page_files
@@ -230,6 +232,34 @@ def test_a_console_that_cannot_look_neither_ends_its_host_nor_stays_away(
         await until(lambda: "the console could not look" in caplog.text)
         scripted.trouble = False
         assert (await anext(told))[0] == "patch"
+
+    play(scripted, talk)
+
+
+def test_a_log_that_takes_long_to_open_holds_up_neither_its_host_nor_the_other_pictures(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a `kill -9` a long segment is walked there."""
+    asked, free = threading.Event(), threading.Event()
+
+    def slowly(stream: Stream) -> LivePicture:
+        if stream.name == "counts":
+            asked.set()
+            assert free.wait(20), "whoever would set it waits for this"
+        return LivePicture(stream)
+
+    scripted.store.create("left", "n bigint", bucket="1s")
+    monkeypatch.setattr(live, "LivePicture", slowly)
+
+    async def talk(client: httpx.AsyncClient, console: LiveConsole, service: Service) -> None:
+        page = events(client, "/v1/console/streams/counts/events", VIEWER)
+        first = asyncio.ensure_future(anext(page))
+        await until(asked.is_set)
+        other = events(client, "/v1/console/streams/left/events", VIEWER)
+        assert (await anext(other))[1]["stream"] == "left"
+        assert (await client.get("/v1/console", headers=VIEWER)).status_code == 200
+        free.set()
+        assert (await first)[1]["stream"] == "counts"
 
     play(scripted, talk)
 

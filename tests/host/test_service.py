@@ -7,6 +7,7 @@ import contextlib
 import shutil
 import ssl
 import subprocess
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -24,7 +25,10 @@ from holdfast.inputs.network import Access
 from holdfast.model.errors import PeerError, UsageError
 from holdfast.protocol.dpc.messages import Ack, KeepaliveRequest
 from holdfast.protocol.dpc.signals import Lane
+from holdfast.stream.definition import Retention
 from holdfast.stream.reader import LogReader
+from holdfast.stream.retention import Removal
+from holdfast.stream.store import Stream, StreamStore
 from holdfast.stream.writer import Event
 from tests.host.conftest import SECOND, TOKEN, VIEW_TOKEN, Origin, hosted, linked, never, until
 
@@ -432,3 +436,36 @@ def test_tls_works_with_a_certificate_of_ones_own(origin: Origin, certificate: t
                     await plain.get(f"http://127.0.0.1:{service.port}/v1/status")
 
     asyncio.run(play())
+
+
+def test_removing_what_was_acknowledged_holds_up_no_other_request_and_runs_once_for_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D14"""
+    store = StreamStore(tmp_path)
+    store.create("s", "n bigint", bucket="1s", retention=Retention(acknowledged=True))
+    free, runs = threading.Event(), list[str]()
+    plain = Stream.retain
+
+    def slowly(stream: Stream) -> Removal:
+        runs.append(threading.current_thread().name)
+        assert free.wait(20), "whoever would set it waits for this"
+        return plain(stream)
+
+    monkeypatch.setattr(Stream, "retain", slowly)
+
+    async def play() -> None:
+        async with (
+            hosted(store) as service,
+            httpx.AsyncClient(base_url=service.address, timeout=20) as client,
+        ):
+            for n in range(1, 21):
+                body = {"reader": "r", "until_us": n * SECOND}
+                assert (await client.post("/v1/streams/s/acks", json=body, headers=OPERATOR)).status_code == 200
+            await until(lambda: len(runs) == 1)
+            free.set()
+            await until(lambda: len(runs) == 2)
+
+    asyncio.run(play())
+    assert threading.current_thread().name not in runs
+    assert len(runs) == 2, "one that was under way, and one for all that came meanwhile"

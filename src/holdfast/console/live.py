@@ -8,13 +8,16 @@ Rules:
 3. A console must never end its host. Whatever goes wrong in a look is said in the host's log, and the next one follows.
 4. Streams that a page shows are looked at four times a second, the others with everything else, in slices, so that
    nodes are not held up.
+5. Logs are opened in threads: one whose writer was killed is read from its last seal on, which may take long. Whoever
+   asked for that picture waits for it, and nobody else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -42,6 +45,10 @@ _SLICE = 16
 _RETRY_US = SECOND_US
 #: How long one that could not be read twice is left alone.
 _DAMAGED_US = 60 * SECOND_US
+#: Nearly every log is open by then; one that is not is in a later look.
+_OPEN_S = 0.2
+#: Threads are made when they are first needed. Two: a log that takes long leaves the other.
+_openers = ThreadPoolExecutor(2, "console-open")
 
 Status = Callable[[], Mapping[str, Any]]
 
@@ -53,6 +60,7 @@ class LiveConsole:
         self._facts, self._status, self._store = dict(facts), status, store
         self._recorded = tuple(recorded)
         self._pictures: dict[str, LivePicture] = {}
+        self._opening: dict[str, asyncio.Task[LivePicture | None]] = {}
         self._retry_us: dict[str, int] = {}
         self._unreadable: dict[str, str] = {}
         self._since: dict[str, tuple[str, int]] = {}
@@ -95,12 +103,14 @@ class LiveConsole:
         self.feed.end()
         for picture in self._pictures.values():
             picture.close()
-        self._pictures = {}
+        self._pictures, self._opening = {}, {}
 
     # Looking --------------------------------------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        for number, name in enumerate([*self._recorded[:RECORDED_MAX], *self._asked_for()]):
+        names = [*self._recorded[:RECORDED_MAX], *self._asked_for()]
+        await self._open_all(names)
+        for number, name in enumerate(names):
             self._look_at(name)
             if number % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)
@@ -128,7 +138,7 @@ class LiveConsole:
             self._look_at(name)
 
     def _look_at(self, name: str) -> None:
-        if (picture := self._picture(name)) is None:
+        if (picture := self._pictures.get(name)) is None:
             return
         wall_us = now_us()
         try:
@@ -140,23 +150,48 @@ class LiveConsole:
         picture.tell()
         self._untold += [self.log.control(wall_us // 1000, name, kind, episode) for kind, episode in told]
 
-    def _picture(self, name: str) -> LivePicture | None:
-        known = self._pictures.get(name)
-        if known is None and monotonic_us() >= self._retry_us.get(name, 0):
-            if not (self._store.root / name).exists():  # Opening it would look for all others, to name them.
-                self._retry_us[name] = monotonic_us() + _RETRY_US
-                return None
-            try:
-                known = self._pictures[name] = LivePicture(self._store.open(name))
-                self._unreadable.pop(name, None)
-            except UnknownStream:
-                self._retry_us[name] = monotonic_us() + _RETRY_US
-            except (HoldfastError, OSError) as error:
-                self._give_up(name, str(error))
-        return known
+    async def _open_all(self, names: Iterable[str]) -> None:
+        """Rule 5: those that are not open, and for a moment only."""
+        begun = [opening for name in names if (opening := self._begin_to_open(name)) is not None]
+        if begun:
+            await asyncio.wait(begun, timeout=_OPEN_S)
+
+    def _begin_to_open(self, name: str) -> asyncio.Task[LivePicture | None] | None:
+        """None if the picture is there, is being opened, or must be left alone for now."""
+        if name in self._pictures or name in self._opening or monotonic_us() < self._retry_us.get(name, 0):
+            return None
+        if not (self._store.root / name).exists():  # Opening it would look for all others, to name them.
+            self._retry_us[name] = monotonic_us() + _RETRY_US
+            return None
+        self._opening[name] = asyncio.ensure_future(self._open(name))
+        return self._opening[name]
+
+    async def _open(self, name: str) -> LivePicture | None:
+        mine = asyncio.current_task()
+        opening = _openers.submit(lambda: LivePicture(self._store.open(name)))
+        try:
+            picture = await asyncio.wrap_future(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_unseen)
+            raise
+        except UnknownStream:
+            self._retry_us[name] = monotonic_us() + _RETRY_US
+            return None
+        except (HoldfastError, OSError) as error:
+            self._give_up(name, str(error))
+            return None
+        finally:
+            if wanted := self._opening.get(name) is mine:
+                del self._opening[name]
+        if not wanted:  # The console has ended meanwhile.
+            picture.close()
+            return None
+        self._pictures[name] = picture
+        self._unreadable.pop(name, None)
+        return picture
 
     def _give_up(self, name: str, why: str) -> None:
-        """Reading a damaged log may take long, and it is the host's own loop that waits."""
+        """Reading a damaged log may take long, and where one that was open fails, the host's own loop waits."""
         self._retry_us[name] = monotonic_us() + (_DAMAGED_US if name in self._unreadable else _RETRY_US)
         self._unreadable[name] = why
         if (picture := self._pictures.pop(name, None)) is not None:
@@ -228,20 +263,28 @@ class LiveConsole:
         """Server-sent events for one page; `you` is who asks."""
         return self.feed.follow(framed("you", msgspec.json.encode(you)))
 
-    def follow_stream(self, name: str) -> AsyncIterator[bytes]:
+    async def follow_stream(self, name: str) -> AsyncIterator[bytes]:
         """The same for the picture of one stream."""
-        return self._wanted(name).feed.follow()
+        return (await self._wanted(name)).feed.follow()
 
     async def episode(self, name: str, number: int) -> bytes | None:
         """A failure of the past; None if it is not kept any more."""
-        return self._wanted(name).episode(number)
+        return (await self._wanted(name)).episode(number)
 
-    def _wanted(self, name: str) -> LivePicture:
+    async def _wanted(self, name: str) -> LivePicture:
         self._retry_us.pop(name, None)
-        picture = self._picture(name)
+        self._begin_to_open(name)
+        opening = self._opening.get(name)
+        # Who goes away does not end it: others may wait as well.
+        picture = self._pictures.get(name) if opening is None else await asyncio.shield(opening)
         if picture is None:
             raise UnknownStream(f"stream {name} does not lie on this host; ask one that produces it")
         return picture
+
+
+def _close_unseen(opening: Future[LivePicture]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 def _ms(us: int | None) -> int | None:

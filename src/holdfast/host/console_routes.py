@@ -11,7 +11,7 @@ What a page may do beside looking it does by the verbs that every operator has (
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -71,8 +71,8 @@ class Console(Protocol):
     def follow(self, you: Mapping[str, Any]) -> AsyncIterator[bytes]:
         """Server-sent events for one page; `you` is who asks."""
 
-    def follow_stream(self, name: str) -> AsyncIterator[bytes]:
-        """The same for the picture of one stream; `UnknownStream` before the first if it is not to be had."""
+    async def follow_stream(self, name: str) -> AsyncIterator[bytes]:
+        """The same for the picture of one stream; `UnknownStream` if it is not to be had."""
 
     async def episode(self, name: str, number: int) -> bytes | None:
         """A failure of the past; None if it is not kept any more."""
@@ -109,11 +109,10 @@ class _Doors:
 
     async def events(self, request: Request) -> Response:
         credential: Credential = request.scope["holdfast.credential"]
-        return _stream(lambda: self._console.follow({"name": credential.name, "role": credential.role.value}))
+        return _stream(self._console.follow({"name": credential.name, "role": credential.role.value}))
 
     async def stream_events(self, request: Request) -> Response:
-        name = str(request.path_params["name"])
-        return _stream(lambda: self._console.follow_stream(name))
+        return _stream(await self._console.follow_stream(str(request.path_params["name"])))
 
     async def episode(self, request: Request) -> Response:
         name, number = str(request.path_params["name"]), int(request.path_params["number"])
@@ -123,10 +122,10 @@ class _Doors:
         return Response(found, media_type="application/json", headers=_NO_STORE)
 
 
-def _stream(begin: Callable[[], AsyncIterator[bytes]]) -> Response:
+def _stream(events: AsyncIterator[bytes]) -> Response:
     # The last one is for proxies that would gather the answer before they hand it on.
     headers = {**_NO_STORE, "X-Accel-Buffering": "no"}
-    return StreamingResponse(begin(), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
 def _file(name: str, request: Request) -> Response:

@@ -205,7 +205,7 @@ class MergedConsole:
         """Server-sent events for one page."""
         return self.feed.follow(framed("you", msgspec.json.encode(you)))
 
-    def follow_stream(self, name: str) -> AsyncIterator[bytes]:
+    async def follow_stream(self, name: str) -> AsyncIterator[bytes]:
         """Rule 2."""
         host = next((host for host in self._names if name in self._said.get(host, _EMPTY)["live"]), None)
         if host is None:

@@ -30,6 +30,7 @@ from starlette.routing import Route
 
 from holdfast.clock import now_us
 from holdfast.host.link import MENDED, Cuts, Deliver
+from holdfast.host.reader_acks import retain_soon
 from holdfast.host.stream_server import StreamServer
 from holdfast.host.wire import (
     MESSAGE_BYTES_MAX,
@@ -315,7 +316,7 @@ class Service:
                 reader.check_unmended(position.reach_us, position.mends)
         acknowledge(stream.folder, check_subscriber(said.reader), said.until_us, now_us(), Disk(), said.position)
         if stream.definition.retention.acknowledged:
-            stream.retain()
+            retain_soon(stream)
         return JSONResponse({})
 
     async def _get_ack(self, request: Request) -> Response:
