@@ -620,6 +620,66 @@ def test_a_replica_that_was_told_where_to_begin_or_has_begun_goes_on_there(tmp_p
     controller.close()
 
 
+class SilentIntake(DirectIntake):
+    """Of a stream whose host is away until it answers."""
+
+    answers = False
+
+    def first_us(self) -> int | None:
+        return super().first_us() if self.answers else None
+
+
+def with_one_away(
+    tmp_path: Path, *, window_us: int | None = None, until_us: int = BEGINNING_US
+) -> tuple[Controller, SilentIntake]:
+    """A replica of two inputs: `near` begins at 5 s, `far` began at 2 s and is silent."""
+    store, intakes = holdfast.open(tmp_path / "streams"), dict[str, DirectIntake]()
+    for name, begins in (("near", 5), ("far", 2)):
+        stream = store.create(name, "n bigint", bucket="1s")
+        commit(stream.writer(), stream, [begins + 0.5], 9)
+        kind = SilentIntake if name == "far" else DirectIntake
+        intakes[name] = kind(stream, f"{name}@here", SECOND, Cuts())
+    queries: Any = ScriptedQueries(tmp_path / "home")
+    queries.commit(0, until_us)
+    plan = NodePlan("node@here", (InputPlan("near", ("near@here",)), InputPlan("far", ("far@there",))),
+                    OutputPlan("out", ("near", "far")), bucket_us=SECOND, window_us=window_us)  # fmt: skip
+    output = store.create("out", "n bigint", bucket="1s")
+    controller = Controller(plan, queries, intakes, output, tmp_path / "home", lambda *_: None)
+    far = intakes["far"]
+    assert isinstance(far, SilentIntake)
+    return controller, far
+
+
+@pytest.mark.parametrize("window_us", [None, 2 * SECOND])
+def test_a_fresh_replica_waits_until_every_input_has_said_where_it_begins(
+    tmp_path: Path, window_us: int | None
+) -> None:
+    """D9, D18: it began where those that had answered begin, later than its twin, and said nothing."""
+    controller, far = with_one_away(tmp_path, window_us=window_us)
+    until(controller, lambda: controller.query is not None)
+    for _ in range(3):
+        controller.pulse()
+    said = controller.status()
+    assert (controller.core, said["state"], said["waits_for"]) == (None, "WAITING", "inputs")
+    assert "far" in said["why"]
+    assert "near" not in said["why"]
+    far.answers = True
+    until(controller, lambda: controller.core)
+    assert controller.core is not None
+    assert controller.core.stable == 2
+    controller.stop_queries()
+    controller.close()
+
+
+def test_a_replica_that_has_state_waits_for_no_inputs_beginning(tmp_path: Path) -> None:
+    controller, _ = with_one_away(tmp_path, until_us=7 * SECOND)
+    until(controller, lambda: controller.core)
+    assert controller.core is not None
+    assert controller.core.stable == 7
+    controller.stop_queries()
+    controller.close()
+
+
 def whole(tmp_path: Path) -> holdfast.Stream:
     stream = holdfast.open(tmp_path / "streams").create("s", "n bigint", bucket="1s")
     writer = stream.writer()

@@ -39,8 +39,8 @@ from holdfast.host.replica_status import (
     failed,
     full,
     recovery,
-    silent_inputs,
     status_of,
+    unheard_inputs,
     waiting,
 )
 from holdfast.model.errors import CorruptLog, HoldfastError, InputLost, StorageError, UsageError
@@ -210,24 +210,31 @@ class Controller:
         return True
 
     def _first_bucket(self) -> int | None:
-        """Where the inputs begin; None while no stream has said so. A query that is not convergent begins where its
-        inputs began, like its twins, or not at all (D18); a convergent one behind what is gone, which is told to the
-        core as any other gap."""
-        firsts = [intake.first_us() for intake in self._intakes.values()]
-        known = [first for first in firsts if first is not None]
-        if not known:
-            return None
-        first, lost = min(known) // self._size, self._lost()
-        if lost is None:
-            return first
-        if self.plan.window_us is None:
+        """Where the inputs begin; None while one of them has not said so. A query that is not convergent begins where
+        its inputs began, like its twins, or not at all (D18); a convergent one behind what is gone, which is told to
+        the core as any other gap.
+
+        One that is silent may have begun before all others. To begin without it would be to differ from a twin that
+        heard it, and gains nothing: until it has been level with every input, the replica answers nobody (D12)."""
+        lost = self._lost()
+        if lost is not None and self.plan.window_us is None:
             raise InputLost(
                 f"{self.plan.replica} must begin where its input {lost[0]} began, as its twins did, since its query is "
                 f"not convergent-capable; but what lies before {instant_text(lost[1])} was removed there; let a twin "
                 f"run, from which it is rebuilt, or, if none has ever run, say where the node begins: "
                 f"begin={instant_text(lost[1])!r} or later, the same for all replicas"
             )
-        return min(first, -(-lost[1] // self._size) - 1)
+        firsts = [intake.first_us() for intake in self._intakes.values()]
+        known = [first for first in firsts if first is not None]
+        if len(known) < len(firsts):
+            return None
+        first = min(known) // self._size
+        return first if lost is None else min(first, -(-lost[1] // self._size) - 1)
+
+    @property
+    def _unheard(self) -> list[str]:
+        """Inputs that have not said where they begin."""
+        return [stream for stream, intake in self._intakes.items() if intake.first_us() is None]
 
     def _lost(self) -> tuple[str, int] | None:
         """The input of which most is gone, and up to where; None if all reach back to where they began."""
@@ -635,9 +642,7 @@ class Controller:
             return Wait("spark", long)
         if self.core is not None:
             return full(self.core) or recovery(self.core)  # One that is full cannot catch up.
-        if all(intake.first_us() is None for intake in self._intakes.values()):
-            return silent_inputs([spec.stream for spec in self.plan.inputs])
-        return FIRST_BATCH
+        return unheard_inputs(unheard) if (unheard := self._unheard) else FIRST_BATCH
 
 
 def boundary_of(stream: Stream) -> int:

@@ -5,7 +5,8 @@ Rules:
    input that is not there (`inputs`), reading what was missed (`replay`), or readers that have to catch up
    (`readers`).
 2. A replica that starts while an input is missing waits for it and gives nothing tentative meanwhile: a node answers
-   nobody before it has been STABLE once (003 §4.8, D12).
+   nobody before it has been STABLE once (003 §4.8, D12). One that has no state yet waits for the word of every input,
+   also of one that nobody has fed so far: where it begins is where the first of them began.
 """
 
 from __future__ import annotations
@@ -33,8 +34,13 @@ QUERY_STARTS = Wait("spark", "Spark starts the query")
 FIRST_BATCH = Wait("spark", "the query works on its first batch")
 
 
-def silent_inputs(streams: Sequence[str]) -> Wait:
-    return Wait("inputs", f"no input ({', '.join(streams)}) has said anything yet; start a producer of them")
+def unheard_inputs(streams: Sequence[str]) -> Wait:
+    """A replica that begins must know where each of its inputs does."""
+    return Wait(
+        "inputs",
+        f"{' and '.join(streams)} must say where the node begins, and nothing has come from there yet; start a "
+        f"producer of it, or the host that has it",
+    )
 
 
 def missing_stream(stream: str, error: Exception) -> Wait:

@@ -7,7 +7,9 @@ Rules:
    writes its own branch; nothing it does touches the checkpoint (S1).
 3. A crash loses mirrors, forks and subscriptions; the next start finds output and checkpoint. Report and branch stay
    where local readers see them until then.
-4. A replica without its disk waits for a twin that serves, and takes over output and checkpoint as they stand there.
+4. All inputs begin at bucket 0, and all replicas know that: a real one that has no state asks every input and waits
+   for the last of them (`host.controller`).
+5. A replica without its disk waits for a twin that serves, and takes over output and checkpoint as they stand there.
 """
 
 from __future__ import annotations
@@ -146,7 +148,7 @@ class ReplicaHost(Machine):
             self.start()
 
     def _rebuilt(self) -> bool:
-        """Rule 4."""
+        """Rule 5."""
         for name in self.plan.peers:
             twin, ways = self.world.hosts[name], ((name, self.name), (self.name, name))
             cut = any(self.world.links[way].cuts for way in ways)
