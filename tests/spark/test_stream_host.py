@@ -306,7 +306,9 @@ def test_a_query_over_a_thousand_streams_is_heard(host: StreamHost, store: holdf
         assert split.recv(12) == b"HTTP/1.1 200"
 
 
-def test_a_token_opens_the_folders_of_its_query_and_no_others(host: StreamHost, store: holdfast.StreamStore) -> None:
+def test_a_token_opens_the_folders_of_its_query_and_no_others(
+    host: StreamHost, store: holdfast.StreamStore, caplog: pytest.LogCaptureFixture
+) -> None:
     """X1, X2."""
     a, b = (fill(store, name, [(0.0, "k", 1)]) for name in ("a", "b"))
     way = given(way_for([str(a.folder)], PROCESS))
@@ -322,6 +324,9 @@ def test_a_token_opens_the_folders_of_its_query_and_no_others(host: StreamHost, 
     forged = way._replace(token=sign(Grant("x" * 32, SESSION, reads=(str(b.folder),)), b"a key of one's own"))
     with pytest.raises(PeerError, match="must carry the token"):
         rows_of(Merge([b]), RemoteBodies(forged))
+    audited = [record.getMessage() for record in caplog.records if record.name == "holdfast.audit"]
+    assert sum(line.startswith("stream host: refused a query from 127.0.0.1: 'P") for line in audited) == 7
+    assert audited[-1].startswith("stream host: refused a stranger from 127.0.0.1: 'POST /v1/events'")
 
 
 def test_a_token_ends_with_the_process_that_plans_its_query(host: StreamHost, store: holdfast.StreamStore) -> None:

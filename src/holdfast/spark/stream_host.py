@@ -9,6 +9,7 @@ Rules:
    nothing is dropped by `inputs.http_server`.
 4. Uploads are named here, never by who sends them (X2). What a task that was killed has left is removed with its batch.
 5. Who came is told once for each query and address: which way its tasks take is never a secret.
+6. Whom it refuses is told to the audit log; what a query's tasks upload is the query's own.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from holdfast.inputs.audit import Audit
 from holdfast.inputs.http_server import HttpServer, connection_of, make_known
 from holdfast.inputs.network import Access
 from holdfast.inputs.places import Crowded
@@ -84,6 +86,7 @@ class StreamHost:
         self._key, self._runs, self._note = secrets.token_bytes(32), runs, note
         self._run_of: dict[str, str] = {}
         self._told: dict[tuple[str, str], None] = {}
+        self._audit = Audit("stream host")
         self.bytes_sent = 0
         self._socket = access.listen()
         scheme = "https" if access.certificate is not None else "http"
@@ -133,15 +136,22 @@ class StreamHost:
         try:
             return await handler(request, await self._admitted(request))
         except _No as error:
-            return JSONResponse({"error": str(error)}, error.status)
+            return self._refused(request, error.status, error)
         except Removed as error:
             return JSONResponse({"error": str(error)}, 410)
         except Crowded as error:  # For now: more tasks run than have a place.
-            return JSONResponse({"error": str(error)}, 503)
+            return self._refused(request, 503, error)
         except HoldfastError as error:
             return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 409)
         except (ClientDisconnect, TimeoutError):
             return JSONResponse({"error": "the request did not come whole and in time"}, 400)
+
+    def _refused(self, request: Request, status: int, why: object) -> Response:
+        """Rule 6."""
+        who = "a query" if request.scope.get("holdfast.known") else None
+        address = request.client.host if request.client else "?"
+        self._audit.refused(who, address, f"{request.method} {request.url.path}", str(why))
+        return JSONResponse({"error": str(why)}, status)
 
     async def _admitted(self, request: Request) -> Grant:
         """Rule 1."""
@@ -154,6 +164,7 @@ class StreamHost:
         asked = asyncio.to_thread(self._is_run, grant, run) if grant.ends in (RUN, FRAME) else None
         if not (self._has_process(grant) if asked is None else await asked):
             raise _No(401, "the query of this token has ended")
+        request.scope["holdfast.known"] = True
         make_known(request, grant.id)
         self._tell(grant, request.client.host if request.client else "?")
         return grant
