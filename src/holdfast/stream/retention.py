@@ -13,7 +13,7 @@ Rules:
    (`AutomaticRetention`). What a run did, or what it waits for, is noted beside the segments, for people.
 5. A clock that jumps ahead for a moment would make everything old. Where the last run was long ago, age is judged as of
    that one: the clock has not gone back behind it, so that time has come. So a stream that is written for a moment
-   every six hours is six hours late in removing, and one of which the clock was wrong loses nothing.
+   every six hours is six hours late in removing, and a run whose clock is wrong removes nothing too early.
 """
 
 from __future__ import annotations
