@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import typer
 
 import holdfast
 from holdfast.cli.running import Running
@@ -25,12 +24,16 @@ from holdfast.sinks import sqlite
 app.sink("monitor1", sqlite(Path(__file__).parent / "hosted.db", "monitor", tentative=True))
 """
 
+DESCRIBED = """
+  numbers: {host: src, stream: monitor1, to: "sqlite:///described.db", table: n, key: [n], tentative: true}
+"""
+
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Net]:
     net = Net(tmp_path_factory.mktemp("net"))
     (net.file.parent / "netmon.py").write_text(APP + SINKS)
-    net.file.write_text(net.file.read_text() + "sinks: {monitor1.sqlite: src}\n")
+    net.file.write_text(net.file.read_text() + "sinks:\n  monitor1.sqlite: src\n" + DESCRIBED)
     Cli(net.file.parent / "unused").ok("up", net.file, "--host", "src")
     yield net
     running = Running.find(load_deployment(net.file).host("src"))
@@ -47,8 +50,15 @@ def numbers(path: Path, table: str = "monitor1") -> list[int]:
         return []
 
 
+def keyed(path: Path) -> list[int]:
+    try:
+        return [n for (n,) in sqlite3.connect(path).execute("select n from n where not tentative order by n")]
+    except sqlite3.OperationalError:
+        return []
+
+
 @pytest.mark.slow
-def test_a_host_runs_the_sink_that_the_deployment_gives_it_and_status_shows_it(net: Net, cli: Cli) -> None:
+def test_a_host_runs_the_sinks_that_the_deployment_gives_it_and_status_shows_it(net: Net, cli: Cli) -> None:
     with net.stream.producer() as producer:
         for n in range(20):
             producer.send({"n": n})
@@ -56,9 +66,13 @@ def test_a_host_runs_the_sink_that_the_deployment_gives_it_and_status_shows_it(n
         wait_for(lambda: numbers(hosted, "monitor") == list(range(20)), "the table of the host", 120)
         shown = cli.ok("status", net.file)
         assert f"sink monitor1.sqlite on src: RUNNING, monitor1 into table monitor of {hosted}, 20 rows" in shown
+        described = net.file.parent / "described.db"
+        wait_for(lambda: keyed(described) == list(range(20)), "the table that the file describes", 120)
+        shown = cli.ok("status", net.file)
+        assert f"sink numbers on src: RUNNING, monitor1 into table n of {described}, 20 rows" in shown
         with cli.started("sink", "monitor1", f"sqlite:///{net.file.parent}/own.db", "-d", net.file):
             wait_for(lambda: numbers(net.file.parent / "own.db") == list(range(20)), "a sink of its own", 120)
-    wait_for(lambda: "monitor1.sqlite" in net.stream.acks(), "retention to know of it", 60)
+    wait_for(lambda: {"monitor1.sqlite", "numbers"} <= net.stream.acks().keys(), "retention to know of them", 60)
 
 
 def test_a_sink_that_the_application_does_not_have_is_refused(net: Net) -> None:
@@ -90,21 +104,34 @@ def test_sink_keeps_a_table_and_goes_on_where_it_is(cli: Cli, tmp_path: Path) ->
 
 
 def test_each_target_has_its_address(tmp_path: Path) -> None:
-    from holdfast.cli.sink import sink_at
+    from holdfast.sinks.address import sink_at
 
-    sink = sink_at("kafka://broker:9092", "totals", ("shop",), True, False, tmp_path / "client.properties")
+    sink = sink_at("kafka://broker:9092", "totals", key=("shop",), tentative=True, config_file=tmp_path / "c")
     assert (sink.target, sink.tentative) == ("topic totals of Kafka at broker:9092", True)
-    assert sink_at("iceberg:shop.totals", "totals", (), True, False).target == "Iceberg table shop.totals"
-    assert sink_at("duckdb:///t.duckdb", "totals", (), True, False).target == "table totals of t.duckdb"
-    hook = sink_at("https://example.org/hook", "totals", (), True, False)
+    assert sink_at("iceberg:shop.totals", "totals", tentative=True).target == "Iceberg table shop.totals"
+    assert sink_at("duckdb:///t.duckdb", "totals", tentative=True).target == "table totals of t.duckdb"
+    hook = sink_at("https://example.org/hook", "totals", tentative=True)
     assert (hook.target, hook.tentative) == ("https://example.org/hook", True)
-    assert sink_at(f"delta:{tmp_path}/t", "totals", (), False, True).kind == "delta", "and may add columns"
+    assert sink_at(f"delta:{tmp_path}/t", "totals", add_columns=True).kind == "delta", "and may add columns"
+    assert sink_at("delta:t", "totals", folder=tmp_path).target == f"Delta table {tmp_path}/t"
+    assert sink_at("delta:s3://b/t", "totals", folder=tmp_path).target == "Delta table s3://b/t"
     for target in ("delta:t", "iceberg:a.t", "https://example.org/hook", "parquet:t"):
-        with pytest.raises(typer.BadParameter, match="no --key"):
-            sink_at(target, "totals", ("shop",), False, False)
-    with pytest.raises(typer.BadParameter, match="stable rows as they are: no --tentative"):
-        sink_at("parquet:t", "totals", (), True, False)
-    with pytest.raises(typer.BadParameter, match="no columns of its own"):
-        sink_at("https://example.org/hook", "totals", (), False, True)
-    with pytest.raises(typer.BadParameter, match="--kafka-config goes with kafka"):
-        sink_at("sqlite:///totals.db", "totals", (), False, False, tmp_path / "client.properties")
+        with pytest.raises(UsageError, match="takes no key, since rows are appended"):
+            sink_at(target, "totals", key=("shop",))
+    with pytest.raises(UsageError, match="takes no tentative, since what it holds cannot be taken back"):
+        sink_at("parquet:t", "totals", tentative=True)
+    with pytest.raises(UsageError, match="no columns of its own") as refused:
+        sink_at("https://ann:secret@example.org/hook", "totals", add_columns=True)
+    assert "secret" not in str(refused.value)
+    with pytest.raises(UsageError, match="config_file, which has the settings of a client of Kafka"):
+        sink_at("sqlite:///totals.db", "totals", config_file=tmp_path / "client.properties")
+    for wrong in ("totals.db", "oracle://ann:secret@db/shop", "sqlite:totals.db"):
+        with pytest.raises(UsageError, match=r"must (begin with|look like) sqlite:///") as refused:
+            sink_at(wrong, "totals")
+        assert "secret" not in str(refused.value)
+
+
+def test_a_command_line_that_names_no_sink_is_refused_as_such(cli: Cli) -> None:
+    done = cli.run("sink", "totals", "parquet:t", "--tentative")
+    assert done.returncode == 2
+    assert "takes no tentative" in done.stderr

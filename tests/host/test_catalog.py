@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.app import App, Diagram
-from holdfast.host.catalog import Catalog, sink_homes
+from holdfast.host.catalog import Catalog, placed_sinks
 from holdfast.host.deployment import Deployment, load_deployment
 from holdfast.model.errors import UsageError
 from holdfast.protocol.dpc.node import NodeCore
@@ -178,7 +178,55 @@ def test_a_sink_runs_where_the_file_says_or_else_where_its_stream_is_first_produ
         app.sink("totals", foreach(print, resume=lambda: None), name=name)
     rest = "sources: {orders: src}\nnodes: {totals: [b, a]}\nsinks: {there: src}"
     catalog = Catalog(app.diagram(), deploy(tmp_path, "src a b", rest))
-    assert sink_homes(app, catalog) == {"here": ("totals", "b"), "there": ("totals", "src")}
+    assert {name: host for name, (_, host) in placed_sinks(app, catalog).items()} == {"here": "b", "there": "src"}
     strange = Catalog(app.diagram(), deploy(tmp_path, "src a b", rest.replace("there", "elsewhere")))
     with pytest.raises(UsageError, match="must be sinks of application 'shop': here, there; got elsewhere"):
-        sink_homes(app, strange)
+        placed_sinks(app, strange)
+
+
+def test_a_sink_may_be_described_in_the_file_alone_and_counts_before_the_applications(tmp_path: Path) -> None:
+    app = App("shop")
+    app.node(inputs=["orders"], name="totals", replicas=2)(lambda rows: rows)
+    app.sink("totals", foreach(print, resume=lambda: None), name="here")
+    rest = (
+        "sources: {orders: src}\nnodes: {totals: [b, a]}\nsinks:\n  totals: {to: 'sqlite:///t.db', tentative: true}\n"
+        "  raw: {host: a, stream: orders, to: 'postgresql://ann:secret@db/shop', table: sales.raw, key: [id]}\n"
+        "  here: {stream: totals, to: 'https://example.org/hook', start: live}\n"
+    )
+    catalog = Catalog(app.diagram(), deploy(tmp_path, "src a b", rest))
+    placed = placed_sinks(app, catalog)
+    assert {name: (spec.stream, spec.start, host) for name, (spec, host) in placed.items()} == {
+        "here": ("totals", "live", "b"), "totals": ("totals", "beginning", "b"), "raw": ("orders", "beginning", "a"),
+    }  # fmt: skip
+    assert {name: spec.sink.target for name, (spec, _) in placed.items()} == {
+        "here": "https://example.org/hook", "totals": f"table totals of {tmp_path / 't.db'}",
+        "raw": "table sales.raw of db/shop",
+    }  # fmt: skip
+    assert [name for name, (spec, _) in placed.items() if spec.sink.tentative] == ["totals"]
+    assert "secret" not in repr(placed) + repr(catalog.deployment)
+
+
+def test_a_sink_of_the_file_that_takes_no_stream_of_the_application_is_refused(tmp_path: Path) -> None:
+    rest = f"{SOURCES}\nsinks: {{totals: {{to: 'sqlite:///t.db'}}}}"
+    with pytest.raises(UsageError, match=r"sink 'totals' in .*d\.yaml must take a stream of .*; got 'totals'"):
+        Catalog(diagram(), deploy(tmp_path, "a b src", rest))
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("{host: a}", "missing required field `to`"),
+        ("{to: 'sqlite:///t.db', colour: red}", "unknown field `colour`"),
+        ("{to: 'sqlite:///t.db', host: nobody}", "no host 'nobody'"),
+        ("{to: 'ann:secret@db'}", "sink 't' in .* must begin with sqlite"),
+        ("{to: 'parquet:t', tentative: true}", "takes no tentative, since"),
+        ("{to: 'delta:t', key: [n]}", "takes no key, since"),
+        ("{to: 'sqlite:///t.db', tentative: maybe}", "maybe"),
+        ("{to: 'sqlite:///t.db', start: soon}", "sink 't' in .*soon"),
+        ("{to: 'sqlite:///t.db', position: p}", "position goes with a webhook"),
+    ],
+)
+def test_a_sink_that_the_file_describes_wrongly_is_refused_in_a_sentence(tmp_path: Path, said: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why) as refused:
+        deploy(tmp_path, "a b src", f"{SOURCES}\nsinks: {{t: {said}}}")
+    assert "secret" not in str(refused.value)

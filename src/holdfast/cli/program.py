@@ -19,7 +19,7 @@ from holdfast.diagram import NodeSpec
 from holdfast.explain.failure import SinkPlace
 from holdfast.explain.operators import Operators
 from holdfast.host.app_file import pick_app, said
-from holdfast.host.catalog import Catalog, sink_homes
+from holdfast.host.catalog import Catalog, placed_sinks
 from holdfast.host.deployment import Deployment, load_deployment
 from holdfast.model.errors import HoldfastError, UsageError
 from holdfast.stream.store import StreamStore
@@ -98,9 +98,11 @@ def known_buckets(app: App, catalog: Catalog) -> dict[str, int]:
 
 
 def sink_places(app: App, catalog: Catalog) -> dict[str, SinkPlace]:
-    """The sinks of the application, where they run."""
-    homes = sink_homes(app, catalog)
-    return {spec.name: SinkPlace(*homes[spec.name], spec.sink.tentative) for spec in app.sinks}
+    """The sinks of the application and of its deployment, where they run."""
+    return {
+        name: SinkPlace(spec.stream, host, spec.sink.tentative)
+        for name, (spec, host) in placed_sinks(app, catalog).items()
+    }
 
 
 def operators_of(program: str, nodes: tuple[NodeSpec, ...]) -> Mapping[str, Operators]:

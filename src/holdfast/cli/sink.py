@@ -10,9 +10,9 @@ import typer
 
 from holdfast.cli.session import Json, Name, Root, Session
 from holdfast.cli.units import counted
+from holdfast.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from holdfast.sinks import Sink
     from holdfast.sinks.runner import Origin
 
 
@@ -80,10 +80,15 @@ def command(
     holdfast sink totals https://example.org/hook --tentative
     holdfast sink active_sources sqlite:///active.db --deployment netmon.yaml --tentative
     """
+    from holdfast.sinks.address import sink_at
     from holdfast.sinks.runner import LocalOrigin, SinkRunner
 
     session = Session(root, json)
-    sink = sink_at(target, table or name, tuple(key or ()), tentative, add_columns, kafka_config)
+    try:
+        sink = sink_at(target, table or name, key=tuple(key or ()), tentative=tentative, add_columns=add_columns,
+                       config_file=kafka_config)  # fmt: skip
+    except UsageError as error:
+        raise typer.BadParameter(str(error)) from None
     origin: Origin
     if deployment is None:
         session.store.open(name)  # A name that is wrong is said at once; a host may be about to make its stream.
@@ -104,44 +109,3 @@ def command(
         origin.close()
     rows = runner.status()["rows"]
     session.say(f"{name}: {counted(rows, 'row')} taken; the stream has ended", stream=name, rows=rows, ended=True)
-
-
-def sink_at(
-    target: str, table: str, key: tuple[str, ...], tentative: bool, add_columns: bool, kafka_config: Path | None = None
-) -> Sink:
-    """The sink that a command line names."""
-    from holdfast import sinks
-
-    if target.startswith("kafka://"):
-        if add_columns:
-            raise typer.BadParameter(f"{target} has no columns of its own: no --add-columns")
-        brokers = target.removeprefix("kafka://").rstrip("/")
-        return sinks.kafka(brokers, table, key=key, tentative=tentative, config_file=kafka_config)
-    if kafka_config is not None:
-        raise typer.BadParameter("--kafka-config goes with kafka://BROKER:PORT")
-    if target.startswith("sqlite:///"):
-        return sinks.sqlite(target.removeprefix("sqlite:///"), table, key=key, tentative=tentative,
-                            add_columns=add_columns)  # fmt: skip
-    if target.startswith("duckdb:///"):
-        return sinks.duckdb(target.removeprefix("duckdb:///"), table, key=key, tentative=tentative,
-                            add_columns=add_columns)  # fmt: skip
-    if target.startswith(("postgresql://", "postgres://")):
-        return sinks.postgres(target, table, key=key, tentative=tentative, add_columns=add_columns)
-    if key:
-        raise typer.BadParameter(f"{target} is appended to: no --key")
-    if target.startswith(("delta:", "iceberg:")):
-        kind, _, place = target.partition(":")
-        appended = sinks.delta if kind == "delta" else sinks.iceberg
-        return appended(place, tentative=tentative, add_columns=add_columns)
-    if target.startswith(("http://", "https://")):
-        if add_columns:
-            raise typer.BadParameter(f"{target} has no columns of its own: no --add-columns")
-        return sinks.webhook(target, tentative=tentative)
-    if target.startswith("parquet:"):
-        if tentative or add_columns:
-            raise typer.BadParameter(f"{target} takes stable rows as they are: no --tentative or --add-columns")
-        return sinks.parquet(target.removeprefix("parquet:"))
-    raise typer.BadParameter(
-        "TARGET must begin with sqlite:///, duckdb:///, postgresql://, kafka://, delta:, iceberg:, parquet: or "
-        f"https://; got {target.partition(':')[0]!r}"
-    )

@@ -14,11 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.diagram import Application, Diagram, NodeSpec
 from holdfast.host.deployment import Deployment, HostSpec
+from holdfast.host.sink_file import sink_spec
 from holdfast.model.errors import UsageError
 from holdfast.protocol.dpc.plan import InputPlan, NodePlan, OutputPlan
+
+if TYPE_CHECKING:
+    from holdfast.sinks.sink import SinkSpec
 
 #: The only host of an application that runs in one process.
 HERE = "here"
@@ -162,6 +167,7 @@ def place(diagram: Diagram, deployment: Deployment) -> Placement:
     hosts = tuple(host.name for host in deployment.hosts)
     _check_sources(diagram, deployment)
     _check_archives(diagram, deployment)
+    _check_described_sinks(diagram, deployment)
     for name in deployment.nodes:
         if name not in {node.name for node in diagram.nodes}:
             known = ", ".join(node.name for node in diagram.nodes) or "none"
@@ -192,21 +198,34 @@ def place(diagram: Diagram, deployment: Deployment) -> Placement:
     return Placement(hosts, dict(deployment.sources), sets)
 
 
-def sink_homes(app: Application, catalog: Catalog) -> dict[str, tuple[str, str]]:
-    """Every sink of the application: its stream, and the host that runs it: the one that the deployment names, or else
-    the first that produces its stream."""
+class PlacedSink(NamedTuple):
+    """A sink and the host that runs it."""
+
+    spec: SinkSpec
+    host: str
+
+
+def placed_sinks(app: Application, catalog: Catalog) -> dict[str, PlacedSink]:
+    """Every sink, the application's and the file's; what the file describes counts before the application's. It runs on
+    the host that the file names, or else on the first that produces its stream."""
     deployment = catalog.deployment
-    placed = {} if deployment is None else deployment.sinks
-    unknown = set(placed) - {spec.name for spec in app.sinks}
-    if deployment is not None and unknown:
+    specs: dict[str, SinkSpec] = {spec.name: spec for spec in app.sinks}
+    if deployment is None:
+        return {name: PlacedSink(spec, HERE) for name, spec in specs.items()}
+    if unknown := deployment.sinks.keys() - deployment.described.keys() - specs.keys():
         raise UsageError(
-            f"sinks in {deployment.file} must be sinks of application {app.name!r}: "
-            f"{', '.join(spec.name for spec in app.sinks) or 'none'}; got {', '.join(sorted(unknown))}"
+            f"sinks in {deployment.file} must be sinks of application {app.name!r}: {', '.join(specs) or 'none'}; got "
+            f"{', '.join(sorted(unknown))}; correct the name, or say where it goes with to: ADDRESS"
         )
-    return {
-        spec.name: (spec.stream, placed.get(spec.name) or catalog.host_of(catalog.producers(spec.stream)[0]))
-        for spec in app.sinks
-    }
+    streams = {name: spec.stream for name, spec in specs.items()}
+    streams |= {name: said.stream or name for name, said in deployment.described.items()}
+    found = {}
+    for name, stream in streams.items():
+        host = deployment.sinks.get(name) or catalog.host_of(catalog.producers(stream)[0])
+        said = deployment.described.get(name)
+        spec = specs[name] if said is None else sink_spec(deployment.file, name, said, deployment.host(host).own)
+        found[name] = PlacedSink(spec, host)
+    return found
 
 
 def _check_sources(diagram: Diagram, deployment: Deployment) -> None:
@@ -239,6 +258,15 @@ def _check_archives(diagram: Diagram, deployment: Deployment) -> None:
             f"archives in {deployment.file} must be of streams of application {diagram.app!r}: "
             f"{', '.join(sorted(streams))}; got {', '.join(sorted(unknown))}"
         )
+
+
+def _check_described_sinks(diagram: Diagram, deployment: Deployment) -> None:
+    for name, said in deployment.described.items():
+        if (stream := said.stream or name) not in diagram.streams:
+            raise UsageError(
+                f"sink {name!r} in {deployment.file} must take a stream of application {diagram.app!r}: "
+                f"{', '.join(diagram.streams)}; got {stream!r}; name one with stream:"
+            )
 
 
 def _embedded(diagram: Diagram) -> Placement:

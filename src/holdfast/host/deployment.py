@@ -12,7 +12,7 @@
       b: {address: "127.0.0.1:7402", root: b/}
     sources: {monitor1: a, monitor2: b} # which host holds a source stream; `holdfast.host.source_file`: what fills it
     nodes: {active_sources: [a, b]}     # replica sets; optional
-    sinks: {active_sources.postgres: b} # which host runs a sink; optional
+    sinks: {active_sources.postgres: b} # which host runs a sink; `holdfast.host.sink_file`: sinks of the file; optional
     archives:                           # streams whose past goes to an object store; optional
       active_sources: s3://bucket/prefix
       monitor1: {url: "s3://bucket/prefix", disk_age: 2d, disk_size: 50GB, age: 365d, size: 2TB}
@@ -41,6 +41,7 @@ import msgspec
 
 from holdfast.diagram import check_node_name
 from holdfast.host.plain_yaml import read_yaml
+from holdfast.host.sink_file import SinkWords, check_sink
 from holdfast.host.source_file import SourceWords, homes, source_spec
 from holdfast.inputs.credentials import Credential, Keyring, Role
 from holdfast.inputs.network import is_loopback
@@ -138,6 +139,8 @@ class Deployment:
     """Source stream → what fills it, where the file says so."""
     archives: Mapping[str, ArchivePolicy] = field(default_factory=dict)
     """Stream → where its sealed segments go, and what each tier keeps."""
+    described: Mapping[str, SinkWords] = field(default_factory=dict, repr=False)  # Addresses may hold passwords.
+    """Sink → what the file says of it, where that is more than its host."""
 
     def host(self, name: str) -> HostSpec:
         for host in self.hosts:
@@ -246,7 +249,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     spark_token: str | None = None
     sources: dict[str, str | SourceWords] = {}
     nodes: dict[str, list[str]] = {}
-    sinks: dict[str, str] = {}
+    sinks: dict[str, str | SinkWords] = {}
     archives: dict[str, str | _Archive] = {}
     spark: dict[str, str] = {}
 
@@ -273,9 +276,12 @@ def load_deployment(path: str | os.PathLike[str]) -> Deployment:
         None if said.peer_token is None else file.parent / said.peer_token,
         MappingProxyType({name: _reader(file, name, reader) for name, reader in said.readers.items()}),
         None if said.spark_token is None else file.parent / said.spark_token,
-        MappingProxyType(dict(said.sinks)),
+        MappingProxyType(_sink_hosts(said.sinks)),
         MappingProxyType(_fed(file, said.sources)),
         MappingProxyType({stream: _archive(file, stream, archive) for stream, archive in said.archives.items()}),
+        MappingProxyType(
+            {s: check_sink(file, s, words) for s, words in said.sinks.items() if not isinstance(words, str)}
+        ),
     )
     _check_tokens(deployment)
     _check_names(deployment)
@@ -285,6 +291,15 @@ def load_deployment(path: str | os.PathLike[str]) -> Deployment:
 def _fed(file: Path, sources: Mapping[str, str | SourceWords]) -> dict[str, SourceSpec]:
     found = {s: source_spec(file, s, said) for s, said in sources.items() if not isinstance(said, str)}
     return {stream: spec for stream, spec in found.items() if spec is not None}
+
+
+def _sink_hosts(sinks: Mapping[str, str | SinkWords]) -> dict[str, str]:
+    found = {sink: said if isinstance(said, str) else said.host for sink, said in sinks.items()}
+    return {sink: host for sink, host in found.items() if host is not None}
+
+
+def _described(file: Path, sinks: Mapping[str, str | SinkWords]) -> dict[str, SinkWords]:
+    return {sink: check_sink(file, sink, said) for sink, said in sinks.items() if not isinstance(said, str)}
 
 
 def _archive(file: Path, stream: str, said: str | _Archive) -> ArchivePolicy:

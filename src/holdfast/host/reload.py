@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from holdfast.diagram import Application, NodeSpec
-from holdfast.host.catalog import Catalog, replica_name, sink_homes
+from holdfast.host.catalog import Catalog, placed_sinks, replica_name
 from holdfast.host.deployment import Deployment, HostSpec, load_deployment
 from holdfast.host.host import Host
 from holdfast.host.service import Door
@@ -142,10 +142,15 @@ def _later(name: str, before: _Read, after: _Read) -> list[str]:
     was, is_ = (sources_on(name, read.app, read.deployment) for read in (before, after))
     if was.keys() != is_.keys() or any(was[stream].source != is_[stream].source for stream in was):
         found.append("what fills a source")
-    old_sinks, new_sinks = (sink_homes(read.app, read.catalog) for read in (before, after))
-    if {s for s, (_, at) in old_sinks.items() if at == name} != {s for s, (_, at) in new_sinks.items() if at == name}:
+    if _sinks(name, before) != _sinks(name, after):
         found.append("sinks")
     return found
+
+
+def _sinks(name: str, read: _Read) -> dict[str, Any]:
+    """Those of a host, with what the file says of each."""
+    placed = placed_sinks(read.app, read.catalog)
+    return {sink: read.deployment.described.get(sink) for sink in placed if placed[sink].host == name}
 
 
 def _session(spec: HostSpec) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""The sinks of an application, run beside its nodes: each in a thread of its own.
+"""The sinks of an application and of its deployment file, run beside its nodes: each in a thread of its own.
 
 Rules:
 1. In one process they read the logs; on a host of a deployment they read over the network, from whichever replica is
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from holdfast.diagram import Application
-from holdfast.host.catalog import Catalog, sink_homes
+from holdfast.host.catalog import Catalog, placed_sinks
 from holdfast.host.connection import Connection, connect
 from holdfast.host.deployment import Deployment
 from holdfast.sinks.runner import LocalOrigin, Origin, Reader, SinkRunner
@@ -87,10 +87,8 @@ def embedded_sinks(app: Application) -> Sinks:
 
 def sinks_on(host: str, app: Application, deployment: Deployment, catalog: Catalog) -> Sinks:
     """Rule 2."""
-    homes = sink_homes(app, catalog)
-    return Sinks(
-        _made(spec, NetworkOrigin(deployment, spec.stream)) for spec in app.sinks if homes[spec.name][1] == host
-    )
+    here = [placed.spec for placed in placed_sinks(app, catalog).values() if placed.host == host]
+    return Sinks(_made(spec, NetworkOrigin(deployment, spec.stream)) for spec in here)
 
 
 def _made(spec: SinkSpec, origin: Origin) -> tuple[SinkRunner, Origin]:
