@@ -40,7 +40,7 @@ def command(
     """
     from holdfast.cli.launch import answers, check_startable, chosen_hosts, launch_all
     from holdfast.cli.reloading import Stuck, reload_all, running_hosts, stop_gone, wait_for
-    from holdfast.host.catalog import Catalog
+    from holdfast.host.catalog import Catalog, placed_sinks
     from holdfast.host.deployment import load_deployment
     from holdfast.host.sources import source_specs
 
@@ -53,6 +53,7 @@ def command(
         session.note(f"not started here, because their addresses are of other machines: {', '.join(away)}")
     app = deployment.load_app()
     catalog = Catalog(app.diagram(), deployment)  # What does not fit is said here and not in some log.
+    placed_sinks(app, catalog)
     source_specs(app, deployment)
     if deployment.make_token():
         session.note(f"made the token {deployment.token_file}; hosts on other machines need a copy")

@@ -38,7 +38,14 @@ def sources_on(name: str, app: Application, deployment: Deployment) -> dict[str,
     specs = source_specs(app, deployment)
     if unread := specs.keys() - deployment.sources.keys():
         log.warning("no node reads %s: what fills it does not run here", ", ".join(sorted(unread)))
-    return {stream: spec for stream, spec in specs.items() if name in deployment.sources.get(stream, ())}
+    found = {stream: spec for stream, spec in specs.items() if name in deployment.sources.get(stream, ())}
+    for stream, spec in found.items():
+        if isinstance(spec.source, KafkaSource):
+            try:
+                spec.source.check()
+            except UsageError as error:
+                raise UsageError(f"source {stream!r} in {deployment.file}: {error}") from error
+    return found
 
 
 def source_specs(app: Application, deployment: Deployment) -> dict[str, SourceSpec]:

@@ -26,7 +26,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from holdfast.inputs.kafka_records import JsonValues, Values
-from holdfast.inputs.kafka_values import AvroValues, ProtobufValues, Registry, given_schema
+from holdfast.inputs.kafka_values import (
+    AvroValues,
+    ProtobufClass,
+    ProtobufValues,
+    Registry,
+    given_schema,
+    is_message,
+)
 from holdfast.model.errors import UsageError
 from holdfast.model.time import MAX_AHEAD, duration_us, instant_us
 from holdfast.stream.store import Stream
@@ -81,6 +88,11 @@ class KafkaSource:
             )
         return replace(self, copies=True, max_ahead_us=None)
 
+    def check(self) -> None:
+        """Refuse what can be seen to be wrong on the host that is to read it."""
+        if isinstance(self.values, ProtobufClass):
+            self.values.load()
+
     def open(self, stream: Stream, home: Path) -> KafkaInput:
         from holdfast.inputs.kafka_input import KafkaInput
 
@@ -102,7 +114,7 @@ def kafka(
     brokers: str,
     *,
     topic: str,
-    value: Literal["json", "avro", "columns"] | type = "json",
+    value: Literal["json", "avro", "columns"] | type | ProtobufClass = "json",
     avro_schema: str | Path | Mapping[str, Any] | None = None,
     registry: str | None = None,
     stime: str = "timestamp",
@@ -162,7 +174,10 @@ def _begin(text: str) -> Any:
 
 
 def _values(
-    value: str | type, extra: bool, avro_schema: str | Path | Mapping[str, Any] | None, registry: str | None
+    value: str | type | ProtobufClass,
+    extra: bool,
+    avro_schema: str | Path | Mapping[str, Any] | None,
+    registry: str | None,
 ) -> Callable[[pa.Schema, str], Values] | None:
     """Makes the decoder of values, once the columns are known."""
     if value == "avro":
@@ -174,7 +189,9 @@ def _values(
         raise UsageError(f"avro_schema and registry go with value='avro'; got value={value!r}")
     if value == "json":
         return lambda schema, stream: JsonValues(schema, stream, extra)
-    if hasattr(value, "FromString") and hasattr(value, "DESCRIPTOR"):
+    if isinstance(value, ProtobufClass):
+        return replace(value, extra=extra)
+    if is_message(value):
         return lambda schema, stream: ProtobufValues(schema, extra, value)
     if value != "columns":
         raise UsageError(
