@@ -37,18 +37,51 @@ def _java() -> str:
     return str(home / "bin" / "java")
 
 
+def make_authority(folder: Path, name: str) -> Path:
+    """NAME.pem and NAME.key: an authority that signs certificates."""
+    openssl("req", "-x509", *_NEW_KEY, "-days", "2", "-subj", f"/CN={name}",
+            "-keyout", folder / f"{name}.key", "-out", folder / f"{name}.pem")  # fmt: skip
+    return folder / f"{name}.pem"
+
+
+def make_server_keys(folder: Path, authority: Path) -> Path:
+    """One file with a key and a certificate for 127.0.0.1, as a broker takes it."""
+    request, signed, extra, key = (folder / f"server.{kind}" for kind in ("csr", "crt", "ext", "key"))
+    extra.write_text("subjectAltName=IP:127.0.0.1\n")
+    openssl("req", *_NEW_KEY, "-subj", "/CN=broker", "-keyout", key, "-out", request)
+    openssl("x509", "-req", "-in", request, "-CA", authority, "-CAkey", authority.with_suffix(".key"),
+            "-CAcreateserial", "-days", "2", "-extfile", extra, "-out", signed)  # fmt: skip
+    both = folder / "server.pem"
+    both.write_text(key.read_text() + signed.read_text())
+    return both
+
+
+_NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+
+
+def openssl(*words: str | Path) -> None:
+    subprocess.run(["openssl", *words], check=True, capture_output=True)
+
+
 class Kafka:
     """Broker and controller in one process that can be killed and started again over the same disk."""
 
     def __init__(self, lib: Path, folder: Path) -> None:
         self._lib, self._folder = lib, folder
-        self.port, self.sasl_port, self._controller = free_port(), free_port(), free_port()
+        self.port, self.sasl_port, self.tls_port, self._controller = (free_port() for _ in range(4))
+        listeners = f"PLAINTEXT://127.0.0.1:{self.port},SASL_PLAINTEXT://127.0.0.1:{self.sasl_port}"
+        tls = {}
+        if shutil.which("openssl") is not None:
+            self.authority = make_authority(folder, "authority")
+            listeners += f",SSL://127.0.0.1:{self.tls_port}"
+            keys = make_server_keys(folder, self.authority)
+            tls = {"ssl.keystore.type": "PEM", "ssl.keystore.location": str(keys)}
         settings = {
             "process.roles": "broker,controller", "node.id": "1",
             "controller.quorum.voters": f"1@127.0.0.1:{self._controller}", "controller.listener.names": "CONTROLLER",
-            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},SASL_PLAINTEXT://127.0.0.1:{self.sasl_port},"
-                         f"CONTROLLER://127.0.0.1:{self._controller}",
-            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "listeners": f"{listeners},CONTROLLER://127.0.0.1:{self._controller}",
+            "listener.security.protocol.map":
+                "PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL,CONTROLLER:PLAINTEXT",
             "sasl.enabled.mechanisms": "PLAIN",
             "listener.name.sasl_plaintext.plain.sasl.jaas.config":
                 'org.apache.kafka.common.security.plain.PlainLoginModule required user_reader="right";',
@@ -62,6 +95,7 @@ class Kafka:
             "log.retention.ms": "-1",  # Tests bring times of their own, which are long ago.
             # So that a broker that was killed may come back soon.
             "broker.session.timeout.ms": "3000", "broker.heartbeat.interval.ms": "300",
+            **tls,
         }  # fmt: skip
         (folder / "server.properties").write_text("".join(f"{k}={v}\n" for k, v in settings.items()))
         (folder / "log4j2.xml").write_text(_LOGGING)
@@ -96,6 +130,16 @@ class Kafka:
     @property
     def sasl_address(self) -> str:
         return f"127.0.0.1:{self.sasl_port}"
+
+    @property
+    def tls_address(self) -> str:
+        if not hasattr(self, "authority"):
+            pytest.skip("making the broker's certificate needs openssl")
+        return f"127.0.0.1:{self.tls_port}"
+
+    def other_authority(self) -> Path:
+        """One that the broker has nothing to do with."""
+        return make_authority(self._folder, "other")
 
     def log(self) -> str:
         return Path(self._folder, "log").read_text()[-3000:]

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import holdfast
 from holdfast.cli.main import app as cli
-from holdfast.clock import now_us
+from holdfast.clock import monotonic_us, now_us
 from holdfast.inputs.kafka import KafkaSource, kafka
 from holdfast.inputs.kafka_input import KafkaInput
 from holdfast.model.errors import PeerError, UsageError
@@ -421,6 +421,27 @@ def test_a_wrong_password_is_said_at_once_and_a_right_one_is_let_in(broker: Kafk
     with pytest.raises(UsageError, match="it refuses them"):
         filled.run_to_its_end(with_password("wrong"))
     with filled.run(with_password("right")):
+        until(lambda: filled.numbers() == [0])
+
+
+def test_a_certificate_that_is_not_trusted_is_said_at_once_and_a_trusted_one_is_taken(
+    broker: Kafka, filled: Filled
+) -> None:
+    topic = Topic(broker, "sealed", partitions=1)
+    topic.send(0, 0, 0)
+    topic.send(0, 1, 500)
+    topic.flush()
+
+    def trusting(authority: Path) -> KafkaSource:
+        settings = filled.root / f"{authority.stem}.properties"
+        settings.write_text(f"security.protocol=SSL\nssl.ca.location={authority}\n")
+        return kafka(broker.tls_address, topic="sealed", slack="0s", config_file=settings)
+
+    begun = monotonic_us()
+    with pytest.raises(UsageError, match=r"must have a certificate that we trust \(ssl\.ca\.location in config\)"):
+        filled.run_to_its_end(trusting(broker.other_authority()))
+    assert monotonic_us() - begun < 20_000_000, "the first refusal is the last word"
+    with filled.run(trusting(broker.authority)):
         until(lambda: filled.numbers() == [0])
 
 

@@ -149,6 +149,30 @@ def test_a_topic_of_stable_rows_has_no_word_about_tentative_ones(broker: Kafka) 
         kafka(broker.sasl_address, "plain", config=config).resume(source)
 
 
+def test_a_topic_is_written_over_tls_where_the_certificate_is_trusted(broker: Kafka, tmp_path: Path) -> None:
+    from holdfast.testing.sinks import _changes
+
+    source = Source("s", parse_schema("n bigint, k bigint, v bigint"))
+
+    def trusting(authority: Path) -> Sink:
+        settings = tmp_path / f"{authority.stem}.properties"
+        settings.write_text(f"security.protocol=SSL\nssl.ca.location={authority}\n")
+        return kafka(broker.tls_address, "sealed", config_file=settings)
+
+    begun = time.monotonic()
+    with pytest.raises(UsageError, match=r"must have a certificate that we trust \(ssl\.ca\.location in config\)"):
+        trusting(broker.other_authority()).resume(source)
+    assert time.monotonic() - begun < 20, "the first refusal is the last word"
+    sink = trusting(broker.authority)
+    assert sink.resume(source) is None
+    sink.apply(_changes(0), "one")
+    assert sink.resume(source) == "one"
+    sink.close()
+    view = View(broker, "sealed")
+    assert [row["n"] for row in view.look()] == [0, 1, 2]
+    view.close()
+
+
 def test_a_topic_that_is_gone_while_its_position_is_there_is_refused(broker: Kafka) -> None:
     from holdfast.testing.sinks import _changes
 
