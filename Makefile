@@ -40,7 +40,8 @@ check: lint
 test: setup
 	$(BIN)/python -m tests.suite
 
-# What is killed, cut and moved, at length: many hours. Sources and sinks, each with its server, come first, then nodes,
+# What is killed, cut and moved, at length: many hours. Sources and sinks, each with its server, come first and say what
+# the kills hit; then nodes,
 # movements and changes while they run, then what is drawn at random. Another number: `make test-faults KAFKA_KILLS=5`.
 SINK_KILLS ?= 200
 KAFKA_KILLS ?= 30
@@ -59,7 +60,7 @@ test-faults: setup
 	HOLDFAST_SINK_KILLS=$(SINK_KILLS) HOLDFAST_KAFKA_KILLS=$(KAFKA_KILLS) HOLDFAST_KAFKA_RECORDS=$(KAFKA_RECORDS) \
 		HOLDFAST_POSTGRES_KILLS=$(POSTGRES_KILLS) HOLDFAST_ARCHIVE_KILLS=$(ARCHIVE_KILLS) \
 		HOLDFAST_SPARK_KILLS=$(SPARK_KILLS) $(AT_LENGTH) \
-		-k "killed or archive_kills" tests/sinks tests/inputs tests/spark/test_ingest.py tests/stream/test_archive_kills.py
+		-rP -k "killed or archive_kills" tests/sinks tests/inputs tests/spark/test_ingest.py tests/stream/test_archive_kills.py
 	HOLDFAST_SPARK_KILLS=$(SPARK_KILLS) HOLDFAST_NODE_FAULTS=$(NODE_FAULTS) HOLDFAST_MOVES=$(MOVES) \
 		HOLDFAST_SPARK_MOVES=1 HOLDFAST_SWAPS=$(SWAPS) HOLDFAST_REBUILDS=$(REBUILDS) HOLDFAST_KINDS=all $(AT_LENGTH) \
 		tests/faults tests/load tests/host tests/spark/test_any_query.py

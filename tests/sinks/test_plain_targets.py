@@ -138,6 +138,17 @@ class TestWebhook(SinkConformance):
         return list(self.receiver.rows.values())
 
 
+def test_kills_that_missed_a_place_prove_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "kills").write_text("before\ninside\n" * 4)
+    with pytest.raises(AssertionError, match="no kill came after a transaction: 4 before, 4 inside, 0 after"):
+        TestParquet()._tell(tmp_path, 8)
+    with pytest.raises(AssertionError, match="of 9 kills 8 were noted"):
+        TestParquet()._tell(tmp_path, 9)
+    assert "TestParquet: killed 8 times: 4 before, 4 inside, 0 after" in capsys.readouterr().out
+    (tmp_path / "kills").write_text("before\ninside\n")
+    TestParquet()._tell(tmp_path, 2)
+
+
 class Killed(BaseException):
     """As far as the sink gets."""
 

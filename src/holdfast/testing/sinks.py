@@ -6,7 +6,8 @@
         def select(self, key): return [(n, v, tentative), ...]      # a plain look at the target, by a reader of its own
 
 A real stream is written to: stable buckets, failures with tentative ones, corrections, failures amid corrections. A
-child process runs the sink and is killed with SIGKILL again and again: before, inside and after its transactions.
+child process runs the sink and is killed with SIGKILL again and again: before, inside and after its transactions. What
+each kill hit is counted and printed (`pytest -rP` shows it); eight kills or more must have hit each of the three.
 Meanwhile the target is looked at all the time, and every look must be what the promise allows (T1, T2): the stable rows
 of whole buckets from the first on, plus tentative rows beyond them that the stream really had, no row twice. In the end
 it must be what a run without failures gives.
@@ -19,8 +20,10 @@ import multiprocessing
 import os
 import random
 import signal
+import sys
 import threading
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +33,7 @@ import pyarrow as pa
 from holdfast.clock import monotonic_us, pause
 from holdfast.model.errors import UsageError
 from holdfast.model.schema import stored_schema
+from holdfast.model.time import END_OF_TIME_US
 from holdfast.protocol.dpc.messages import StreamReport
 from holdfast.protocol.dpc.states import StreamState
 from holdfast.sinks.runner import LocalOrigin, SinkRunner
@@ -50,8 +54,14 @@ EACH = 3
 KEYS = 7
 SECOND = 1_000_000
 _DEADLINE_US = 240 * SECOND
+#: Where a kill may hit: before `apply`, between its beginning and its return, and behind that.
+PLACES = ("before", "inside", "after")
+#: As many kills must hit each of them.
+_KILLS_ENOUGH = 8
 #: How often the target is disturbed in one life of a sink.
 _DISTURBED_MAX = 2
+#: How many transactions a sink without statements must have done before it is known how long one takes.
+_MEASURED = 3
 
 Seen = tuple[int, int, bool]
 """A row of the target: n, v, whether it is tentative."""
@@ -63,6 +73,9 @@ class Doom(NamedTuple):
     transaction: int
     place: str
     statement: int
+    """Behind which one, of a sink with statements. There may be fewer: then the kill comes after the commit."""
+    share: float
+    """Of the time that the sink took before, of one without."""
 
 
 class Script:
@@ -273,11 +286,12 @@ class SinkConformance(ABC):
         chance = random.Random(seed)
         script = Script(folder / "streams", chance)
         watch = Watch(lambda: self.select(key), script, bool(key))
+        dooms = _dooms(chance)
         killed, deadline = 0, monotonic_us() + _DEADLINE_US * max(1, self.kills // 8)
         try:
             while killed < self.kills and watch.wrong is None:
                 assert monotonic_us() < deadline, f"only {killed} of {self.kills} kills in time"
-                with self._child(folder, key, _doom(chance)) as child:
+                with self._child(folder, key, next(dooms)) as child:
                     disturbed = 0
                     while child.is_alive() and watch.wrong is None:
                         script.step()
@@ -303,14 +317,24 @@ class SinkConformance(ABC):
         rows = script.stable * EACH
         expected = range(max(0, rows - KEYS), rows) if key else range(rows)
         assert sorted(self.select(key)) == [(n, n, False) for n in expected], "as if nothing had failed"
+        self._tell(folder, killed)
         bad_enough = watch.tentative_looks > 0 or not self.tentative
         assert bad_enough, "the weather must have been bad enough to see tentative rows"
+
+    def _tell(self, folder: Path, killed: int) -> None:
+        path = folder / "kills"
+        hits = Counter(path.read_text().split() if path.exists() else ())
+        told = ", ".join(f"{hits[place]} {place}" for place in PLACES)
+        print(f"{type(self).__name__}: killed {killed} times: {told} the transaction of the target")
+        assert hits.total() == killed, f"of {killed} kills {hits.total()} were noted"
+        missed = [place for place in PLACES if not hits[place]]
+        assert not missed or killed < _KILLS_ENOUGH, f"no kill came {' or '.join(missed)} a transaction: {told}"
 
     @contextlib.contextmanager
     def _child(self, folder: Path, key: Sequence[str], doom: Doom | None) -> Iterator[Any]:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["__main__", __name__, type(self).__module__])
-        child = context.Process(target=_run_child, args=(folder / "streams", self.sink(key), doom))
+        child = context.Process(target=_run_child, args=(folder, self.sink(key), doom))
         child.start()
         try:
             yield child
@@ -353,21 +377,36 @@ def _changes(first: int) -> Changes:
     return Changes(False, rows, rows.slice(0, 0))
 
 
-def _doom(chance: random.Random) -> Doom:
-    return Doom(chance.randint(1, 4), chance.choice(["before", "inside", "inside", "after"]), chance.randint(1, 8))
+def _dooms(chance: random.Random) -> Iterator[Doom]:
+    """Dealt like cards: of each four one comes before, one after, and of the two inside one is early enough to be so
+    even where there is little to be done."""
+    while True:
+        cards = [("before", 1, 1.0), ("inside", 1, 0.3), ("inside", 8, 1.0), ("after", 1, 1.0)]
+        chance.shuffle(cards)
+        for place, statements, share in cards:
+            yield Doom(chance.randint(1, 4), place, chance.randint(1, statements), chance.uniform(0.05, share))
 
 
-def _run_child(root: Path, sink: Sink, doom: Doom | None) -> None:
+def _run_child(folder: Path, sink: Sink, doom: Doom | None) -> None:
     if doom is not None:
-        _plant(sink, doom)
-    SinkRunner("conformance", STREAM, LocalOrigin(StreamStore(root), STREAM), sink, subscriber="conformance").run()
+        _plant(sink, doom, folder / "kills")
+    origin = LocalOrigin(StreamStore(folder / "streams"), STREAM)
+    SinkRunner("conformance", STREAM, origin, sink, subscriber="conformance").run()
 
 
-def _plant(sink: Any, doom: Doom) -> None:
-    """Make the sink kill its process."""
+def _plant(sink: Any, doom: Doom, kills: Path) -> None:
+    """Make the sink kill its process, which notes what the kill hit."""
     apply, left, statements = sink.apply, doom.transaction, doom.statement
+    hooks = [name for name in ("run", "load") if hasattr(sink, name)]
+    if doom.place == "inside" and not hooks:
+        left = max(left, _MEASURED)
+        sys.setswitchinterval(1e-4)  # A transaction takes less than the time for which threads are left alone.
+    place, took_us, dying = "before", END_OF_TIME_US, threading.Lock()
 
     def die() -> None:
+        dying.acquire()  # Once and for all: a timer may find the transaction ended, and its end about to kill as well.
+        with kills.open("a") as file:
+            file.write(f"{place}\n")
         os.kill(os.getpid(), signal.SIGKILL)
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -383,19 +422,22 @@ def _plant(sink: Any, doom: Doom) -> None:
         return count
 
     def doomed(changes: Changes, position: str) -> None:
-        nonlocal left
+        nonlocal left, place, took_us
         left -= 1
         if left <= 0:
             if doom.place == "before":
                 die()
+            place = "inside"
             if doom.place == "inside":
-                hooks = [name for name in ("run", "load") if hasattr(sink, name)]
                 for name in hooks:
                     setattr(sink, name, counted(getattr(sink, name)))
-                if not hooks:  # Somewhere in it.
-                    threading.Timer(doom.statement / 200, die).start()
+                if not hooks:
+                    threading.Timer(doom.share * took_us / SECOND, die).start()
+        begun_us = monotonic_us()
         apply(changes, position)
-        if left <= 0:  # Behind the commit: also where the transaction had fewer statements.
+        if left <= 0:  # Behind the commit: also where the transaction had fewer statements, or was quicker.
+            place = "after"
             die()
+        took_us = min(took_us, monotonic_us() - begun_us)
 
     sink.apply = doomed
