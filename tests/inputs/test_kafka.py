@@ -32,6 +32,8 @@ pytestmark = pytest.mark.slow
 #: A moment of the past: records bring their times along.
 T0_MS = 1_700_000_000_000
 COLUMNS = "n bigint, part int, at bigint"
+#: Raise it for a long run: HOLDFAST_KAFKA_KILLS=30 HOLDFAST_KAFKA_RECORDS=1000000
+KILLS = int(os.environ.get("HOLDFAST_KAFKA_KILLS", "3"))
 PLACES = {"partition": "part", "offset": "at"}
 
 
@@ -104,8 +106,9 @@ class Bank:
     A broker that is killed may leave it unknown whether one was committed: the topic knows.
     """
 
-    def __init__(self, broker: Kafka, topic: str) -> None:
-        self._broker, self._topic = broker, topic
+    def __init__(self, broker: Kafka, topic: str, more: str = "") -> None:
+        """`more`: fields of a value beside the number."""
+        self._broker, self._topic, self._more = broker, topic, more
         self._producer: Any = None
         self.committed = self.aborted = self._turn = 0
 
@@ -120,8 +123,8 @@ class Bank:
                 self._producer.init_transactions(120)
             self._producer.begin_transaction()
             for partition in range(3):
-                value = b'{"n": -%d}' % (3 * self._turn + partition)
-                self._producer.produce(self._topic, value, partition=partition)
+                value = f'{{"n": -{3 * self._turn + partition}{self._more}}}'
+                self._producer.produce(self._topic, value.encode(), partition=partition)
             if self._turn % 3:
                 self._producer.commit_transaction(120)
                 self.committed += 1
@@ -131,6 +134,42 @@ class Bank:
                 self.aborted += 1
         except KafkaException:
             self._producer = None  # The next one of this name ends whatever it has left open.
+
+
+class Sender(threading.Thread):
+    """Sends numbers to three partitions, and transactions in between, over the time of the kills: not all before the
+    first."""
+
+    def __init__(self, topic: Topic, kills: int, more: str = "") -> None:
+        super().__init__(daemon=True)  # Of a test that fails, nothing is left behind.
+        self.records = int(os.environ.get("HOLDFAST_KAFKA_RECORDS", "20000"))
+        self.bank = Bank(topic.broker, topic.name, more)
+        self._topic, self._more, self._every = topic, more, self.records // kills // 20
+        self._rush = threading.Event()
+
+    def run(self) -> None:
+        for n in range(self.records):
+            self._topic.put(n % 3, f'{{"n": {n}{self._more}}}'.encode(), 0)
+            if n % self._every == 0:
+                self.bank.transact()
+                self._rush.wait(0.2)
+        self._topic.flush()
+
+    def finish(self) -> None:
+        self._rush.set()
+        self.join(600)
+        assert not self.is_alive()
+        assert min(self.bank.committed, self.bank.aborted) > 0
+
+    def check(self, rows: list[dict[str, Any]]) -> None:
+        """K1: each record is there once, in its partition's order, and of transactions the committed ones."""
+        found: dict[int, list[tuple[int, int]]] = {0: [], 1: [], 2: []}
+        for row in rows:
+            found[row["part"]].append((row["at"], row["n"]))
+        for p in range(3):
+            assert found[p] == self._topic.content(p)
+        assert sum(n >= 0 for numbers in found.values() for _, n in numbers) == self.records
+        assert any(n < 0 for numbers in found.values() for _, n in numbers)
 
 
 class Filled:
@@ -501,27 +540,11 @@ def test_after_the_disk_is_lost_the_same_topic_gives_the_same_buckets_byte_for_b
 
 
 def test_killed_bridges_and_brokers_lose_and_repeat_nothing_k1(broker: Kafka, tmp_path: Path) -> None:
-    """`HOLDFAST_KAFKA_KILLS=30 HOLDFAST_KAFKA_RECORDS=1000000` at length."""
-    kills = int(os.environ.get("HOLDFAST_KAFKA_KILLS", "3"))
-    records = int(os.environ.get("HOLDFAST_KAFKA_RECORDS", "20000"))
     filled = Filled(tmp_path, COLUMNS)
-    topic = Topic(broker, "killed", 3, message_timestamp_type="LogAppendTime")
-    chance = random.Random(kills)
-    rush = threading.Event()
-
-    bank = Bank(broker, "killed")
-
-    def send() -> None:
-        for n in range(records):
-            topic.send(n % 3, n, 0)
-            if n % (records // kills // 20) == 0:
-                bank.transact()
-                rush.wait(0.2)  # Over the time of the kills, not all before the first.
-        topic.flush()
-
-    sender = threading.Thread(target=send, daemon=True)  # Of a test that fails, nothing is left behind.
+    sender = Sender(Topic(broker, "killed", 3, message_timestamp_type="LogAppendTime"), KILLS)
+    chance = random.Random(KILLS)
     sender.start()
-    for turn in range(kills):
+    for turn in range(KILLS):
         program = [sys.executable, "-m", "tests.inputs.kafka_bridge"]
         bridge = subprocess.Popen([*program, str(tmp_path / "streams"), broker.address, "killed"])
         try:
@@ -536,21 +559,12 @@ def test_killed_bridges_and_brokers_lose_and_repeat_nothing_k1(broker: Kafka, tm
         finally:
             bridge.kill()
             bridge.wait()
-    rush.set()
-    sender.join(600)
-    assert not sender.is_alive()
-    assert min(bank.committed, bank.aborted) > 0
+    sender.finish()
     with filled.run(bridged(broker.address, "killed")) as one:
         until(lambda: one.status().get("lag") == 0, 300)
         done_us = now_us()
         until(lambda: boundary_of(filled) > done_us, 60)
-    found: dict[int, list[tuple[int, int]]] = {0: [], 1: [], 2: []}
-    for row in filled.rows():
-        found[row["part"]].append((row["at"], row["n"]))
-    for p in range(3):
-        assert found[p] == topic.content(p)
-    assert sum(n >= 0 for rows in found.values() for _, n in rows) == records
-    assert any(n < 0 for rows in found.values() for _, n in rows)
+    sender.check(filled.rows())
 
 
 def boundary_of(filled: Filled) -> int:

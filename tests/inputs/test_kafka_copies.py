@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
@@ -24,10 +25,10 @@ from holdfast.host.sources import sources_on
 from holdfast.inputs.kafka import KafkaSource, kafka
 from holdfast.inputs.source import SourceSpec
 from holdfast.model.errors import UsageError
-from holdfast.model.time import instant_text
+from holdfast.model.time import BEGINNING_US, instant_text
 from tests.checkpoint.servers import free_port
 from tests.inputs.kafka_server import Kafka, kafka_broker
-from tests.inputs.test_kafka import COLUMNS, PLACES, Filled, Topic, until
+from tests.inputs.test_kafka import COLUMNS, KILLS, PLACES, Filled, Sender, Topic, until
 from tests.spark.processes import REPOSITORY, environment
 
 #: Brokers, hosts and whoever feeds them have to take turns.
@@ -180,7 +181,8 @@ def set_append_time(topic: Topic) -> None:
 class Deployed:
     """Hosts as processes without Spark: a and b hold the topic, b and c count what it brings."""
 
-    def __init__(self, folder: Path, broker: str) -> None:
+    def __init__(self, folder: Path, broker: str, *, words: str = "", columns: str = "") -> None:
+        """`words`: more about the topic; `columns`: more of the stream's, beside those that are counted."""
         self.folder = folder
         (folder / "app.py").write_text(
             "import holdfast\n"
@@ -190,8 +192,8 @@ class Deployed:
         hosts = "".join(f"  {n}: {{address: '127.0.0.1:{free_port()}', root: {n}/}}\n" for n in "abc")
         (folder / "d.yaml").write_text(
             f"app: app.py\nhosts:\n{hosts}sources:\n  flows:\n    hosts: [a, b]\n"
-            f"    kafka: {{brokers: '{broker}', slack: 2s}}\n"
-            "    schema: source string, bytes bigint\n    bucket: 500ms\nnodes: {counts: [b, c]}\n"
+            f"    kafka: {{brokers: '{broker}', slack: 2s{words}}}\n"
+            f"    schema: source string, bytes bigint{columns}\n    bucket: 500ms\nnodes: {{counts: [b, c]}}\n"
         )
         load_deployment(folder / "d.yaml").make_token()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -223,6 +225,13 @@ class Deployed:
             return []
         with stream.subscribe() as subscriber:
             return [(row.stime, row.values["source"], row.values["n"]) for row in subscriber.rows(timeout=0)]
+
+    def rows(self, host: str) -> list[dict[str, object]]:
+        """What readers of the topic's stream see: whole buckets."""
+        stream = self.stream(host, "flows")
+        assert stream is not None
+        with stream.subscribe() as subscriber:
+            return [row.values for row in subscriber.rows(timeout=0)]
 
     def buckets(self, host: str) -> list[bytes]:
         stream = self.stream(host, "flows")
@@ -259,6 +268,54 @@ def test_while_a_host_with_a_copy_is_lost_results_go_on_from_the_other_d7_k3(bro
     least = min(len(ours), len(theirs))
     assert ours[:least] == theirs[:least]
     assert least > 12
+
+
+@pytest.mark.slow
+def test_killed_hosts_and_brokers_lose_and_repeat_nothing_in_any_copy_k1_k3(broker: Kafka, tmp_path: Path) -> None:
+    topic = Topic(broker, "killed", 3, **APPENDED)
+    words = f", topic: killed, idle: advance, columns: {{{', '.join(f'{p}: {c}' for p, c in PLACES.items())}}}"
+    deployed = Deployed(tmp_path, broker.address, words=words, columns=f", {COLUMNS}")
+    sender = Sender(topic, KILLS, ', "source": "north", "bytes": 1')
+    chance = random.Random(KILLS)
+
+    def boundary(host: str) -> int:
+        stream = deployed.stream(host, "flows")
+        if stream is None:
+            return BEGINNING_US
+        with closing(stream.reader()) as reader:
+            return reader.boundary_us
+
+    def goes_on(*hosts: str) -> None:
+        before = {host: boundary(host) for host in hosts}
+        until(lambda: all(boundary(host) > before[host] for host in hosts), PATIENCE_S)
+
+    with ExitStack() as stack:
+        stack.callback(deployed.close)
+        for name in "abc":
+            deployed.start(name)
+        sender.start()
+        goes_on("a", "b")
+        for turn in range(KILLS):
+            pause(chance.randrange(1_000_000))
+            victim = ("a", "b", "the broker")[turn % 3]
+            if victim == "the broker":
+                broker.kill()
+                broker.start()
+            else:
+                deployed.stop(victim, signal.SIGKILL)
+                goes_on("b" if victim == "a" else "a")
+                deployed.start(victim)
+            goes_on("a", "b")
+        sender.finish()
+        done_us = now_us()
+        until(lambda: min(boundary("a"), boundary("b")) > done_us, PATIENCE_S)
+        until(lambda: sum(n for *_, n in deployed.counts("c")) >= len(deployed.rows("a")), PATIENCE_S)
+    sender.check(deployed.rows("a"))
+    a, b = deployed.buckets("a"), deployed.buckets("b")
+    least = min(len(a), len(b))
+    assert a[:least] == b[:least], "K3"
+    sender.check(deployed.rows("b"))
+    assert sum(n for *_, n in deployed.counts("c")) == len(deployed.rows("a"))
 
 
 # -- without a broker --------------------------------------------------------------------------------------------------
