@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import example_kafka
 from tests.docs.test_docs import EXAMPLES, HOME
+from tests.inputs.kafka_server import SERVER
 
 #: What each prints, as a pattern over its whole output.
 SAID = {
@@ -27,7 +29,7 @@ SAID = {
     "over_the_network": r"(\d \{'customer': 'c\d', 'amount': \d\}\n){3}",
     "send_async": r"[\d,]+ durable rows a second from one thread\n5000 rows in the stream",
 }
-#: Too long to be read at a glance; tests of their own run them (test_docs, tests/load, tests/example_kafka).
+#: Too long to be read at a glance; tests of their own run them (test_docs, tests/load, and the last one here).
 LONG = {"netmon", "load_sharing", "kafka_to_postgres"}
 LINES_MAX = 30
 
@@ -69,3 +71,26 @@ def test_every_example_runs_and_prints_what_it_shows(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr, f"nothing was wrong, and this was printed:\n{done.stderr[-4000:]}"
     for path, said in json.loads(done.stdout.splitlines()[-1]).items():
         assert re.search(SAID[Path(path).stem], said), f"{Path(path).name} printed:\n{said}"
+
+
+@pytest.mark.slow
+@pytest.mark.alone  # It sells in real time: an order that is a second late is no longer counted.
+def test_kafka_to_postgres_ends_with_the_right_table(capfd: pytest.CaptureFixture[str]) -> None:
+    """`make example-kafka`, with the broker and the database that it brings."""
+    if SERVER.jars() is None:
+        pytest.skip("no Kafka here; `python -m tests.inputs.kafka_server --fetch` brings it from Maven")
+    assert example_kafka.main() == 0, capfd.readouterr().err[-3000:]
+    _, *said = re.split(r"^(?=\w.*:$)", capfd.readouterr().out, flags=re.MULTILINE)
+    whole, cut, healed = map(table_said, said)
+    assert len(whole) > 3
+    assert sum(tentative for _, tentative in cut.values()) > 2
+    for at, (orders, tentative) in healed.items():
+        assert not tentative
+        assert orders % 3 == 0, "the three shops sell at the same moments"
+        assert orders >= cut.get(at, (0, False))[0], "west was missing"
+
+
+def table_said(text: str) -> dict[str, tuple[int, bool]]:
+    """Time, orders, whether they may change."""
+    rows = re.findall(r"^  (\d\d:\d\d:\d\d) +(\d+) (tentative)?$", text, re.MULTILINE)
+    return {at: (int(orders), bool(tentative)) for at, orders, tentative in rows}
