@@ -7,12 +7,16 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import holdfast
+from holdfast.inputs.source import EngineSource
 from holdfast.model.errors import UsageError
+from holdfast.spark.ingest import SparkInput
 
 
 def until(condition: Callable[[], object], seconds: float = 120) -> None:
@@ -87,6 +91,30 @@ def test_a_row_that_lies_years_ahead_stops_the_source_with_a_sentence(spark: Spa
     )
     with allowed.start(spark=spark) as running:
         until(lambda: running.status()["sources"][0].get("rows") == 2)
+
+
+class Reports:
+    """A query that says it had so many rows in the batches of these numbers."""
+
+    status: ClassVar = {"isDataAvailable": False, "isTriggerActive": False, "message": ""}
+
+    def __init__(self, *batches: tuple[int, int]) -> None:
+        self.recentProgress = [
+            SimpleNamespace(batchId=number, numInputRows=rows, inputRowsPerSecond=0.0) for number, rows in batches
+        ]
+        self.lastProgress = self.recentProgress[-1]
+
+
+def test_rows_that_come_after_a_silence_are_counted_and_end_it(tmp_path: Path) -> None:
+    """While nothing comes, Spark reports the number of the batch that is to be the next. A source that was taken for
+    silent has its boundary follow the clock: all that came then was late."""
+    source = EngineSource(lambda spark: None, "ts", slack_us=0, idle_us=0, trigger_us=None)
+    ingest = SparkInput(source, "s", holdfast.open(tmp_path), tmp_path, None, None)  # type: ignore[arg-type]
+    ingest._look(Reports((0, 2), (1, 0)))  # type: ignore[arg-type]
+    silent_since_us = ingest._data_us
+    ingest._look(Reports((0, 2), (1, 0), (1, 4), (2, 0)))  # type: ignore[arg-type]
+    assert (ingest.status()["rows"], ingest.status()["batch"]) == (6, 1)
+    assert ingest._data_us > silent_since_us
 
 
 def test_what_is_no_source_is_refused_where_it_is_written_down(tmp_path: Path) -> None:

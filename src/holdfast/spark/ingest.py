@@ -113,11 +113,11 @@ class SparkInput:
 
     def _look(self, query: StreamingQuery) -> None:
         for progress in query.recentProgress:
-            if progress.batchId > self._batch:
+            # While nothing comes, Spark reports the batch that is to be the next: its rows come under the same number.
+            if progress.numInputRows and progress.batchId > self._batch:
                 self._batch = progress.batchId
-                if progress.numInputRows:
-                    self._rows += progress.numInputRows
-                    self._data_us = monotonic_us()
+                self._rows += progress.numInputRows
+                self._data_us = monotonic_us()
         last = query.lastProgress
         self._status = {
             "rows": self._rows, "rate": last.inputRowsPerSecond if last is not None else 0.0, "batch": self._batch,
