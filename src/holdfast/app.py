@@ -151,20 +151,25 @@ class App(Application):
         idle: Literal["wait", "advance"] | Duration = "wait",
         trigger: Duration | None = None,
         max_ahead: Duration | None = MAX_AHEAD,
+        late: Literal["refuse", "drop"] = "refuse",
+        dead_letters: str | Path | Literal[True] | None = True,
     ) -> None:
         """Fill a stream from elsewhere while the application runs: from `holdfast.kafka(…)`, from
         `holdfast.postgres_changes(…)`, or from any streaming source of Spark's, `lambda spark: spark.readStream…`,
         whose column `stime` says when a row happened, with so much `slack` and no more than `max_ahead` of the clock.
+        Rows of Spark's that come later, lie further ahead or have no time go to the `dead_letters`, a file beside the
+        stream unless you name one; with None the first stops the source. `late="drop"` only counts late ones.
         With `schema` the stream is made if it is not there; tables and Spark's frames say theirs themselves."""
         if isinstance(source, Source):
             described: Source | EngineSource = source
-            if stime is not None or slack or idle != "wait" or trigger is not None or max_ahead != MAX_AHEAD:
+            others = slack or idle != "wait" or trigger is not None or max_ahead != MAX_AHEAD
+            if others or stime is not None or late != "refuse" or dead_letters is not True:
                 raise UsageError(
-                    f"stime, slack, idle, trigger and max_ahead of stream {stream!r} must stand in its description; "
-                    f"got them here"
+                    f"stime, slack, idle, trigger, max_ahead, late and dead_letters of stream {stream!r} must stand in "
+                    f"its description; got them here"
                 )
         else:
-            described = _spark_source(stream, source, stime, slack, idle, trigger, max_ahead)
+            described = _spark_source(stream, source, stime, slack, idle, trigger, max_ahead, late, dead_letters)
         if stream in self._sources:
             raise UsageError(f"stream {stream!r} must have one source; got a second; a stream has one writer")
         if (producer := self._producer_of(stream)) is not None:
@@ -254,6 +259,8 @@ def _spark_source(
     idle: Literal["wait", "advance"] | Duration,
     trigger: Duration | None,
     max_ahead: Duration | None,
+    late: Literal["refuse", "drop"],
+    dead_letters: str | Path | Literal[True] | None,
 ) -> EngineSource:
     if not callable(function):
         raise UsageError(
@@ -262,8 +269,13 @@ def _spark_source(
         )
     if stime is None:
         raise UsageError(f"the source of stream {stream!r} must say which column is its time; add stime='…'")
+    if late not in ("refuse", "drop"):
+        raise UsageError(f"late of the source of stream {stream!r} must be 'refuse' or 'drop'; got {late!r}")
     idle_us = None if idle == "wait" else 0 if idle == "advance" else duration_us(idle)
-    return EngineSource(function, stime, duration_us(slack), idle_us, _optional_us(trigger), _optional_us(max_ahead))
+    letters = dead_letters if dead_letters is None or dead_letters is True else Path(dead_letters)
+    return EngineSource(
+        function, stime, duration_us(slack), idle_us, _optional_us(trigger), _optional_us(max_ahead), late, letters
+    )
 
 
 def _parts(

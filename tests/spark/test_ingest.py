@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -69,14 +70,62 @@ def test_files_that_spark_reads_become_a_stream_once_over_restarts_k1(spark: Spa
         until(lambda: len(list(stream.subscribe().rows(timeout=0))) == 5)
 
 
+JSON_SCHEMA = "n bigint, ts timestamp"
+
+
+def line(n: int, ts: str | None) -> str:
+    return json.dumps({"n": n, "ts": ts}) + "\n"
+
+
 @pytest.mark.slow
-def test_a_row_that_lies_years_ahead_stops_the_source_with_a_sentence(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_that_are_late_early_or_without_a_time_do_not_stop_the_source(spark: SparkSession, tmp_path: Path) -> None:
+    """D19: the early one would make all others late."""
+    files = tmp_path / "files"
+    files.mkdir()
+
+    def put(name: str, *lines: str) -> None:
+        (tmp_path / name).write_text("".join(lines))
+        (tmp_path / name).rename(files / name)
+
+    app = holdfast.App("shop", root=tmp_path / "streams")
+    app.source("clicks", lambda s: s.readStream.schema(JSON_SCHEMA).json(str(files)), stime="ts", slack="2s")
+    with app.start(spark=spark, metrics_port=0) as running:
+
+        def source() -> dict[str, Any]:
+            return running.status()["sources"][0]
+
+        put("a.json", line(1, "2026-01-01T00:00:01Z"), line(2, "2026-01-01T00:00:09Z"))
+        until(lambda: source().get("rows") == 2)
+        bad = [line(3, "2026-01-01T00:00:02Z"), line(4, "9998-01-01T00:00:00Z"), line(5, "yesterday")]
+        put("b.json", *bad, line(6, "2026-01-01T00:00:10Z"))
+        until(lambda: source().get("rows") == 6)
+        put("c.json", line(7, "2026-01-01T00:01:00Z"))
+        stream = holdfast.open(app.root).open("clicks")
+        until(lambda: [row.values["n"] for row in stream.subscribe().rows(timeout=0)] == [1, 2, 6])
+        assert (source()["state"], source()["late"], source()["dead"]) == ("RUNNING", 2, 1)
+        letters = [json.loads(text) for text in Path(source()["dead_letters"]).read_text().splitlines()]
+        assert sorted(letter["row"]["n"] for letter in letters) == [3, 4, 5]
+        url = f"http://127.0.0.1:{running.metrics_port}/metrics"
+        with urllib.request.urlopen(url) as answer:
+            told = answer.read().decode()
+        assert 'holdfast_source_late_rows_total{stream="clicks"} 2.0' in told
+        assert 'holdfast_source_dead_rows_total{stream="clicks"} 1.0' in told
+
+
+@pytest.mark.slow
+def test_without_dead_letters_a_row_that_lies_years_ahead_stops_the_source_with_a_sentence(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     """D19: it would make all others late."""
     files = tmp_path / "files"
     files.mkdir()
-    (files / "a.json").write_text('{"n": 1, "ts": "2026-01-01T00:00:01Z"}\n{"n": 2, "ts": "9998-01-01T00:00:00Z"}\n')
+    (files / "a.json").write_text(line(1, "2026-01-01T00:00:01Z") + line(2, "9998-01-01T00:00:00Z"))
+
+    def clicks(session: SparkSession) -> DataFrame:
+        return session.readStream.schema(JSON_SCHEMA).json(str(files))
+
     app = holdfast.App("shop", root=tmp_path / "streams")
-    app.source("clicks", lambda s: s.readStream.schema("n bigint, ts timestamp").json(str(files)), stime="ts")
+    app.source("clicks", clicks, stime="ts", dead_letters=None)
 
     def run() -> None:
         with app.start(spark=spark) as running:
@@ -86,9 +135,7 @@ def test_a_row_that_lies_years_ahead_stops_the_source_with_a_sentence(spark: Spa
     with pytest.raises(UsageError, match="ahead of the clock"):  # By the start or by the wait: the first that can know.
         run()
     allowed = holdfast.App("shop", root=tmp_path / "allowed")
-    allowed.source(
-        "clicks", lambda s: s.readStream.schema("n bigint, ts timestamp").json(str(files)), stime="ts", max_ahead=None
-    )
+    allowed.source("clicks", clicks, stime="ts", max_ahead=None)
     with allowed.start(spark=spark) as running:
         until(lambda: running.status()["sources"][0].get("rows") == 2)
 
@@ -126,7 +173,10 @@ def test_what_is_no_source_is_refused_where_it_is_written_down(tmp_path: Path) -
     app.source("clicks", lambda spark: spark.readStream, stime="ts")
     with pytest.raises(UsageError, match="must have one source"):
         app.source("clicks", lambda spark: spark.readStream, stime="ts")
-    with pytest.raises(UsageError, match="must stand in its description"):
-        app.source("orders", holdfast.kafka("b:1", topic="orders"), slack="2s")
+    for more in ({"slack": "2s"}, {"dead_letters": None}, {"late": "drop"}):
+        with pytest.raises(UsageError, match="must stand in its description"):
+            app.source("orders", holdfast.kafka("b:1", topic="orders"), **more)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="must be 'refuse' or 'drop'; got 'lift'"):
+        app.source("orders", lambda spark: spark.readStream, stime="ts", late="lift")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="has a source"):
         app.node(inputs=["a"], output="clicks", name="cleaned")(lambda frame: frame)

@@ -64,7 +64,14 @@ class DeadLetters:
 
     def put_entries(self, entries: Sequence[Mapping[str, Any]]) -> None:
         """One line for each; returns when they are durable."""
-        text = b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries)
+        self._append(b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
+
+    def complete(self, at: int, text: bytes) -> None:
+        """Append lines that were to begin at `at`, or what a kill has left out of them; those that are there stay."""
+        there = os.pread(self._fd, len(text), at)
+        self._append(text[len(there) :] if text.startswith(there) else text)
+
+    def _append(self, text: bytes) -> None:
         self._disk.write(self._fd, self.path, os.fstat(self._fd).st_size, [text])
         self._disk.sync(self._fd, self.path)
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -61,6 +61,9 @@ class EngineSource:
     idle_us: int | None
     trigger_us: int | None
     max_ahead_us: int | None = None
+    late: Literal["refuse", "drop"] = "refuse"
+    dead_letters: Path | Literal[True] | None = True
+    """The file for rows that the stream cannot take; True: one beside it; None: the first stops the query."""
 
     def text(self) -> str:
         return f"a streaming source of Spark ({getattr(self.function, '__name__', 'a function')})"

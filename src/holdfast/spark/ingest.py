@@ -5,7 +5,9 @@ Rules:
    filled again from the beginning: rows would come twice, so it is refused.
 2. The boundary trails the largest stime by the slack. Where silence means that nothing came (`idle`), it follows the
    clock once nothing has come for so long and the query has read all there is.
-3. What Spark refuses, and a row below the boundary, will be the same at every start; everything else may pass.
+3. A row that is late, far ahead of the clock or without a time goes to the dead letters (`ingest_dead_letters`); where
+   there are none, it stops the query.
+4. What Spark refuses, and such a row, will be the same at every start; everything else may pass.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from holdfast.inputs.source import EngineSource
 from holdfast.model.errors import PeerError, StreamBusy, UnknownStream, UsageError
 from holdfast.model.time import closed_until, duration_text, instant_text
 from holdfast.spark.failure import is_permanent, sentence
+from holdfast.spark.ingest_dead_letters import put_aside
 from holdfast.spark.session import make_active, register
 from holdfast.stream.filing import file_results
 from holdfast.stream.store import StreamStore
@@ -46,6 +49,9 @@ class SparkInput:
         self._source, self._stream, self._store, self._spark = source, stream, store, spark
         self._bucket_us = bucket_us
         self._checkpoint = home / f"{stream}.checkpoint"
+        self._note = home / f"{stream}.put-aside"
+        beside = home / f"{stream}.dead-letters.jsonl"
+        self._dead_letters = beside if source.dead_letters is True else source.dead_letters
         self._stop = threading.Event()
         self._status: dict[str, Any] = {}
         self._rows, self._batch = 0, -1
@@ -103,7 +109,10 @@ class SparkInput:
             "root": str(self._store.root), "create": "true", "stime": self._source.stime, "boundary": "data",
             "slack": duration_text(self._source.slack_us), "checkpointLocation": str(self._checkpoint),
             "maxAhead": "none" if self._source.max_ahead_us is None else duration_text(self._source.max_ahead_us),
+            "late": self._source.late, "putAside": str(self._note.absolute()),
         }  # fmt: skip
+        if self._dead_letters is not None:
+            options["deadLetters"] = str(self._dead_letters.absolute())
         if self._bucket_us is not None:
             options["bucket"] = duration_text(self._bucket_us)
         writer = frame.writeStream.format("holdfast").options(**options)
@@ -118,10 +127,11 @@ class SparkInput:
                 self._batch = progress.batchId
                 self._rows += progress.numInputRows
                 self._data_us = monotonic_us()
-        last = query.lastProgress
+        last, aside = query.lastProgress, put_aside(self._note)
         self._status = {
             "rows": self._rows, "rate": last.inputRowsPerSecond if last is not None else 0.0, "batch": self._batch,
-            "doing": query.status["message"],
+            "doing": query.status["message"], "late": aside.late, "dead": aside.dead,
+            "dead_letters": None if self._dead_letters is None else str(self._dead_letters),
         }  # fmt: skip
         idle_us = self._source.idle_us
         quiet = not query.status["isDataAvailable"] and not query.status["isTriggerActive"]

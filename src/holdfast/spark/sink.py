@@ -13,7 +13,8 @@ Rules:
 4. `filing` orders the rows: the stream does not depend on how Spark cut the batches (D9).
 5. Of two drivers on one checkpoint, the later one wins and the earlier one fails (L7). Each run of a query notes itself
    in the log with the number after the last run's; a run that finds a later one there gives up.
-6. A fork writes to the tentative branch, and only what lies behind the branch's root. Until it has one, it files
+6. An ingest query puts rows aside that the stream cannot take (`ingest_dead_letters`), settled by the batch's unit.
+7. A fork writes to the tentative branch, and only what lies behind the branch's root. Until it has one, it files
    nothing: what would wait for its bucket to be complete is kept in a file, and is the branch's when that begins.
 """
 
@@ -22,7 +23,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -50,6 +53,9 @@ from holdfast.stream.record import FORGET
 from holdfast.stream.store import Stream
 from holdfast.stream.waiting import Waiting, keep_waiting, kept_waiting
 from holdfast.stream.writer import LogWriter
+
+if TYPE_CHECKING:
+    from holdfast.spark.ingest_dead_letters import IngestDeadLetters
 
 #: Larger results go by file: commit messages pass through the driver's JVM heap.
 INLINE_BYTES = 4 << 20
@@ -84,6 +90,9 @@ class Target:
         self.stime = time_path(from_arrow_schema(schema), self.options.get("stime"), f"the query of {names[0]}")
         columns = [f for f in result_columns(schema, f"the query of {names[0]}") if f.name != control.COLUMN]
         self._controlled = control.COLUMN in schema.names
+        self._late = self.options.choice("late", "refuse", "drop", "lift") or "refuse"
+        if self.options.get("putaside") is None and (self._late == "drop" or self.options.get("deadletters")):
+            raise UsageError("the options deadLetters and late='drop' need putAside, the file that counts such rows")
         self.stream = self._open(names[0], pa.schema(columns))
         self.stream.definition.require_replay("a query of Spark that writes it")
         self._way = way_for((), ends, results=str(self.stream.folder))
@@ -109,7 +118,7 @@ class Target:
         stimes = batch.column(self.stime[0])
         for step in self.stime[1:]:
             stimes = stimes.field(step)
-        if stimes.null_count:
+        if stimes.null_count and self.options.get("deadletters") is None:
             raise SchemaError(
                 f"stream {self.stream.name}: stime must not be null; got {stimes.null_count} rows without one"
             )
@@ -131,7 +140,7 @@ class Target:
                     stored = self.stored(batch)
                     writer.write_batch(stored)
                     rows += stored.num_rows
-                    high = max(high, pc.max(stored.column(0).cast(pa.int64())).as_py())
+                    high = max(high, _high(stored))
         data = bytes(memoryview(sink.getvalue())) if rows else b""
         if len(data) <= INLINE_BYTES:
             return Rows(query_id, run_id, rows, high, inline=data, control=tuple(found))
@@ -180,7 +189,7 @@ class Target:
         return found
 
     def _wanted(self, messages: list[Rows], begun_us: int) -> list[pa.RecordBatch]:
-        """Rule 6: a fork repeats results that main has or will have; a query that lost input begins with wrong ones."""
+        """Rule 7: a fork repeats results that main has or will have; a query that lost input begins with wrong ones."""
         first_us = begun_us if self.options.get("branch") is not None else self.options.instant("from")
         batches = self.collected(messages)
         return batches if first_us is None else _since(first_us, batches)
@@ -188,17 +197,35 @@ class Target:
     def _timely(self, batches: list[pa.RecordBatch], before_us: int) -> list[pa.RecordBatch]:
         """A function of the user's may date its results as it likes; what lies below the promise is filed at it.
         Batches of such a query are the same in every run, so this is, too."""
-        if (self.options.choice("late", "refuse", "lift") or "refuse") == "refuse":
+        if self._late != "lift":
             return batches
         lifted = [pc.max_element_wise(b.column(0).cast(pa.int64()), before_us).cast(STIME_TYPE) for b in batches]
         return [b.set_column(0, b.schema.field(0), stimes) for b, stimes in zip(batches, lifted, strict=True)]
 
-    def check_ahead(self, high: int) -> None:
-        """Where the boundary follows the rows, one that is dated far ahead would make all others late (D19)."""
-        allowed = self.options.get("maxahead") or MAX_AHEAD
-        now = now_us()
-        if allowed != "none" and high > now + duration_us(allowed):
-            raise EarlyTuple(early_text(self.stream.name, high, high - now))
+    def highest(self, messages: list[Rows]) -> tuple[int, int | None]:
+        """The largest stime that the boundary may follow, and beyond which one is too far ahead of the clock: it would
+        make all others late (D19). Where there are dead letters, such rows go there."""
+        high = max((m.stime_max_us for m in messages), default=BEGINNING_US)
+        allowed, now = self.options.get("maxahead") or MAX_AHEAD, now_us()
+        if allowed == "none":
+            return high, None
+        early_us = now + duration_us(allowed)
+        if high > early_us:
+            if self.options.get("deadletters") is None:
+                raise EarlyTuple(early_text(self.stream.name, high, high - now))
+            high = max((_high(batch, early_us) for batch in self.collected(messages)), default=BEGINNING_US)
+        return high, early_us
+
+    @cached_property
+    def _dead_letters(self) -> IngestDeadLetters | None:
+        """Rule 6."""
+        note, letters = self.options.get("putaside"), self.options.get("deadletters")
+        if note is None:
+            return None
+        from holdfast.spark.ingest_dead_letters import IngestDeadLetters  # In the driver alone.
+
+        path = None if letters is None else Path(letters)
+        return IngestDeadLetters(self.stream.name, Path(note), path, drop_late=self._late == "drop")
 
     def discard(self, query_id: str, batch: str) -> None:
         """Remove what the tasks of this batch, and of earlier ones that were killed, have staged."""
@@ -210,18 +237,28 @@ class Target:
             if owner == query_id and number.isdigit() and batch.isdigit() and int(number) <= int(batch):
                 Disk().unlink(path)
 
-    def append(self, messages: list[Rows], boundary_us: int, query_id: str, run_id: str, batch_id: int) -> None:
-        """Rules 2 to 6, in the driver. The log is let go after each batch: the next may be another process's."""
+    def append(
+        self,
+        messages: list[Rows],
+        boundary_us: int,
+        query_id: str,
+        run_id: str,
+        batch_id: int,
+        early_us: int | None = None,
+    ) -> None:
+        """Rules 2 to 7, in the driver. The log is let go after each batch: the next may be another process's."""
         if self._unbranched(messages, boundary_us):
             return
         writer = self._writer(f"spark:{query_id}:{run_id}")
         try:
-            self._append(writer, messages, boundary_us, query_id, run_id, batch_id)
+            self._append(writer, messages, boundary_us, query_id, run_id, batch_id, early_us)
+            if self._dead_letters is not None:
+                self._dead_letters.append(query_id, batch_id)
         finally:
             writer.release(now_us())
 
     def _unbranched(self, messages: list[Rows], boundary_us: int) -> bool:
-        """Rule 6: whether the batch is one of a fork without a branch, and done."""
+        """Rule 7: whether the batch is one of a fork without a branch, and done."""
         path = self.options.get("waiting")
         known = None if path is None else kept_waiting(Path(path))
         if path is None or known is None:
@@ -249,7 +286,14 @@ class Target:
         return self.stream.branch_writer(id=branch, takeover=True)
 
     def _append(
-        self, writer: LogWriter, messages: list[Rows], boundary_us: int, query_id: str, run_id: str, batch_id: int
+        self,
+        writer: LogWriter,
+        messages: list[Rows],
+        boundary_us: int,
+        query_id: str,
+        run_id: str,
+        batch_id: int,
+        early_us: int | None,
     ) -> None:
         known = writer.state.tokens
         runs = {id: n for id, n in known.items() if id.startswith(f"run-{query_id}-")}
@@ -271,6 +315,8 @@ class Target:
         closed = boundary_us >= FOREVER_US
         before_us = writer.state.boundary_us
         results = self._timely(self._wanted(messages, before_us), before_us)
+        if self._dead_letters is not None and not writer.state.closed:  # Nothing is late behind the end of a stream.
+            results = self._dead_letters.judge(results, before_us, early_us, query_id, batch_id)
         filed = file_results(
             results, self._pending(writer), self.stream.definition, before_us,
             END_OF_TIME_US if closed else boundary_us,
@@ -296,6 +342,13 @@ def _since(first_us: int, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]
     return [b.filter(pc.greater_equal(b.column(0).cast(pa.int64()), first_us)) for b in batches]
 
 
+def _high(batch: pa.RecordBatch, until_us: int = 2**63 - 1) -> int:
+    """The largest stime, of those up to `until_us`; rows without one do not count."""
+    stimes = batch.column(0).cast(pa.int64())
+    found = pc.max(stimes.filter(pc.less_equal(stimes, until_us))).as_py()
+    return BEGINNING_US if found is None else int(found)
+
+
 class StreamSink(DataSourceStreamArrowWriter):
     """Results of a streaming query."""
 
@@ -318,18 +371,20 @@ class StreamSink(DataSourceStreamArrowWriter):
         target = self._target
         rows = [m for m in messages if isinstance(m, Rows)]
         query_id, run_id = (rows[0].query_id, rows[0].run_id) if rows else ("", "")
-        high = max((m.stime_max_us for m in rows), default=BEGINNING_US)
+        early_us: int | None = None
+
+        def behind() -> int:
+            """The boundary where it follows the rows: the largest stime less the slack."""
+            nonlocal early_us
+            high, early_us = target.highest(rows)
+            return high - self._slack_us if high > BEGINNING_US else BEGINNING_US
+
         checkpoint = target.options.get("checkpointlocation")
-        boundary = batch_boundary(checkpoint, batchId, self._boundary, lambda: self._behind(high), self._lag_us)
+        boundary = batch_boundary(checkpoint, batchId, self._boundary, behind, self._lag_us)
         if checkpoint is not None and target.options.get("branch") is None:
             keep_wal(checkpoint, batchId, Disk())
-        target.append(rows, boundary, query_id, run_id, batchId)
+        target.append(rows, boundary, query_id, run_id, batchId, early_us)
         target.discard(query_id, str(batchId))
-
-    def _behind(self, high: int) -> int:
-        """The boundary where it follows the rows: the largest stime less the slack."""
-        self._target.check_ahead(high)
-        return high - self._slack_us if high > BEGINNING_US else BEGINNING_US
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         for message in messages:
@@ -350,8 +405,7 @@ class BatchSink(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         target = self._target
         rows = [m for m in messages if isinstance(m, Rows)]
-        high = max((m.stime_max_us for m in rows), default=BEGINNING_US)
-        target.check_ahead(high)
+        high, _ = target.highest(rows)
         writer = target.stream.writer(owner="spark:batch")
         try:
             # A frame is all there will be of its time: the next one begins behind it.
