@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
 
 import pytest
 
 from holdfast import App
+from holdfast.clock import now_us
+from holdfast.host.embedded import Running
 from tests.docs.test_consuming import Totals, totals
 from tests.docs.test_docs import HOME, blocks
 from tests.inputs.conftest import until
@@ -28,13 +31,46 @@ def ended(totals: Totals) -> Totals:
     return totals
 
 
-def test_the_applications_have_their_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they read is not here; tests/inputs/test_kafka.py and tests/spark/test_ingest.py have it."""
+def rows(running: Running, stream: str) -> list[dict[str, object]]:
+    """What readers see of it by now."""
+    if stream not in running.streams.names():
+        return []
+    with running.streams.open(stream).subscribe() as subscriber:
+        return [row.values for row in subscriber.rows(timeout=0)]
+
+
+@pytest.mark.slow
+def test_records_of_a_topic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from confluent_kafka import Producer
+
     monkeypatch.chdir(tmp_path)
-    for example, stream in ((KAFKA, "orders"), (CHANGES, "orders"), (CLICKS, "clicks")):
-        names: dict[str, object] = {}
-        exec(example, names)
-        assert list(names["app"].sources) == [stream]  # type: ignore[attr-defined]
+    names: dict[str, App] = {}
+    with kafka_broker() as broker:
+        exec(KAFKA.replace("broker:9092", broker.address), names)
+        broker.create_topic("orders")
+        client = Producer({"bootstrap.servers": broker.address, "log_level": 0})
+        now_ms = now_us() // 1000
+        for customer, amount, at_ms in ((b"ann", 12.5, now_ms - 20_000), (b"bob", 3, now_ms)):
+            client.produce("orders", json.dumps({"amount": amount}), customer, timestamp=at_ms)
+        assert client.flush(60) == 0
+        with names["app"].start() as running:
+            until(lambda: rows(running, "orders"), 120)  # Bob's wait until their bucket is over.
+            assert rows(running, "orders")[0] == {"customer": "ann", "amount": 12.5}
+
+
+@pytest.mark.slow
+def test_files_that_spark_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, App] = {}
+    exec(CLICKS, names)
+    (tmp_path / "clicks").mkdir()
+    lines = [
+        json.dumps({"page": page, "ts": f"2026-01-01T00:00:{second:02}Z"}) for page, second in (("/a", 1), ("/b", 9))
+    ]
+    (tmp_path / "clicks" / "one.json").write_text("\n".join(lines))
+    with names["app"].start(master="local[1]") as running:
+        until(lambda: rows(running, "clicks"), 120)
+        assert [row["page"] for row in rows(running, "clicks")] == ["/a"]
 
 
 @pytest.mark.slow
