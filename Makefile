@@ -41,8 +41,8 @@ test: setup
 	$(BIN)/python -m tests.suite
 
 # What is killed, cut and moved, at length: many hours. Sources and sinks, each with its server, come first and say what
-# the kills hit; then nodes,
-# movements and changes while they run, then what is drawn at random. Another number: `make test-faults KAFKA_KILLS=5`.
+# the kills hit; then nodes, movements and changes while they run; then what is drawn at random. Another number:
+# `make test-faults KAFKA_KILLS=5`.
 SINK_KILLS ?= 200
 KAFKA_KILLS ?= 30
 KAFKA_RECORDS ?= 1000000

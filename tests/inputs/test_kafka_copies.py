@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import threading
@@ -26,6 +27,7 @@ from holdfast.inputs.kafka import KafkaSource, kafka
 from holdfast.inputs.source import SourceSpec
 from holdfast.model.errors import UsageError
 from holdfast.model.time import BEGINNING_US, instant_text
+from holdfast.model.tuples import TupleType
 from tests.checkpoint.servers import free_port
 from tests.inputs.kafka_server import Kafka, kafka_broker
 from tests.inputs.test_kafka import COLUMNS, KILLS, PLACES, Filled, Sender, Topic, until
@@ -178,23 +180,28 @@ def set_append_time(topic: Topic) -> None:
         done.result(60)
 
 
-class Deployed:
-    """Hosts as processes without Spark: a and b hold the topic, b and c count what it brings."""
+def copies(words: str = "", columns: str = "") -> tuple[str, str]:
+    """Hosts a and b hold the topic, b and c count what it brings. `words`: more about the topic; `columns`: more of the
+    stream's, beside those that are counted."""
+    return (
+        "inputs=['flows'], name='counts', max_delay='10s', replicas=2",
+        f"  flows:\n    hosts: [a, b]\n    kafka: {{brokers: BROKER, slack: 2s{words}}}\n"
+        f"    schema: source string, bytes bigint{columns}\n    bucket: 500ms\nnodes: {{counts: [b, c]}}\n",
+    )
 
-    def __init__(self, folder: Path, broker: str, *, words: str = "", columns: str = "") -> None:
-        """`words`: more about the topic; `columns`: more of the stream's, beside those that are counted."""
+
+class Deployed:
+    """Hosts as processes without Spark. `counts`: what is said of the node, and of sources and homes."""
+
+    def __init__(self, folder: Path, broker: str, counts: tuple[str, str] | None = None) -> None:
         self.folder = folder
+        node, sources = counts or copies()
         (folder / "app.py").write_text(
-            "import holdfast\n"
-            "app = holdfast.App('copies')\n"
-            "app.node(inputs=['flows'], name='counts', max_delay='10s', replicas=2)(lambda rows: rows)\n"
+            f"import holdfast\napp = holdfast.App('copies')\napp.node({node})(lambda rows: rows)\n"
         )
         hosts = "".join(f"  {n}: {{address: '127.0.0.1:{free_port()}', root: {n}/}}\n" for n in "abc")
-        (folder / "d.yaml").write_text(
-            f"app: app.py\nhosts:\n{hosts}sources:\n  flows:\n    hosts: [a, b]\n"
-            f"    kafka: {{brokers: '{broker}', slack: 2s{words}}}\n"
-            f"    schema: source string, bytes bigint{columns}\n    bucket: 500ms\nnodes: {{counts: [b, c]}}\n"
-        )
+        sources = sources.replace("BROKER", f"'{broker}'")
+        (folder / "d.yaml").write_text(f"app: app.py\nhosts:\n{hosts}sources:\n{sources}")
         load_deployment(folder / "d.yaml").make_token()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -274,7 +281,7 @@ def test_while_a_host_with_a_copy_is_lost_results_go_on_from_the_other_d7_k3(bro
 def test_killed_hosts_and_brokers_lose_and_repeat_nothing_in_any_copy_k1_k3(broker: Kafka, tmp_path: Path) -> None:
     topic = Topic(broker, "killed", 3, **APPENDED)
     words = f", topic: killed, idle: advance, columns: {{{', '.join(f'{p}: {c}' for p, c in PLACES.items())}}}"
-    deployed = Deployed(tmp_path, broker.address, words=words, columns=f", {COLUMNS}")
+    deployed = Deployed(tmp_path, broker.address, copies(words, f", {COLUMNS}"))
     sender = Sender(topic, KILLS, ', "source": "north", "bytes": 1')
     chance = random.Random(KILLS)
 
@@ -316,6 +323,81 @@ def test_killed_hosts_and_brokers_lose_and_repeat_nothing_in_any_copy_k1_k3(brok
     assert a[:least] == b[:least], "K3"
     sender.check(deployed.rows("b"))
     assert sum(n for *_, n in deployed.counts("c")) == len(deployed.rows("a"))
+
+
+X_S = 4.0
+#: One host that holds two topics and counts what both bring.
+STALLING = (
+    f"inputs=['busy', 'stalling'], name='counts', max_delay='{X_S}s'",
+    "".join(
+        f"  {name}: {{host: a, kafka: {{brokers: BROKER, slack: 1s, idle: advance}},"
+        " schema: 'source string, bytes bigint', bucket: 500ms}\n"
+        for name in ("busy", "stalling")
+    )
+    + "nodes: {counts: [a]}\n",
+)
+
+
+class Delays:
+    """When each window's result was first seen, stable or tentative, after the window's end."""
+
+    def __init__(self, subscriber: holdfast.Subscriber) -> None:
+        self._subscriber = subscriber
+        self.seen: dict[tuple[int, TupleType], float] = {}
+        self.corrected = False
+
+    def look(self) -> None:
+        for row in self._subscriber.rows(timeout=0):
+            if row.stime is not None and row.type in (TupleType.INSERTION, TupleType.TENTATIVE):
+                delay_s = now_us() / 1e6 - row.stime.timestamp()
+                self.seen.setdefault((round(row.stime.timestamp()), row.type), delay_s)
+            self.corrected |= row.type == TupleType.REC_DONE
+
+    def of(self, kind: TupleType, since_s: float = 0) -> list[float]:
+        return [delay for (end, found), delay in self.seen.items() if found == kind and end > since_s]
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_silent_partition_delays_nothing_and_a_stalled_one_its_neighbours_by_less_than_x_k2_d5(
+    broker: Kafka, tmp_path: Path
+) -> None:
+    """A partition stalls where a transaction stays open: its records are there, and nobody may read them yet."""
+    from confluent_kafka import Producer
+
+    topic = Topic(broker, "busy", partitions=2, **APPENDED)
+    Topic(broker, "stalling", partitions=1, **APPENDED)
+    client = {"bootstrap.servers": broker.address, "transactional.id": "stalling", "log_level": 0}
+    transaction = Producer(client)
+    transaction.init_transactions(60)
+    deployed = Deployed(tmp_path, broker.address, STALLING)
+    feeding = Feeding(topic, 1, '{"source": "north", "bytes": %d}')  # The other partition is silent from the beginning.
+    with ExitStack() as stack:
+        stack.callback(deployed.close)
+        stack.enter_context(feeding.on())
+        deployed.start("a")
+        until(lambda: len(deployed.counts("a")) > 3, PATIENCE_S)
+        counts = deployed.stream("a", "counts")
+        assert counts is not None
+        calm_s = now_us() / 1e6
+        delays = Delays(stack.enter_context(counts.subscribe(tentative=True)))
+
+        def seen(kind: TupleType, since_s: float, enough: int) -> bool:
+            delays.look()
+            return len(delays.of(kind, since_s)) >= enough
+
+        until(lambda: seen(TupleType.INSERTION, calm_s, 5), PATIENCE_S)
+        usual = delays.of(TupleType.INSERTION, calm_s)
+        transaction.begin_transaction()
+        transaction.produce("stalling", b'{"source": "south", "bytes": 1}', partition=0)
+        assert transaction.flush(60) == 0
+        stalled_s = now_us() / 1e6
+        until(lambda: seen(TupleType.TENTATIVE, stalled_s, 2 * round(X_S)), PATIENCE_S)
+        added = [delay - statistics.median(usual) for delay in delays.of(TupleType.TENTATIVE)]
+        transaction.commit_transaction(60)
+        until(lambda: seen(TupleType.INSERTION, stalled_s, 2 * round(X_S)) and delays.corrected, PATIENCE_S)
+    assert max(usual) < X_S  # Nobody waits for the partition that is silent.
+    assert max(added) < X_S, f"added {added}, usually {usual}"
 
 
 # -- without a broker --------------------------------------------------------------------------------------------------
