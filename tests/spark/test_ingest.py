@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import shutil
+import signal
+import subprocess
+import sys
+import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -17,14 +25,18 @@ from pyspark.sql import DataFrame, SparkSession
 import holdfast
 from holdfast.inputs.source import EngineSource
 from holdfast.model.errors import UsageError
+from holdfast.model.time import BEGINNING_US
 from holdfast.spark.ingest import SparkInput
+from tests.spark.processes import REPOSITORY, descendants, environment
+
+KILLS = int(os.environ.get("HOLDFAST_SPARK_KILLS", "2"))
 
 
 def until(condition: Callable[[], object], seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come true"
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 @pytest.mark.slow
@@ -138,6 +150,119 @@ def test_without_dead_letters_a_row_that_lies_years_ahead_stops_the_source_with_
     allowed.source("clicks", clicks, stime="ts", max_ahead=None)
     with allowed.start(spark=spark) as running:
         until(lambda: running.status()["sources"][0].get("rows") == 2)
+
+
+class Feeding:
+    """Puts files of ten lines into a folder as time goes by; in each one has no time and one comes late."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._end = folder, threading.Event()
+        (folder / "files").mkdir()
+        self.files = 0
+
+    def put(self, *lines: str) -> None:
+        path = self._folder / f"{self.files:06}.json"
+        path.write_text("".join(lines))
+        path.rename(self._folder / "files" / path.name)
+        self.files += 1
+
+    def _run(self) -> None:
+        while not self._end.wait(0.2):
+            first = 10 * self.files
+            now = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.files)
+            timely = [line(first + n, (now + timedelta(milliseconds=n)).isoformat()) for n in range(8)]
+            self.put(*timely, line(first + 8, None), line(first + 9, "2026-01-01T00:00:00Z"))
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        thread = threading.Thread(target=self._run)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._end.set()
+            thread.join()
+
+
+def boundary(root: Path, name: str) -> int:
+    store = holdfast.open(root)
+    if name not in store.names():
+        return BEGINNING_US
+    with closing(store.open(name).reader()) as reader:
+        return reader.boundary_us
+
+
+def ids(root: Path, name: str, column: str) -> list[int]:
+    store = holdfast.open(root)
+    if name not in store.names():
+        return []
+    with store.open(name).subscribe() as subscriber:
+        return [row.values[column] for row in subscriber.rows(timeout=0)]
+
+
+def kill(process: subprocess.Popen[str], first: str, pause_s: float) -> None:
+    """The driver's Python, its JVM, or both at once; a moment later what is left."""
+    below = descendants(process.pid, forked=True)
+    jvms = [pid for pid, command in below if "java" in command.split(" ")[0]]
+    everything = [process.pid, *(pid for pid, _ in below)]
+    for victims in ({"python": [process.pid], "java": jvms}.get(first, everything), everything):
+        for pid in victims:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        threading.Event().wait(pause_s)
+    process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300 + 120 * KILLS)
+def test_killed_drivers_lose_and_repeat_nothing_of_files_and_of_rate_k1(tmp_path: Path) -> None:
+    """`HOLDFAST_SPARK_KILLS=20` at length."""
+    root, chance, feeding = tmp_path / "streams", random.Random(KILLS), Feeding(tmp_path)
+
+    def start() -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "tests.spark.ingest_job", str(root), str(tmp_path / "files")]
+        with (tmp_path / "log").open("a") as log:
+            return subprocess.Popen(command, cwd=REPOSITORY, env=environment(), stdout=log, stderr=log, text=True)
+
+    def both_grow(process: subprocess.Popen[str]) -> None:
+        before = [boundary(root, name) for name in ("lines", "numbers")]
+
+        def grown() -> bool:
+            assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]
+            return all(boundary(root, n) > known for n, known in zip(("lines", "numbers"), before, strict=True))
+
+        until(grown, 240)
+
+    with feeding.on():
+        for turn in range(KILLS):
+            process = start()
+            try:
+                both_grow(process)
+                threading.Event().wait(chance.random())
+            finally:
+                kill(process, ("all", "python", "java")[turn % 3], chance.random() / 2)
+        process = start()
+        try:
+            both_grow(process)
+        except BaseException:
+            kill(process, "all", 0)
+            raise
+    total = 10 * feeding.files
+    feeding.put(line(total, "2026-01-01T20:00:00Z"))  # It closes all buckets before it.
+    letters = root / ".holdfast" / "sources" / "lines.dead-letters.jsonl"
+
+    def dead() -> list[int]:
+        lines = letters.read_text().splitlines(keepends=True) if letters.exists() else []
+        return [json.loads(text)["row"]["n"] for text in lines if text.endswith("\n")]
+
+    try:
+        until(lambda: len(ids(root, "lines", "n")) + len(dead()) >= total, 240)
+    finally:
+        kill(process, "all", 0)
+    assert sorted(ids(root, "lines", "n") + dead()) == list(range(total))
+    assert len(dead()) > feeding.files  # Not only those without a time.
+    numbers = ids(root, "numbers", "value")
+    assert sorted(numbers) == list(range(len(numbers)))
 
 
 class Reports:
