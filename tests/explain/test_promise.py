@@ -107,6 +107,7 @@ def test_what_it_takes_to_have_a_state_back_follows_from_its_policy() -> None:
         ({"blocking": ["s1"]}, "without s1 nothing comes out"),
         ({"convergent": "10s"}, "depends on the last 10s of input"),
         ({"stabilise": "stagger"}, "needs a second replica"),
+        ({"during_failure": "delay"}, "keeps X by giving each bucket to the fork a batch before"),
         ({"max_delay": "1s"}, "one is kept ready all the time, which may take 5% of the time"),
         ({"replicas": 2}, "1 in one process; the 2 that are asked for need a deployment"),
     ],

@@ -133,7 +133,10 @@ def _advised(made: NodePromise, catalog: Catalog, plan: NodePlan) -> NodePromise
             f"{duration_text(made.late_us)} late; {warm}take X = {duration_text(_enough_us(plan))} or more"
         )
     if node.during_failure is Policy.DELAY:
-        said.append("during_failure='delay' exceeds X by a batch or two: what is given last has yet to be computed")
+        said.append(
+            "during_failure='delay' keeps X by giving each bucket to the fork a batch before X is over; new results "
+            "are later than with 'process', and what it saves in tentative ones is gone in failures of ten seconds"
+        )
     if len(made.replicas) == 1:
         how = "a deployment on two hosts" if catalog.deployment is None else "a second one on another host"
         said.append(f"one replica: while its host is away nothing comes, whatever X is; {how} hides that")
