@@ -21,6 +21,10 @@ app = holdfast.App("shop")
 def windows(orders):
     return orders.groupBy(F.window("stime", "2 seconds").alias("span")).count()
 
+@app.node(inputs=["orders"])
+def patient(orders):
+    return orders.withWatermark("stime", "10 minutes").groupBy(F.window("stime", "2 seconds")).count()
+
 @app.node(inputs=["windows"])
 def latest(windows):
     return windows.select("stime", "count")
@@ -74,6 +78,11 @@ def test_every_node_is_described_and_what_is_wrong_is_said(tmp_path: Path) -> No
     }
     assert (said["windows"]["stime"], said["windows"]["wrong"]) == ("span.end", None)
     assert said["latest"]["wrong"] is None
+    (warning,) = said["patient"]["warnings"]
+    assert warning.startswith(
+        "boundaries say when a bucket is complete, so withWatermark('stime', '10 minutes') does not"
+    )
+    assert said["windows"]["warnings"] == []
     assert "must give the same results for the same rows; got rand" in said["guesses"]["wrong"]
     for node, sentence in {
         "clocked": "must not look at the clock", "own_stream": "got a readStream of its own; name that stream in",

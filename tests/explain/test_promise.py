@@ -124,3 +124,15 @@ def test_operators_that_cannot_be_followed_are_said_to_be_unknown_and_never_call
     (seen,) = promises(catalog, {}, {"node": Operators(("groupBy", "count", "where"), (), None)})
     assert "groupBy → count → where" in node_block(seen)
     assert "of groupBy, count: Spark saves" in node_block(seen)
+
+
+def test_a_watermark_that_is_not_waited_for_is_said() -> None:
+    catalog = Catalog(application(node={"inputs": ["s1"]}).diagram())
+
+    def advice(*methods: str) -> str:
+        (made,) = promises(catalog, {}, {"node": Operators(methods, (), None)})
+        return " ".join(made.advice)
+
+    assert "withWatermark does not wait: boundaries say when a bucket is complete" in advice("withWatermark", "groupBy")
+    assert "withWatermark" not in advice("withWatermark", "dropDuplicatesWithinWatermark")
+    assert "withWatermark" not in advice("groupBy")

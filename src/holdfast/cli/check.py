@@ -15,7 +15,7 @@ def command(
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Describe every node of an application to Spark and say what would be refused, and why.
+    """Describe every node of an application to Spark and say what would be refused or warned of, and why.
 
     Nothing is started and no stream is touched. The streams that the application reads from outside must exist, so that
     their columns are known. Ends with 1 if a node is wrong.
@@ -39,8 +39,10 @@ def command(
             wrong += found.wrong is not None
             query = found.query
             session.say(f"{'wrong' if found.wrong else 'ok   '}  {found.text}", node=found.node, stime=query.stime,
-                        wrong=found.wrong, lag_us=query.lag_us, bucket_by_bucket=query.bucket_by_bucket,
-                        operators=list(query.operators))  # fmt: skip
+                        wrong=found.wrong, warnings=list(found.warnings), lag_us=query.lag_us,
+                        bucket_by_bucket=query.bucket_by_bucket, operators=list(query.operators))  # fmt: skip
+            for warning in () if json else found.warnings:
+                print(f"note   {found.node}: {warning}", flush=True)
     finally:
         spark.stop()
     if wrong:

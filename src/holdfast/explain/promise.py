@@ -137,6 +137,8 @@ def _advised(made: NodePromise, catalog: Catalog, plan: NodePlan) -> NodePromise
             "during_failure='delay' keeps X by giving each bucket to the fork a batch before X is over; new results "
             "are later than with 'process', and what it saves in tentative ones is gone in failures of ten seconds"
         )
+    if "withWatermark" in made.operators.spark and "dropDuplicatesWithinWatermark" not in made.operators.spark:
+        said.append("withWatermark does not wait: boundaries say when a bucket is complete; leave it out")
     if len(made.replicas) == 1:
         how = "a deployment on two hosts" if catalog.deployment is None else "a second one on another host"
         said.append(f"one replica: while its host is away nothing comes, whatever X is; {how} hides that")

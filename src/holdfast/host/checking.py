@@ -5,13 +5,16 @@ Rules:
    over empty streams with the same columns and buckets.
 2. A node is set up as a host would do it, so that what is said here is what a start would say. A node whose input
    cannot be known, since the one before it is wrong, is left out.
+3. What a start would warn of in the log is part of the answer.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holdfast.diagram import Diagram, NodeSpec
@@ -28,6 +31,8 @@ class Checked:
     node: str
     query: Description = Description("")  # noqa: RUF009 - frozen
     wrong: str | None = None
+    warnings: tuple[str, ...] = ()
+    """Rule 3."""
 
     @property
     def text(self) -> str:
@@ -51,10 +56,30 @@ def check(diagram: Diagram, streams: StreamStore, engine: Engine) -> Iterator[Ch
             if unknown.intersection(node.inputs):
                 unknown.add(node.output)
                 continue
-            found = _checked(node, streams, copies, engine)
+            with _warnings() as warnings:
+                found = _checked(node, streams, copies, engine)
+            found = replace(found, warnings=tuple(w.removeprefix(f"node {node.name}: ") for w in warnings))
             if found.wrong is not None:
                 unknown.add(node.output)
             yield found
+
+
+@contextlib.contextmanager
+def _warnings() -> Iterator[list[str]]:
+    """What is warned of meanwhile, each once: a node is described more than once."""
+    said: list[str] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if (text := record.getMessage()) not in said:
+                said.append(text)
+
+    log, kept = logging.getLogger("holdfast"), Kept(logging.WARNING)
+    log.addHandler(kept)
+    try:
+        yield said
+    finally:
+        log.removeHandler(kept)
 
 
 def _checked(node: NodeSpec, streams: StreamStore, copies: StreamStore, engine: Engine) -> Checked:

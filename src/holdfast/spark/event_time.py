@@ -71,8 +71,9 @@ def _watermark_taken(frame: DataFrame, eventTime: str, delayThreshold: str) -> D
     delay_ms = _delay_ms(frame, eventTime, delayThreshold)
     if delay_ms and (taken := (declared.node, eventTime, delayThreshold)) not in _told:
         _told.add(taken)
-        log.info("node %s: boundaries say when a bucket is complete, so withWatermark(%r, %r) does not wait %s",
-                 declared.node, eventTime, delayThreshold, duration_text(delay_ms * 1000))  # fmt: skip
+        log.warning("node %s: boundaries say when a bucket is complete, so withWatermark(%r, %r) does not wait %s; "
+                    "leave it out, unless dropDuplicatesWithinWatermark takes that time from it",
+                    declared.node, eventTime, delayThreshold, duration_text(delay_ms * 1000))  # fmt: skip
     declared.delays_ms.add(delay_ms)
     return frame
 
