@@ -204,6 +204,15 @@ def named_start_of_a_window(rows: DataFrame) -> DataFrame:
 
 
 @kind()
+def least_time_of_each_window(rows: DataFrame) -> DataFrame:
+    """A time that an aggregation picks as that of the result: older than the watermark by a window."""
+    times = rows.groupBy(F.window("stime", "2 seconds"), "k").agg(
+        F.min("stime").alias("stime"), F.max("stime").alias("last")
+    )
+    return times.select("stime", "last", "k")
+
+
+@kind()
 def window_over_a_window(rows: DataFrame) -> DataFrame:
     """An aggregation over an aggregation, by `window_time`."""
     counts = rows.groupBy(F.window("stime", "1 second"), "k").count()

@@ -23,8 +23,10 @@ from holdfast.spark.time_column import time_path
 NEAR = "l.key = r.key and r.stime between l.stime - interval 2 seconds and l.stime + interval 5 seconds"
 
 
-@pytest.fixture
-def rows(spark: SparkSession, store: holdfast.StreamStore) -> DataFrame:
+@pytest.fixture(scope="module")
+def rows(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
+    """One for all: nothing is read, and to ask a source for its columns takes most of a test's time."""
+    store = holdfast.open(tmp_path_factory.mktemp("streams"))
     store.create("in", "key string, value bigint", bucket="1s")
     return read_stream(spark, "in", root=store.root, decision=str(store.root / "decision"))
 
@@ -90,6 +92,74 @@ def test_results_are_as_old_as_the_expression_of_their_time_makes_them(
     assert (found.older_us, found.keeps_rows) == (older_ms * 1000, keeps_rows)
 
 
+def picked(*columns: str) -> Callable[[DataFrame], DataFrame]:
+    """An aggregation over windows of two seconds that picks times from their rows."""
+    return lambda rows: rows.groupBy(F.window("stime", "2 seconds"), "key").agg(*map(F.expr, columns))
+
+
+def in_sql(text: str) -> Callable[[DataFrame], DataFrame]:
+    def function(rows: DataFrame) -> DataFrame:
+        rows.createOrReplaceTempView("picked_rows")
+        return rows.sparkSession.sql(text)
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("function", "stime", "older_ms"),
+    [
+        (picked("min(stime) AS stime"), None, 2_000),
+        (picked("max(stime) AS stime"), None, 2_000),
+        (picked("first(stime) AS stime"), None, 2_000),
+        (picked("last(stime) AS at"), "at", 2_000),
+        (picked("any_value(stime) AS at"), "at", 2_000),
+        (picked("max_by(stime, value) AS at"), "at", 2_000),
+        (picked("min(stime) AS at"), None, 0),
+        (picked("min(stime) AS at"), "window.start", 2_000),
+        (picked("min(struct(stime, value)).stime AS stime"), None, 2_000),
+        (picked("max_by(struct(value, stime), value) AS best"), "best.stime", 2_000),
+        (picked("max_by(struct(value, struct(stime) AS inner), value) AS best"), "best.inner.stime", 2_000),
+        (picked("array_min(collect_list(stime)) AS stime"), None, 2_000),
+        (picked("sort_array(collect_set(stime))[0] AS stime"), None, 2_000),
+        (picked("min(stime) - interval 1 second AS stime"), None, 3_000),
+        (picked("min(date_trunc('minute', stime)) AS stime"), None, 62_000),
+        (picked("greatest(min(stime), max(stime)) AS stime"), None, 2_000),
+        (picked("least(min(stime), max(date_trunc('second', stime))) AS stime"), None, 3_000),
+        (lambda rows: picked("min(stime) AS early")(rows)
+         .selectExpr("greatest(early, window_time(window)) AS stime"), None, 0),
+        (lambda rows: picked("min(stime) AS early", "max(stime) AS late")(rows)
+         .selectExpr("CASE WHEN key > 'k' THEN early ELSE late END AS stime"), None, 2_000),
+        (lambda rows: rows.groupBy(F.window("stime", "6 seconds", "2 seconds")).agg(F.min("stime").alias("stime")),
+         None, 6_000),
+        (lambda rows: rows.select("stime", F.window("stime", "2 seconds").alias("w")).groupBy("w")
+         .agg(F.min("stime").alias("stime")), None, 2_000),
+        (lambda rows: rows.groupBy("stime", "key").agg(F.max("stime").alias("at")), "at", 0),
+        (lambda rows: picked("min(stime) AS early")(rows).groupBy("window").agg(F.min("early").alias("stime")), None,
+         2_000),
+        (lambda rows: picked("min(stime) AS early")(rows).groupBy(F.window("window", "4 seconds"))
+         .agg(F.min("early").alias("stime")), None, 6_000),
+        (lambda rows: picked("min(stime) AS early")(rows).groupBy(F.window(F.window_time("window"), "4 seconds"))
+         .agg(F.min("early").alias("stime")), None, 6_000),
+        (lambda rows: picked("count(*) AS n")(rows).groupBy(F.window("window", "4 seconds").alias("whole"))
+         .agg(F.expr("max_by(window, n).start AS stime")), None, 6_000),
+        (lambda rows: joined(rows, "inner").groupBy(F.window("l.stime", "1 second"))
+         .agg(F.max("r.stime").alias("stime")), None, 6_001),
+        (lambda rows: rows.groupBy(F.window("stime", "2 seconds")).pivot("key", ["stime", "b"]).agg(F.min("stime")),
+         None, 2_000),
+        (in_sql("SELECT min(stime) AS stime FROM picked_rows GROUP BY window(stime, '2 seconds')"), None, 2_000),
+        (in_sql("SELECT window.end AS until, max_by(stime, value) AS stime, key FROM picked_rows "
+                "GROUP BY window(stime, '2 seconds'), key HAVING count(*) > 1"), None, 2_000),
+        (lambda rows: windowed(rows, "1 second").union(windowed(rows, "5 seconds")).select("window.start"), "start",
+         5_000),
+        (lambda rows: rows.select("stime").union(rows.selectExpr("stime - interval 3 seconds")), None, 3_000),
+    ],
+)  # fmt: skip
+def test_a_time_that_an_aggregation_picks_lies_back_by_its_window(
+    function: Callable[[DataFrame], DataFrame], stime: str | None, older_ms: int, rows: DataFrame
+) -> None:
+    assert plan(function, rows, stime).older_us == older_ms * 1000
+
+
 def never(key: Any, frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
     yield from ()
 
@@ -149,6 +219,10 @@ def with_state(rows: DataFrame, timeout: str) -> DataFrame:
         (lambda rows: rows.dropDuplicatesWithinWatermark(["key"]), "must be told within which time"),
         (lambda rows: rows.groupBy(F.session_window("stime", "1 second"), "key").count()
          .selectExpr("session_window.start AS stime"), "got the start of a session"),
+        (lambda rows: rows.groupBy(F.session_window("stime", "1 second"), "key").agg(F.min("stime").alias("stime")),
+         r"got min\(.*stime\) over a session, which may lie back.*give this column another name than stime, or name "),
+        (lambda rows: rows.groupBy(F.session_window("stime", "1 second"), "key")
+         .agg(F.max_by(F.struct("stime"), "value")["stime"].alias("stime")), "over a session, which may lie back"),
         (lambda rows: rows.groupBy(F.session_window("stime", "1 second")).count(),
          "must be a query that Spark streams; .*Global aggregation with session window"),
     ],

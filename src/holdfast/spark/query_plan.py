@@ -142,7 +142,7 @@ def plan_of(frame: DataFrame, stime: tuple[str, ...], whose: str) -> QueryPlan:
     span_us = _span_us(analysed, names, lag_ms * 1000)
     by_time = any(_by_time(operator) for operator in operators if kind_of(operator) == _AGGREGATE)
     groups = any(kind_of(node) in _GROUPS for node in nodes(physical))
-    older = older_us(analysed, stime, whose)
+    older = older_us(analysed, stime, whose, lag_ms * 1000)
     return QueryPlan(names, lag_ms * 1000, timers or not at_once, by_time, groups, older, span_us)
 
 

@@ -7,6 +7,10 @@ Rules:
 2. Of what is not known here (a function of the user's, a time in the data) nothing is said; where such a time lies
    below a boundary, the sink says it.
 3. The start of a session may lie back as far as it likes, so no boundary could follow it: it is refused.
+4. A time that an aggregation picks from its rows (`min("stime")`, `max_by("stime", …)`) may lie as far back as its
+   window is long, and by the reach of a join in front of it as well. Where groups have no length that is known (those
+   of a session), it is refused.
+5. A union has the oldest times of its parts.
 """
 
 from __future__ import annotations
@@ -28,35 +32,56 @@ _UNITS_US = {
     "QUARTER": 92 * _DAY_US + _HOUR_US, "YEAR": 366 * _DAY_US + _HOUR_US, "YYYY": 366 * _DAY_US + _HOUR_US,
     "YY": 366 * _DAY_US + _HOUR_US,
 }  # fmt: skip
+#: Aggregate functions that give back something that a row has, or all of it as a list.
+_PICKS = ("Min", "Max", "MinBy", "MaxBy", "First", "Last", "AnyValue", "Mode", "CollectList", "CollectSet",
+          "PivotFirst")  # fmt: skip
+#: Functions of a list, whose first argument it is, that give back an element of it, or it in another order.
+_OF_LISTS = ("ArrayMin", "ArrayMax", "GetArrayItem", "ElementAt", "SortArray", "ArraySort", "ArrayDistinct", "Reverse")
 _SAME = ("Alias", "KnownNullable", "PreciseTimestampConversion")
 #: What a cast from these types has cut off.
 _CAST_US = {"timestamp": 0, "timestamp_ntz": 0, "date": _UNITS_US["DAY"]}
 
 
-def older_us(analysed: Any, path: tuple[str, ...], whose: str) -> int:
-    """Of the results of an analysed plan whose column `path` is their stime; 0 where it is not known."""
+def older_us(analysed: Any, path: tuple[str, ...], whose: str, lag_us: int = 0) -> int:
+    """Of the results of an analysed plan whose column `path` is their stime; 0 where it is not known. `lag_us`: how far
+    apart rows may lie that its joins pair, at most."""
     column = next(a for a in each(analysed.output()) if a.name() == path[0])
-    times = _Times(analysed, whose)
-    found = times.field(column, path[1]) if len(path) > 1 else times.of(column)
-    return max(0, found or 0)
+    return max(0, _Times(analysed, whose, lag_us).at(column, path[1:]) or 0)
 
 
 class _Times:
     """Rule 1, for the expressions of one plan."""
 
-    def __init__(self, analysed: Any, whose: str) -> None:
-        self._whose = whose
+    def __init__(self, analysed: Any, whose: str, lag_us: int) -> None:
+        self._whose, self._lag_us = whose, lag_us
         self._named: dict[int, Any] = {}
         self._windows: dict[int, int] = {}
+        #: What a union puts below the first part's column: it goes on under the name of that.
+        self._united: dict[int, list[Any]] = {}
+        #: Where each aggregate function stands.
+        self._aggregations: dict[int, Any] = {}
         for node in nodes(analysed):
             length = window_us(node)
             for expression in each(node.expressions()):
                 if kind_of(expression) == "Alias":
                     self._named[expression.exprId().id()] = expression.child()
+                if kind_of(node) == "Aggregate":
+                    found = (part for part in nodes(expression) if kind_of(part) == "AggregateExpression")
+                    self._aggregations |= {part.resultId().id(): node for part in found}
+            if kind_of(node) == "Union":
+                first, *others = (list(each(child.output())) for child in each(node.children()))
+                for attributes in others:
+                    for attribute, other in zip(first, attributes, strict=True):
+                        if (id := attribute.exprId().id()) != other.exprId().id():
+                            self._united.setdefault(id, []).append(other)
             if length is not None:
                 below = {a.exprId().id() for child in each(node.children()) for a in each(child.output())}
                 made = (a.exprId().id() for a in each(node.output()))
                 self._windows |= {id: length for id in made if id not in below}
+
+    def at(self, part: Any, path: tuple[str, ...]) -> int | None:
+        """Of what is found in a value by the names of fields."""
+        return self.field(part, path) if path else self.of(part)
 
     def of(self, part: Any) -> int | None:
         kind = kind_of(part)
@@ -64,10 +89,14 @@ class _Times:
             return self._attribute(part)
         if kind in _SAME:
             return self.of(part.child())
+        if kind == "AggregateExpression":
+            return self._picked(part, ())
+        if kind in _OF_LISTS:
+            return self.of(part.children().apply(0))
         if kind == "Cast":
             return _plus(self.of(part.child()), _CAST_US.get(str(part.child().dataType().typeName())))
         if kind == "GetStructField":
-            return self.field(part.child(), str(part.extractFieldName()))
+            return self.field(part.child(), (str(part.extractFieldName()),))
         if kind == "TruncTimestamp":
             unit = str(part.format().value()).upper() if _literal(part.format()) else ""
             return _plus(self.of(part.timestamp()), _UNITS_US.get(unit))
@@ -78,35 +107,96 @@ class _Times:
             return self._moved(part, kind)
         if kind == "Greatest":
             return min((us for child in each(part.children()) if (us := self.of(child)) is not None), default=None)
-        if kind in ("Least", "Coalesce"):
-            found = [self.of(child) for child in each(part.children())]
-            return None if None in found else max(us for us in found if us is not None)
+        if kind in ("Least", "Coalesce", "If", "CaseWhen"):
+            times = [child for child in each(part.children()) if child.dataType().typeName() != "boolean"]
+            found = [self.of(time) for time in times if not _null(time)]
+            return None if None in found else max((us for us in found if us is not None), default=None)
         return None
 
-    def field(self, struct: Any, name: str) -> int | None:
-        """A field of a window, or of another struct, of which nothing is known."""
-        while kind_of(struct) in ("Alias", "AttributeReference"):
-            if kind_of(struct) == "AttributeReference":
-                id = struct.exprId().id()
-                if name == "start" and struct.metadata().contains("spark.sessionWindow"):
-                    raise UsageError(
-                        f"{self._whose} must give results a time that advances; got the start of a session, which may "
-                        f"lie back as far as it likes; use its end (session_window, or session_window.end)"
-                    )
-                if id in self._windows:
-                    return self._windows[id] if name == "start" else 0
-                if id not in self._named:
-                    return None
-                struct = self._named[id]
-            else:
-                struct = struct.child()
+    def field(self, struct: Any, path: tuple[str, ...]) -> int | None:
+        """A field of a window, or of another struct, also of one within it."""
+        kind = kind_of(struct)
+        if kind in _SAME:
+            return self.field(struct.child(), path)
+        if kind == "AttributeReference":
+            return self._field_of_attribute(struct, path)
+        if kind == "AggregateExpression":
+            return self._picked(struct, path)
+        if kind == "GetStructField":
+            return self.field(struct.child(), (str(struct.extractFieldName()), *path))
+        if kind in _OF_LISTS:
+            return self.field(struct.children().apply(0), path)
+        if kind == "CreateNamedStruct":
+            values = dict(zip(map(str, each(struct.names())), each(struct.valExprs()), strict=True))
+            return self.at(values[path[0]], path[1:]) if path[0] in values else None
         return None
+
+    def _field_of_attribute(self, struct: Any, path: tuple[str, ...]) -> int | None:
+        id = struct.exprId().id()
+        others = self._of_others(id, path)
+        if path[0] == "start" and _is_session(struct):
+            raise UsageError(
+                f"{self._whose} must give results a time that advances; got the start of a session, which may "
+                f"lie back as far as it likes; use its end (session_window, or session_window.end)"
+            )
+        if id in self._windows:
+            return max(self._windows[id] if path[0] == "start" else 0, *others, 0)
+        own = self.field(self._named[id], path) if id in self._named else None
+        return max(others, default=None) if own is None else max(own, *others, own)
+
+    def _of_others(self, id: int, path: tuple[str, ...]) -> list[int]:
+        """Rule 5. Below the union the column is that of its first part alone; others may be made of that one, too."""
+        united = self._united.pop(id, [])
+        try:
+            return [us for other in united if (us := self.at(other, path)) is not None]
+        finally:
+            self._united[id] = united
+
+    def _picked(self, aggregate: Any, path: tuple[str, ...]) -> int | None:
+        """Rule 4: what an aggregate function takes from the rows of its group."""
+        function = aggregate.aggregateFunction()
+        if kind_of(function) not in _PICKS:
+            return None
+        value = function.valueColumn() if kind_of(function) == "PivotFirst" else function.children().apply(0)
+        us = self.at(value, path)
+        return None if us is None else us + self._group_us(self._aggregations[aggregate.resultId().id()], aggregate)
+
+    def _group_us(self, aggregation: Any, aggregate: Any) -> int:
+        """How far the rows of a group may lie before its time: a window's length, if it is made for this aggregation
+        and not for one in front of it, and the reach of joins."""
+        keys = [key for key in each(aggregation.groupingExpressions()) if kind_of(key) == "AttributeReference"]
+        times = [key for key in keys if key.metadata().contains(DELAY)]
+        if not times or any(_is_session(key) for key in times):
+            raise UsageError(
+                f"{self._whose} must give results a time that advances; got {aggregate.sql()} over "
+                f"{'a session' if times else 'groups without a window'}, which may lie back as far as it likes; let "
+                f"the end of the session or window give the time: give this column another name than stime, or name "
+                f"that one (stime='session_window')"
+            )
+        earlier, reach_us, below = set[int](), 0, [aggregation.child()]
+        while below:
+            node = below.pop()
+            if kind_of(node) == "Aggregate":
+                earlier.update(a.exprId().id() for a in each(node.output()))
+                continue
+            reach_us = self._lag_us if kind_of(node) == "Join" else reach_us
+            below += each(node.children())
+        made = [id for key in times if (id := self._window(key.exprId().id())) not in earlier]
+        return max((self._windows.get(id, 0) for id in made), default=0) + reach_us
+
+    def _window(self, id: int) -> int:
+        """Of a column that is another one under a new name, that one."""
+        while id not in self._windows and id in self._named and kind_of(self._named[id]) == "AttributeReference":
+            id = self._named[id].exprId().id()
+        return id
 
     def _attribute(self, part: Any) -> int | None:
-        named = self._named.get(part.exprId().id())
-        if named is not None and (us := self.of(named)) is not None:
-            return us
-        return 0 if part.metadata().contains(DELAY) else None
+        id = part.exprId().id()
+        own = self.of(self._named[id]) if id in self._named else None
+        if own is None and part.metadata().contains(DELAY):
+            own = 0
+        others = self._of_others(id, ())
+        return max(others, default=None) if own is None else max(own, *others, own)
 
     def _moved(self, part: Any, kind: str) -> int | None:
         """A time and an interval, as Spark has it before it optimises."""
@@ -123,8 +213,18 @@ class _Times:
         return None if value.months() else _plus(self.of(start), sign * (days * _DAY_US + value.microseconds()))
 
 
+def _is_session(attribute: Any) -> bool:
+    return bool(attribute.metadata().contains("spark.sessionWindow"))
+
+
 def _literal(part: Any) -> bool:
     return kind_of(part) == "Literal" and part.value() is not None
+
+
+def _null(part: Any) -> bool:
+    while kind_of(part) == "Cast":
+        part = part.child()
+    return kind_of(part) == "Literal" and part.value() is None
 
 
 def _plus(one: int | None, other: int | None) -> int | None:
