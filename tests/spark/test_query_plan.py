@@ -309,6 +309,36 @@ def test_a_time_to_live_is_warned_of_where_no_timer_is_handled(
     assert "results that depend on a time to live differ between replicas" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("function", "in_order", "mixed"),
+    [
+        (lambda rows: rows.dropDuplicates(["key"]), True, None),
+        (lambda rows: rows.where("value > 1").withColumn("n", F.explode(F.array("value"))).dropDuplicates(["key"]),
+         True, None),
+        (lambda rows: rows.dropDuplicates(["stime", "key"]), True, None),
+        (lambda rows: rows.withWatermark("stime", "1 second").dropDuplicatesWithinWatermark(["key"]), True, None),
+        (lambda rows: rows.dropDuplicates(["stime", "key", "value"]), False, None),
+        (lambda rows: rows.select("stime", "key").dropDuplicates(), False, None),
+        (lambda rows: rows.select("stime", "key").distinct(), False, None),
+        (lambda rows: rows.union(rows).select("stime", "key").dropDuplicates(["stime", "key"]), False, None),
+        (lambda rows: rows.union(rows).dropDuplicates(["key"]), True, "Union"),
+        (lambda rows: joined(rows, "inner").select("l.stime", "l.key", "l.value").dropDuplicates(["stime", "key"]),
+         True, "Join"),
+        (lambda rows: rows.repartition(2).dropDuplicates(["key"]), True, "Repartition"),
+        (lambda rows: windowed(rows, "1 second").dropDuplicates(["count"]), True, "Aggregate"),
+    ],
+)  # fmt: skip
+def test_a_deduplication_by_some_columns_takes_rows_in_the_order_of_the_inputs_or_says_that_it_cannot(
+    function: Callable[[DataFrame], DataFrame], in_order: bool, mixed: str | None, rows: DataFrame,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """D9: the first row of a key stays, however the inputs are cut into batches."""
+    assert plan(function, rows).in_order == in_order
+    said = [r.message for r in caplog.records if "stays depends on the order in which Spark brings rows" in r.message]
+    assert len(said) == (mixed is not None)
+    assert all(f"there is a {mixed} in front of dropDuplicates; put dropDuplicates into a node of" in m for m in said)
+
+
 def test_functions_that_give_tables_are_taken_and_what_they_are_given_is_looked_at(
     rows: DataFrame, spark: SparkSession
 ) -> None:

@@ -215,6 +215,8 @@ class SparkQueries(CheckpointedQueries):
         if self._query.bucket_by_bucket:
             options["step"] = str(max(stream.definition.bucket_us for stream in self._inputs))
             options["timers"] = str(self._query.settles).lower()
+        if self._query.in_order:
+            options["tasks"] = "1"
         return self._described(self._boundaries, options)
 
     def _described(self, boundaries: str, options: dict[str, str]) -> DataFrame:

@@ -15,7 +15,10 @@ Rules:
    released which its boundary has passed.
 5. What depends on chance, on the clock or on machines gives other results to each replica and each repetition. It is
    refused where the node is declared, and so is what Spark would refuse when the query starts.
-6. A result may be given an older time than the query has for it, such as the start of its window. The output then
+6. A deduplication by some of the columns keeps the row that comes first. Inputs come in one order (`stream.merge`),
+   however they are cut into batches, and it is kept on the way if each batch is one task and every operator in between
+   takes row by row. Where another one mixes rows, it is warned of.
+7. A result may be given an older time than the query has for it, such as the start of its window. The output then
    promises less by that much (`holdfast.spark.result_time`).
 """
 
@@ -32,6 +35,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StatefulProcessor
 
 from holdfast.model.errors import UsageError
+from holdfast.model.tuples import RESERVED
 from holdfast.spark.failure import sentence
 from holdfast.spark.plan_tree import each, kind_of, nodes, python_function, text_of, window_us
 from holdfast.spark.result_time import older_us
@@ -58,6 +62,10 @@ _AT_ONCE = (*_WHOLE_BATCHES, "StreamingDeduplicateExec")
 #: Spark offers these operators with RocksDB only.
 _ROCKSDB = ("TransformWithStateExec", "TransformWithStateInPySparkExec")
 
+#: They hand rows on in the order in which they come.
+_ROW_BY_ROW = ("Project", "Filter", "Generate", "MapInPandas", "MapInArrow", "SubqueryAlias", "View",
+               "EventTimeWatermark", "CollectMetrics", "StreamingRelationV2")  # fmt: skip
+_DEDUPLICATIONS = ("Deduplicate", "DeduplicateWithinWatermark")
 _CLOCKS = ("CurrentTimestamp", "CurrentBatchTimestamp", "Now", "CurrentDate", "LocalTimestamp", "CurrentTime")
 #: Their plan is looked at by itself.
 _SUBQUERIES = ("LateralSubquery", "ScalarSubquery", "ListQuery", "Exists")
@@ -79,8 +87,10 @@ class QueryPlan:
     """Whether an aggregation groups by the time itself, and not by a window of it."""
     groups: bool = False
     """Whether a function without state is given groups of rows."""
+    in_order: bool = False
+    """Whether a deduplication keeps the first of the rows in the order of the inputs (rule 6)."""
     older_us: int = 0
-    """How far the stime of a result may lie before its event time, by how it is computed (rule 6)."""
+    """How far the stime of a result may lie before its event time, by how it is computed (rule 7)."""
     span_us: int | None = 0
     """How much input goes into one result (`holdfast.engine.NodeQueries.span_us`)."""
 
@@ -143,7 +153,8 @@ def plan_of(frame: DataFrame, stime: tuple[str, ...], whose: str) -> QueryPlan:
     by_time = any(_by_time(operator) for operator in operators if kind_of(operator) == _AGGREGATE)
     groups = any(kind_of(node) in _GROUPS for node in nodes(physical))
     older = older_us(analysed, stime, whose, lag_ms * 1000)
-    return QueryPlan(names, lag_ms * 1000, timers or not at_once, by_time, groups, older, span_us)
+    in_order = _deduplicates_in_order(analysed, whose)
+    return QueryPlan(names, lag_ms * 1000, timers or not at_once, by_time, groups, in_order, older, span_us)
 
 
 def _physical(frame: DataFrame) -> Any:
@@ -226,6 +237,27 @@ def _by_time(aggregation: Any) -> bool:
 
 def _is_time(attribute: Any) -> bool:
     return bool(attribute.metadata().contains(DELAY))
+
+
+def _deduplicates_in_order(analysed: Any, whose: str) -> bool:
+    """Rule 6."""
+    found = [node for node in nodes(analysed) if kind_of(node) in _DEDUPLICATIONS and _leaves_a_choice(node)]
+    for node in found:
+        mixed = [kind_of(below) for below in nodes(node.child()) if kind_of(below) not in _ROW_BY_ROW]
+        if mixed:
+            keys = ", ".join(str(key.name()) for key in each(node.keys()))
+            log.warning("%s: which of the rows with the same (%s) stays depends on the order in which Spark brings "
+                        "rows together, and replicas may differ in it: there is a %s in front of dropDuplicates; put "
+                        "dropDuplicates into a node of its own, whose input comes in one order, or name all columns",
+                        whose, keys, mixed[0])  # fmt: skip
+    return bool(found)
+
+
+def _leaves_a_choice(deduplication: Any) -> bool:
+    """Whether rows that it takes for the same may differ, in more than the header that came with them."""
+    keys = {key.exprId().id() for key in each(deduplication.keys())}
+    others = {str(a.name()) for a in each(deduplication.child().output()) if a.exprId().id() not in keys}
+    return bool(others - (RESERVED - {"stime"}))
 
 
 # -- what cannot be right ----------------------------------------------------------------------------------------------
