@@ -186,8 +186,8 @@ def transformed(rows: DataFrame, processor: StatefulProcessor, time: str, mode: 
     return rows.groupBy("key").transformWithState(processor, "stime timestamp, n bigint", mode, time)
 
 
-def with_state(rows: DataFrame, timeout: str) -> DataFrame:
-    return rows.groupBy("key").applyInPandasWithState(never, "stime timestamp, n bigint", "n bigint", "append", timeout)
+def with_state(rows: DataFrame, timeout: str, mode: str = "append") -> DataFrame:
+    return rows.groupBy("key").applyInPandasWithState(never, "stime timestamp, n bigint", "n bigint", mode, timeout)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +211,11 @@ def with_state(rows: DataFrame, timeout: str) -> DataFrame:
             "ProcessingTime"), "must not use processing-time timers"),
         (lambda rows: windowed(rows, "1 second").orderBy("count"), "must be a query that Spark streams; .*[Ss]ort"),
         (lambda rows: with_state(rows, GroupStateTimeout.ProcessingTimeTimeout), "processing-time timeouts"),
+        (lambda rows: with_state(rows, "NoTimeout", "update"), "in append mode.*got outputMode='Update'; say"),
+        (lambda rows: transformed(rows, Answers(), "None", "Update"), "must give results in append mode"),
+        (lambda rows: transformed(rows, Timed(), "EventTime", "Complete"), "got outputMode='Complete'; say "),
+        (lambda rows: rows.groupBy("key").transformWithStateInPandas(Answers(), "stime timestamp", "Update", "None"),
+         "must give results in append mode"),
         (lambda rows: rows.withColumn("t", F.date_trunc("minute", "stime")).groupBy(F.window("t", "1 minute")).count(),
          "must be a query that Spark streams; .*without watermark.*; group by a window of stime itself"),
         (lambda rows: joined(rows, "left_anti").select("stime"), "must be a query that Spark streams; .*LeftAnti"),
@@ -306,7 +311,9 @@ def test_a_time_to_live_is_warned_of_where_no_timer_is_handled(
     plan(lambda r: transformed(r, Answers(), "None"), rows)
     assert "time to live" not in caplog.text
     plan(lambda r: transformed(r, Answers(), "ProcessingTime"), rows)
-    assert "results that depend on a time to live differ between replicas" in caplog.text
+    plan(lambda r: r.groupBy("key").transformWithStateInPandas(Answers(), "stime timestamp", "Append",
+                                                               "ProcessingTime"), rows)  # fmt: skip
+    assert caplog.text.count("results that depend on a time to live differ between replicas") == 2
 
 
 @pytest.mark.parametrize(

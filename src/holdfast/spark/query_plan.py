@@ -324,6 +324,11 @@ def _check_node(node: Any, whose: str) -> None:
             f"that come first to each replica; take the first of each window instead (min_by, max_by, or applyInPandas "
             f"behind a window), or leave it out"
         )
+    if "WithState" in name and (mode := text_of(node, "outputMode")) in ("Update", "Complete"):
+        raise UsageError(
+            f"{whose} must give results in append mode: none of them is replaced but after an UNDO; got "
+            f"outputMode={mode!r}; say outputMode='Append', and let readers take the last result of a key"
+        )
 
 
 def _has_timers(node: Any) -> bool:
