@@ -41,9 +41,17 @@ def joined(rows: DataFrame, how: str) -> DataFrame:
     return rows.alias("l").join(rows.alias("r"), F.expr(NEAR), how)
 
 
+def by_key(rows: DataFrame, *bounds: str) -> DataFrame:
+    """A join that lets a row wait for its partner for ever, at least on one side."""
+    return rows.alias("l").join(rows.alias("r"), F.expr(" and ".join(("l.key = r.key", *bounds))))
+
+
 @pytest.mark.parametrize(
     ("function", "lag_ms", "keeps_rows"),
     [
+        (lambda rows: by_key(rows).select(F.greatest("l.stime", "r.stime").alias("stime")), 0, False),
+        (lambda rows: by_key(rows, "r.stime >= l.stime").select("r.stime", "l.key"), 1, True),
+        (lambda rows: by_key(rows, "r.stime >= l.stime").groupBy(F.window("r.stime", "1 second")).count(), 1, True),
         (lambda rows: rows.filter("value > 1"), 0, False),
         (lambda rows: rows.groupBy(F.window("stime", "2 seconds")).count(), 0, True),
         (lambda rows: rows.dropDuplicates(["key"]), 0, False),
@@ -214,6 +222,12 @@ def with_state(rows: DataFrame, timeout: str, mode: str = "append") -> DataFrame
         (lambda rows: with_state(rows, "NoTimeout", "update"), "in append mode.*got outputMode='Update'; say"),
         (lambda rows: transformed(rows, Answers(), "None", "Update"), "must give results in append mode"),
         (lambda rows: transformed(rows, Timed(), "EventTime", "Complete"), "got outputMode='Complete'; say "),
+        (lambda rows: by_key(rows).select("l.stime"), "got that of a row which may wait for its partner"),
+        (lambda rows: by_key(rows, "r.stime >= l.stime").select("l.stime"), "r.stime between l.stime - interval"),
+        (lambda rows: by_key(rows, "r.stime >= l.stime").groupBy(F.window("l.stime", "1 second")).count(),
+         "must give results a time that advances; got that of a row"),
+        (lambda rows: by_key(rows, "r.stime >= l.stime").groupBy(F.window("r.stime", "1 second"))
+         .agg(F.min("l.stime").alias("stime")), "must give results a time that advances; got that of a row"),
         (lambda rows: rows.groupBy("key").transformWithStateInPandas(Answers(), "stime timestamp", "Update", "None"),
          "must give results in append mode"),
         (lambda rows: rows.withColumn("t", F.date_trunc("minute", "stime")).groupBy(F.window("t", "1 minute")).count(),

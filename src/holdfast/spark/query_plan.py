@@ -19,7 +19,8 @@ Rules:
    however they are cut into batches, and it is kept on the way if each batch is one task and every operator in between
    takes row by row. Where another one mixes rows, it is warned of.
 7. A result may be given an older time than the query has for it, such as the start of its window. The output then
-   promises less by that much (`holdfast.spark.result_time`).
+   promises less by that much (`holdfast.spark.result_time`). It is refused where nothing says how much that is, as of
+   the rows that a join keeps for ever.
 """
 
 from __future__ import annotations
@@ -147,12 +148,14 @@ def plan_of(frame: DataFrame, stime: tuple[str, ...], whose: str) -> QueryPlan:
     leaving_ms = _leaving(physical, stateful, operators)
     names = tuple(kind_of(operator) for operator in operators)
     timers = any("EventTime" in text_of(o, "timeoutConf") + text_of(o, "timeMode") for o in operators)
-    at_once = all(name in _AT_ONCE for name in names) or _later_of_pairs(analysed, stime[0], operators)
+    later = _later_of_pairs(analysed, stime[0], operators)
+    at_once = all(name in _AT_ONCE for name in names) or later
     lag_ms = 0 if leaving_ms is None else _PROBE_MS - leaving_ms
     span_us = _span_us(analysed, names, lag_ms * 1000)
     by_time = any(_by_time(operator) for operator in operators if kind_of(operator) == _AGGREGATE)
     groups = any(kind_of(node) in _GROUPS for node in nodes(physical))
-    older = older_us(analysed, stime, whose, lag_ms * 1000)
+    waiting = set[int]() if later else _waiting_for_ever(frame, operators)
+    older = older_us(analysed, stime, whose, lag_ms * 1000, waiting)
     in_order = _deduplicates_in_order(analysed, whose)
     return QueryPlan(names, lag_ms * 1000, timers or not at_once, by_time, groups, in_order, older, span_us)
 
@@ -219,6 +222,23 @@ def _later_of_pairs(analysed: Any, stime: str, operators: list[Any]) -> bool:
                 marked = {s.exprId().id() for s in sides if kind_of(s) == "AttributeReference" and _is_time(s)}
                 return len(marked) == len(sides) > len(operators)
     return False
+
+
+def _waiting_for_ever(frame: DataFrame, operators: list[Any]) -> set[int]:
+    """Rule 7: ids of the times of join inputs whose rows a join keeps for ever, since a partner may always come."""
+    jvm = frame.sparkSession._jvm
+    assert jvm is not None
+    joins = [operator for operator in operators if kind_of(operator) == _JOIN]
+    found: set[int] = set()
+    for join in joins:
+        helper = _package(jvm, f"{join.getClass().getPackageName()}.StreamingSymmetricHashJoinHelper")
+        left, right, probe = join.left().output(), join.right().output(), jvm.scala.Option.apply(_PROBE_MS)
+        keys, condition = (join.leftKeys(), join.rightKeys()), join.condition().full()
+        kept_from = helper.getStateWatermark(left, right, *keys, condition, probe, False)
+        for side, from_ms in ((left, kept_from._1()), (right, kept_from._2())):
+            if from_ms.isEmpty():
+                found |= {attribute.exprId().id() for attribute in each(side) if _is_time(attribute)}
+    return found
 
 
 def _span_us(analysed: Any, operators: tuple[str, ...], lag_us: int) -> int | None:
@@ -304,6 +324,11 @@ def _check_node(node: Any, whose: str) -> None:
         raise UsageError(
             f"{whose} must not set a watermark in SQL: boundaries say when a bucket is complete; leave it out"
         )
+    if "WithState" in name and (mode := text_of(node, "outputMode")) in ("Update", "Complete"):
+        raise UsageError(
+            f"{whose} must give results in append mode: none of them is replaced but after an UNDO; got "
+            f"outputMode={mode!r}; say outputMode='Append', and let readers take the last result of a key"
+        )
     if "WithState" in name and "ProcessingTime" in text_of(node, "timeout"):
         raise UsageError(
             f"{whose} must not use processing-time timeouts: each replica would give other results; use "
@@ -323,11 +348,6 @@ def _check_node(node: Any, whose: str) -> None:
             f"{whose} must give the same results for the same rows; got a limit on a stream, by which those rows count "
             f"that come first to each replica; take the first of each window instead (min_by, max_by, or applyInPandas "
             f"behind a window), or leave it out"
-        )
-    if "WithState" in name and (mode := text_of(node, "outputMode")) in ("Update", "Complete"):
-        raise UsageError(
-            f"{whose} must give results in append mode: none of them is replaced but after an UNDO; got "
-            f"outputMode={mode!r}; say outputMode='Append', and let readers take the last result of a key"
         )
 
 

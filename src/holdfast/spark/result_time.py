@@ -11,10 +11,13 @@ Rules:
    window is long, and by the reach of a join in front of it as well. Where groups have no length that is known (those
    of a session), it is refused.
 5. A union has the oldest times of its parts.
+6. A row that a join keeps for ever, since its condition does not bound how long a partner may be waited for, gives its
+   pair a time that is as old as it likes: it is refused, and so is a window of it, from which Spark would drop it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 from holdfast.model.errors import UsageError
@@ -24,6 +27,8 @@ from holdfast.spark.time_column import DELAY
 
 _HOUR_US = 3_600 * SECOND_US
 _DAY_US = 24 * _HOUR_US
+#: More than any time may lie back that is known.
+_EVER_US = 1 << 62
 #: What `date_trunc` cuts off at most. A day may have 25 hours.
 _UNITS_US = {
     "MICROSECOND": 0, "MILLISECOND": 1_000, "SECOND": SECOND_US, "MINUTE": 60 * SECOND_US, "HOUR": _HOUR_US,
@@ -42,20 +47,29 @@ _SAME = ("Alias", "KnownNullable", "PreciseTimestampConversion")
 _CAST_US = {"timestamp": 0, "timestamp_ntz": 0, "date": _UNITS_US["DAY"]}
 
 
-def older_us(analysed: Any, path: tuple[str, ...], whose: str, lag_us: int = 0) -> int:
+def older_us(analysed: Any, path: tuple[str, ...], whose: str, lag_us: int, waiting: Set[int]) -> int:
     """Of the results of an analysed plan whose column `path` is their stime; 0 where it is not known. `lag_us`: how far
-    apart rows may lie that its joins pair, at most."""
+    apart rows may lie that its joins pair, at most. `waiting`: ids of times of rows that a join keeps for ever."""
     column = next(a for a in each(analysed.output()) if a.name() == path[0])
-    return max(0, _Times(analysed, whose, lag_us).at(column, path[1:]) or 0)
+    found = max(0, _Times(analysed, whose, lag_us, waiting).at(column, path[1:]) or 0)
+    if found >= _EVER_US // 2:  # Something may have been added to it or taken off.
+        raise UsageError(
+            f"{whose} must give results a time that advances; got that of a row which may wait for its partner as long "
+            f"as it likes; bound the join from both sides (r.stime between l.stime - interval 5 seconds and l.stime + "
+            f"interval 5 seconds), or let greatest(l.stime, r.stime) be stime"
+        )
+    return found
 
 
 class _Times:
     """Rule 1, for the expressions of one plan."""
 
-    def __init__(self, analysed: Any, whose: str, lag_us: int) -> None:
-        self._whose, self._lag_us = whose, lag_us
+    def __init__(self, analysed: Any, whose: str, lag_us: int, waiting: Set[int]) -> None:
+        self._whose, self._lag_us, self._waiting = whose, lag_us, waiting
         self._named: dict[int, Any] = {}
         self._windows: dict[int, int] = {}
+        #: Windows of rows that a join keeps for ever.
+        self._endless: set[int] = set()
         #: What a union puts below the first part's column: it goes on under the name of that.
         self._united: dict[int, list[Any]] = {}
         #: Where each aggregate function stands.
@@ -76,8 +90,16 @@ class _Times:
                             self._united.setdefault(id, []).append(other)
             if length is not None:
                 below = {a.exprId().id() for child in each(node.children()) for a in each(child.output())}
-                made = (a.exprId().id() for a in each(node.output()))
-                self._windows |= {id: length for id in made if id not in below}
+                made = {a.exprId().id() for a in each(node.output())} - below
+                self._windows |= dict.fromkeys(made, length)
+                if waiting and self._is_of_waiting(node):
+                    self._endless |= made
+
+    def _is_of_waiting(self, windows: Any) -> bool:
+        """Whether a node of the plan makes windows of rows that a join keeps for ever."""
+        parts = (part for expression in each(windows.expressions()) for part in nodes(expression))
+        structs = (part for part in parts if kind_of(part) == "CreateNamedStruct")
+        return any(a.exprId().id() in self._waiting for struct in structs for a in each(struct.references().toSeq()))
 
     def at(self, part: Any, path: tuple[str, ...]) -> int | None:
         """Of what is found in a value by the names of fields."""
@@ -139,6 +161,8 @@ class _Times:
                 f"{self._whose} must give results a time that advances; got the start of a session, which may "
                 f"lie back as far as it likes; use its end (session_window, or session_window.end)"
             )
+        if id in self._endless:
+            return _EVER_US
         if id in self._windows:
             return max(self._windows[id] if path[0] == "start" else 0, *others, 0)
         own = self.field(self._named[id], path) if id in self._named else None
@@ -193,6 +217,8 @@ class _Times:
     def _attribute(self, part: Any) -> int | None:
         id = part.exprId().id()
         own = self.of(self._named[id]) if id in self._named else None
+        if id in self._waiting:
+            return _EVER_US
         if own is None and part.metadata().contains(DELAY):
             own = 0
         others = self._of_others(id, ())
