@@ -155,7 +155,6 @@ class _Times:
 
     def _field_of_attribute(self, struct: Any, path: tuple[str, ...]) -> int | None:
         id = struct.exprId().id()
-        others = self._of_others(id, path)
         if path[0] == "start" and _is_session(struct):
             raise UsageError(
                 f"{self._whose} must give results a time that advances; got the start of a session, which may "
@@ -163,18 +162,20 @@ class _Times:
             )
         if id in self._endless:
             return _EVER_US
+        own = None
         if id in self._windows:
-            return max(self._windows[id] if path[0] == "start" else 0, *others, 0)
-        own = self.field(self._named[id], path) if id in self._named else None
-        return max(others, default=None) if own is None else max(own, *others, own)
+            own = self._windows[id] if path[0] == "start" else 0
+        elif id in self._named:
+            own = self.field(self._named[id], path)
+        return self._oldest(own, id, path)
 
-    def _of_others(self, id: int, path: tuple[str, ...]) -> list[int]:
-        """Rule 5. Below the union the column is that of its first part alone; others may be made of that one, too."""
+    def _oldest(self, own: int | None, id: int, path: tuple[str, ...]) -> int | None:
+        """Rule 5: of a column that goes on through a union, with what its other parts have there."""
+        # Below the union the column is that of its first part alone, of which others may be made, too.
         united = self._united.pop(id, [])
-        try:
-            return [us for other in united if (us := self.at(other, path)) is not None]
-        finally:
-            self._united[id] = united
+        found = [own, *(self.at(other, path) for other in united)]
+        self._united[id] = united
+        return max((us for us in found if us is not None), default=None)
 
     def _picked(self, aggregate: Any, path: tuple[str, ...]) -> int | None:
         """Rule 4: what an aggregate function takes from the rows of its group."""
@@ -216,13 +217,12 @@ class _Times:
 
     def _attribute(self, part: Any) -> int | None:
         id = part.exprId().id()
-        own = self.of(self._named[id]) if id in self._named else None
         if id in self._waiting:
             return _EVER_US
+        own = self.of(self._named[id]) if id in self._named else None
         if own is None and part.metadata().contains(DELAY):
             own = 0
-        others = self._of_others(id, ())
-        return max(others, default=None) if own is None else max(own, *others, own)
+        return self._oldest(own, id, ())
 
     def _moved(self, part: Any, kind: str) -> int | None:
         """A time and an interval, as Spark has it before it optimises."""
