@@ -11,7 +11,8 @@ Rules:
    with the first batch after that.
 4. What starts, stops, copies or packs may take long and is called on threads of the caller's; what only looks
    (`position`, `progress`, `planned`, `ready`) is called a hundred times a second.
-5. Stopping is idempotent, also of what has failed. An error that no new start can mend says so (`explain`).
+5. Stopping is idempotent, also of what has failed. An error that no new start can mend says so, and so does one that
+   the same batch would die of again (`explain`).
 
 `holdfast.testing.engines` has the suite that an implementation is put to.
 """
@@ -143,6 +144,8 @@ class Failure(NamedTuple):
     sentence: str
     permanent: bool
     """Whether no new start can mend it."""
+    cause: str | None = None
+    """What the batch has died of, told without values, if the same batch would die of it again; None: it may pass."""
 
 
 class Description(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import pytest
 
 import holdfast
 import holdfast.host.host as hosts
-from holdfast.engine import create_output
+from holdfast.diagram import NodeSpec
+from holdfast.engine import Engine, NodeQueries, create_output
 from holdfast.host.catalog import Catalog
 from holdfast.host.deployment import load_deployment
 from holdfast.host.host import Host
 from holdfast.host.network import SourceVoice
-from holdfast.model.errors import PeerError, StorageError, UsageError
+from holdfast.model.errors import PeerError, SchemaError, StorageError, UsageError
 from holdfast.protocol.dpc.effects import Send
 from holdfast.protocol.dpc.messages import KeepaliveRequest
 from holdfast.stream.store import Stream
@@ -62,6 +64,82 @@ def test_a_host_whose_only_node_cannot_be_set_up_ends_with_the_reason(tmp_path: 
     async def play() -> None:
         with pytest.raises(UsageError, match="buckets that fit into each other"):
             await asyncio.wait_for(host(tmp_path, APP, "fast: a, slow: a").run(), 30)
+
+    asyncio.run(play())
+
+
+class RaisingEngine(ScriptedEngine):
+    """The function of node `raising` raises this while `raises`."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error, self.raises = error, True
+
+    def queries(self, node: NodeSpec, inputs: Sequence[Stream], outputs: Path, home: Path) -> NodeQueries:
+        queries = super().queries(node, inputs, outputs, home)
+        create = queries.create_output
+
+        def create_output(bucket_us: int) -> Stream:
+            if node.name == "raising" and self.raises:
+                raise self.error
+            return create(bucket_us)
+
+        queries.create_output = create_output  # type: ignore[method-assign]
+        return queries
+
+
+TWO = """
+import holdfast
+
+app = holdfast.App("two")
+app.node(inputs=["late"], name="raising")(lambda rows: rows)
+app.node(inputs=["late"], name="other")(lambda rows: rows)
+"""
+
+
+def two_nodes(tmp_path: Path, engine: Engine) -> Host:
+    running = host(tmp_path, TWO, "late: a")
+    late = holdfast.open(tmp_path / "a").create("late", "n bigint", bucket="1s")
+    late.writer().commit([], now_us=1, boundary_us=5_000_000)
+    running.engine, running.return_s = engine, 0.05
+    return running
+
+
+def states(running: Host) -> dict[str, str]:
+    return {r["node"]: r["state"] for r in running.status()["replicas"]}
+
+
+@pytest.mark.parametrize("error", [KeyError("k"), SchemaError("a result needs an stime")], ids=["plain", "ours"])
+def test_whatever_one_node_raises_at_its_set_up_the_others_of_its_host_go_on(tmp_path: Path, error: Exception) -> None:
+    async def play() -> None:
+        running = two_nodes(tmp_path, RaisingEngine(error))
+        task = asyncio.ensure_future(running.run())
+        await until(lambda: task.done() or states(running) == {"raising": "FAILED", "other": "STABLE"})
+        (said,) = [r["why"] for r in running.status()["replicas"] if r["node"] == "raising"]
+        assert "KeyError: 'k' (test_host.py line" in said or said == str(error)
+        assert "raising@a" in running.failures()
+        running.stop()
+        await task
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), PeerError("the server is away")])
+def test_a_node_that_cannot_be_set_up_for_now_says_so_and_is_set_up_when_it_can_be(
+    tmp_path: Path, error: Exception
+) -> None:
+    async def play() -> None:
+        engine = RaisingEngine(error)
+        running = two_nodes(tmp_path, engine)
+        task = asyncio.ensure_future(running.run())
+        await until(lambda: task.done() or states(running) == {"raising": "WAITING", "other": "STABLE"})
+        (said,) = [r["why"] for r in running.status()["replicas"] if r["node"] == "raising"]
+        assert said == f"it cannot be set up now, and is tried again: {error}"
+        engine.raises = False
+        await until(lambda: task.done() or states(running)["raising"] == "STABLE")
+        assert not task.done()
+        running.stop()
+        await task
 
     asyncio.run(play())
 

@@ -18,10 +18,10 @@ from holdfast.cli.looking import Looking
 from holdfast.diagram import NodeSpec
 from holdfast.explain.failure import SinkPlace
 from holdfast.explain.operators import Operators
-from holdfast.host.app_file import pick_app, said
+from holdfast.host.app_file import pick_app
 from holdfast.host.catalog import Catalog, placed_sinks
 from holdfast.host.deployment import Deployment, load_deployment
-from holdfast.model.errors import HoldfastError, UsageError
+from holdfast.model.errors import HoldfastError, UsageError, in_one_line
 from holdfast.stream.store import StreamStore
 
 
@@ -117,7 +117,7 @@ def operators_of(program: str, nodes: tuple[NodeSpec, ...]) -> Mapping[str, Oper
             with looking:
                 made = outline(node)
         except Exception as error:
-            why = f"its function cannot be followed without Spark: {said(error)}"
+            why = f"its function cannot be followed without Spark: {in_one_line(error)}"
             found[node.name] = Operators(unseen=why)
             continue
         if made is None:
@@ -155,7 +155,9 @@ def _run(program: str, named: str) -> tuple[ModuleType, str | None]:
     except HoldfastError:
         raise
     except Exception as error:
-        raise UsageError(f"{named} cannot be run: {said(error)}; it must run by itself to be explained") from error
+        raise UsageError(
+            f"{named} cannot be run: {in_one_line(error)}; it must run by itself to be explained"
+        ) from error
     finally:
         sys.modules.pop(spec.name, None)
     return module, looking.ended

@@ -19,7 +19,7 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from holdfast.diagram import Application
-from holdfast.model.errors import HoldfastError, UsageError
+from holdfast.model.errors import HoldfastError, UsageError, in_one_line
 
 if TYPE_CHECKING:
     from holdfast.app import App
@@ -39,7 +39,7 @@ def load_app(target: str, folder: Path) -> App:
         except HoldfastError:
             raise
         except Exception as error:
-            raise UsageError(f"the application {target!r} cannot be imported: {said(error)}") from error
+            raise UsageError(f"the application {target!r} cannot be imported: {in_one_line(error)}") from error
     return pick_app(module, target, name)
 
 
@@ -67,7 +67,7 @@ def _run_file(path: Path, target: str) -> ModuleType:
     except HoldfastError:
         raise
     except Exception as error:
-        raise UsageError(f"the application {path} cannot be run: {said(error)}") from error
+        raise UsageError(f"the application {path} cannot be run: {in_one_line(error)}") from error
     finally:
         sys.modules.pop(name, None)
     return module
@@ -103,14 +103,3 @@ def pick_app(module: ModuleType, target: str, name: str) -> App:
 def _is_app(value: Any) -> TypeGuard[App]:
     """Whether it is what a user has made with holdfast.App. Not by that class: it is the one that starts hosts."""
     return isinstance(value, Application)
-
-
-def said(error: Exception) -> str:
-    """The last line of a traceback, for programs that are run here: enough to find the mistake, and one line."""
-    line = ""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    if frame is not None and not isinstance(error, SyntaxError):  # Which says so itself.
-        line = f" ({Path(frame.tb_frame.f_code.co_filename).name} line {frame.tb_lineno})"
-    return f"{type(error).__name__}: {' '.join(str(error).split())}{line}"

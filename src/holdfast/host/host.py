@@ -8,8 +8,9 @@ Rules:
 3. A host without nodes only serves the sources that lie on it, and starts no engine; one that takes guests does.
 4. Streams lie below the root, everything else below `.holdfast` there.
 5. A replica that a full disk or the like has stopped is set up again after a while, for as long as it takes: somebody
-   will make room, and nobody should have to restart the others for that. One that has nothing to go on from, or whose
-   inputs no longer reach back, is rebuilt from a twin where there is one (`holdfast.host.rebuild`).
+   will make room, and nobody should have to restart the others for that. So is one that could not be set up for such a
+   reason, unless somebody waits for the start of an application: he is told. One that has nothing to go on from, or
+   whose inputs no longer reach back, is rebuilt from a twin where there is one (`holdfast.host.rebuild`).
 6. A host whose engine has ended ends as well: whoever watches processes can start it again, and nobody else could.
 7. When the deployment changes, what it no longer places here stops, what is new is set up, and all others go on as they
    are, with the neighbours that they have now (`holdfast.host.reload`).
@@ -39,13 +40,30 @@ from holdfast.host.log_lines import ReplicaLog
 from holdfast.host.mirrored_intake import copies_of
 from holdfast.host.network import Network, SourceVoice
 from holdfast.host.rebuild import Rebuilding, sweep_parcels
-from holdfast.host.replica_status import SPARK_PLANS, SPARK_STARTS, TWIN_HANDS_OVER, Wait, drained, waiting
+from holdfast.host.replica_status import (
+    SPARK_PLANS,
+    SPARK_STARTS,
+    TWIN_HANDS_OVER,
+    Wait,
+    cannot_be_set_up,
+    drained,
+    waiting,
+)
 from holdfast.host.site import OwnSite, Site
 from holdfast.host.sources import Sources
 from holdfast.host.stream_server import StreamServer
 from holdfast.host.swap import finish_swap, swap_ordered
 from holdfast.inputs.source import SourceSpec
-from holdfast.model.errors import HoldfastError, InputLost, PeerError, StorageError, UnknownStream, UsageError
+from holdfast.model.errors import (
+    CorruptLog,
+    HoldfastError,
+    InputLost,
+    PeerError,
+    StorageError,
+    UnknownStream,
+    UsageError,
+    in_one_line,
+)
 from holdfast.model.time import BEGINNING_US, SECOND_US
 from holdfast.protocol.dpc.effects import Send
 from holdfast.protocol.dpc.messages import Message, StreamReport
@@ -250,10 +268,14 @@ class Host:
             if name in self._refused or not task.done() or task.cancelled() or (error := task.exception()) is None:
                 continue
             alone = len(self._refused) + 1 == len(self._setups) and not self._adopted
-            if alone or self.catalog.deployment is None or not isinstance(error, HoldfastError):
+            if alone or self.catalog.deployment is None or not isinstance(error, Exception):
                 raise error
-            ReplicaLog(log, replica_name(name, self.name)).error("cannot be set up: %s", error)
-            self._refused[name] = str(error)
+            ours = isinstance(error, HoldfastError)
+            why = str(error) if ours else f"it cannot be set up: {in_one_line(error)}"
+            self._refused[name] = why
+            ReplicaLog(log, replica_name(name, self.name)).error(
+                "cannot be set up: %s", error, exc_info=None if ours else error
+            )
 
     def _bring_back(self) -> None:
         """Rule 5."""
@@ -277,7 +299,7 @@ class Host:
                     closed = True
                 await self.set_up(OwnSite(self, node), rebuild=rebuild)
                 return
-            except (StorageError, InputLost, OSError) as error:
+            except (StorageError, PeerError, InputLost, OSError) as error:
                 ReplicaLog(log, failed.plan.replica).error("still cannot go on: %s", error)
 
     async def _close(self) -> None:
@@ -311,8 +333,17 @@ class Host:
     # -- replicas ----------------------------------------------------------------------------------------------------
 
     async def set_up_own(self, node: NodeSpec) -> None:
-        """A node of this host's application."""
-        await self.set_up(OwnSite(self, node))
+        """A node of this host's application (rule 5)."""
+        while True:
+            try:
+                await self.set_up(OwnSite(self, node))
+                return
+            except (StorageError, PeerError, OSError) as error:
+                if self.catalog.deployment is None or isinstance(error, CorruptLog):
+                    raise
+                ReplicaLog(log, replica_name(node.name, self.name)).error("cannot be set up now: %s", error)
+                self._wait(node, cannot_be_set_up(error))
+                await asyncio.sleep(self.return_s)
 
     async def set_up(self, site: Site, *, rebuild: bool = False) -> None:
         """Rule 2. `rebuild`: what it has to go on from is of no use any more (rule 5)."""
@@ -421,8 +452,12 @@ class Host:
             return queries, queries.create_output(node.bucket_us or bucket_us)
         except self.engine.errors as error:
             failure = queries.explain(error)
-            if isinstance(error, HoldfastError) or not failure.permanent:
+            if isinstance(error, HoldfastError):
                 raise
+            if not failure.permanent:
+                raise PeerError(
+                    f"node {node.name}: {self.engine.name} cannot plan its query: {failure.sentence}"
+                ) from None
             refused = f"node {node.name}: {self.engine.name} refuses its query: {failure.sentence}"
             raise UsageError(refused) from None
 

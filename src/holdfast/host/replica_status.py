@@ -47,6 +47,10 @@ def missing_stream(stream: str, error: Exception) -> Wait:
     return Wait("inputs", f"stream {stream} is not there yet: {error}")
 
 
+def cannot_be_set_up(error: Exception) -> Wait:
+    return Wait("spark", f"it cannot be set up now, and is tried again: {error}")
+
+
 def full(core: NodeCore) -> Wait | None:
     """Why a replica with a bounded output reads nothing, though there is input; None if it does."""
     if not core.blocked:

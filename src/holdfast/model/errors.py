@@ -6,6 +6,14 @@ stream, bucket or file it speaks of.
 
 from __future__ import annotations
 
+import sysconfig
+from pathlib import Path
+
+_OURS = str(Path(__file__).parents[1])
+_PYTHONS = (*(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")), "<frozen ")
+#: Where libraries lie in another environment, such as that of a worker elsewhere.
+_ELSEWHERE = ("/site-packages/", "/dist-packages/", "/pyspark.zip/", "/pyspark/python/")
+
 
 class HoldfastError(Exception):
     """Root of all errors that Holdfast raises on purpose."""
@@ -77,3 +85,23 @@ class StreamFull(StorageError):
 
 class PeerError(HoldfastError):
     """Another process or server did not do its part."""
+
+
+def is_library(file: str) -> bool:
+    """Whether a file of a traceback is none of the user's program."""
+    return file.startswith((_OURS, *_PYTHONS)) or any(part in file for part in _ELSEWHERE)
+
+
+def in_one_line(error: BaseException) -> str:
+    """An error of a program of the user's: its kind, its text, and the line of that program, which is enough to find
+    the mistake. A library that the program has called is not where it was made."""
+    frames = []
+    frame = error.__traceback__
+    while frame is not None:
+        frames.append((frame.tb_frame.f_code.co_filename, frame.tb_lineno))
+        frame = frame.tb_next
+    where = ""
+    if frames and not isinstance(error, SyntaxError):  # Which says so itself.
+        file, line = next((at for at in reversed(frames) if not is_library(at[0])), frames[-1])
+        where = f" ({Path(file).name} line {line})"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"

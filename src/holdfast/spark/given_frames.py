@@ -6,6 +6,8 @@ Rules:
    a time. The plan that a function gives back has its views resolved; what happens to them later is nothing to it.
 2. Every plan that comes back is looked at: each stream that it reads must be read as this call said. A frame of another
    node, or of an earlier call of the same one, would be read to another place, and the results would silently be wrong.
+3. What a function raises is an error of its node, and of no other: it comes out as one of ours, in one sentence, and
+   says whether another call may mend it. What Spark says of a query it says itself (`holdfast.spark.failure`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from holdfast.model.errors import UsageError
+from holdfast.model.errors import HoldfastError, PeerError, UsageError, in_one_line
+from holdfast.spark.failure import is_permanent, may_pass
 from holdfast.spark.plan_tree import each, kind_of
 
 _RELATION = "StreamingRelationV2"
@@ -25,10 +28,25 @@ _REFERENCE = "CTERelationRef"
 _calling = threading.Lock()
 
 
-def call_alone(function: Callable[..., Any], frames: Sequence[DataFrame]) -> Any:
-    """Rule 1."""
+def call_alone(function: Callable[..., Any], frames: Sequence[DataFrame], whose: str) -> Any:
+    """Rules 1 and 3."""
     with _calling:
-        return function(*frames)
+        try:
+            return function(*frames)
+        except HoldfastError:
+            raise
+        except (Exception, SystemExit) as error:
+            if is_permanent(error):  # Spark refuses what it asks for, and says where.
+                raise
+            if may_pass(error):
+                raise PeerError(
+                    f"{whose} must be given its query by its function; it raised {in_one_line(error)}; that may pass, "
+                    f"so it is called again after a while"
+                ) from error
+            raise UsageError(
+                f"{whose} must be given its query by its function; it raised {in_one_line(error)}; correct the "
+                f"function and start again"
+            ) from error
 
 
 def check_sources(results: DataFrame, given: DataFrame, whose: str) -> None:

@@ -37,7 +37,7 @@ from holdfast.spark.batch_listener import BatchLog, follow, work_of
 from holdfast.spark.checkpoint_figures import recovery_of
 from holdfast.spark.ending import lasts
 from holdfast.spark.event_time import boundaries_instead_of_watermarks
-from holdfast.spark.failure import is_permanent, sentence
+from holdfast.spark.failure import cause, is_permanent, sentence
 from holdfast.spark.flow import Flow
 from holdfast.spark.frames import part_of, read_stream
 from holdfast.spark.given_frames import call_alone, check_sources
@@ -145,7 +145,7 @@ class SparkQueries(CheckpointedQueries):
         self._stable: SparkQuery | None = None
 
     def explain(self, error: BaseException | None) -> Failure:
-        return Failure(sentence(error), is_permanent(error))
+        return Failure(sentence(error), is_permanent(error), cause(error))
 
     @property
     def stays_because(self) -> str | None:
@@ -229,7 +229,8 @@ class SparkQueries(CheckpointedQueries):
             streamColumn=str(self._node.separate or len(names) > 1).lower(), **options,
         )  # fmt: skip
         with in_node(self.checkpoint) as operators, boundaries_instead_of_watermarks(self._node.name):
-            results = call_alone(self._node.function, self._split(frame) if self._node.separate else [frame])
+            given = self._split(frame) if self._node.separate else [frame]
+            results = call_alone(self._node.function, given, f"node {self._node.name}")
         if "plan" not in options:
             self._operators = operators
         stays = stays_because(operators, self._spark)
