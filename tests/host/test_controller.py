@@ -18,14 +18,14 @@ import holdfast
 import holdfast.host.controller as controllers
 import holdfast.host.fork_runner as forks
 from holdfast.clock import monotonic_us, pause
-from holdfast.engine import Fork, Query
+from holdfast.engine import Failure, Fork, Query
 from holdfast.host.controller import Controller
 from holdfast.host.fork_runner import ForkRunner
 from holdfast.host.intake import DirectIntake
 from holdfast.host.link import Cuts
 from holdfast.model.errors import CorruptLog, PeerError, SchemaError, StorageError
 from holdfast.model.time import BEGINNING_US
-from holdfast.protocol.dpc.effects import ExtendFork, Part, Send, TentativeBucket
+from holdfast.protocol.dpc.effects import ExtendFork, Part, Send, StopFork, TentativeBucket
 from holdfast.protocol.dpc.messages import Ack, KeepaliveReply, KeepaliveRequest, StreamReport
 from holdfast.protocol.dpc.plan import InputPlan, NodePlan, OutputPlan
 from holdfast.protocol.dpc.signals import ForkCompleted, ForkFailed, ForkPrepared, ForkSignal, InputGap, Lane
@@ -234,6 +234,81 @@ def test_a_query_that_dies_of_what_may_pass_says_how_often_it_was_started(
     assert controller.trouble is None
     controller.stop_queries()
     controller.close()
+
+
+def dies_of(queries: Any, cause: str | None) -> None:
+    """Whatever its queries stop of from now on has this cause in the batch."""
+    queries.explain = lambda error: Failure("ZeroDivisionError: by zero (app.py line 3)", False, cause)
+
+
+@pytest.mark.parametrize("cause", ["ZeroDivisionError (app.py line 3)", None], ids=["of the batch", "may pass"])
+def test_a_query_that_dies_again_and_again_of_the_same_batch_fails_the_replica_and_of_what_may_pass_it_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: str | None
+) -> None:
+    for name in ("_RESTART_US_MIN", "_RESTART_US_MAX", "HEALTH_US"):
+        monkeypatch.setattr(controllers, name, 1000)
+    controller, queries = replica(tmp_path)
+    dies_of(queries, cause)
+    until(controller, lambda: controller.core)
+
+    def die() -> None:
+        deaths = controller.counts.deaths
+        until(controller, lambda: controller._stable)
+        assert controller._stable is not None
+        controller._stable.active = False  # type: ignore[misc]
+        until(controller, lambda: controller.counts.deaths > deaths)
+
+    for _ in range(forks.CAUSE_DEATHS_MAX - 1):
+        die()
+    queries.commit(1, 6 * SECOND)  # It got over that batch: what it dies of next is another's.
+    until(controller, lambda: controller._batch == 1)
+    for _ in range(forks.CAUSE_DEATHS_MAX - 1):
+        die()
+    assert controller.trouble is None
+    die()
+    if cause is None:
+        assert controller.trouble is None
+        until(controller, lambda: "5 times so far" in controller.status().get("why", ""))
+        controller.stop_queries()
+    else:
+        assert (controller.state, controller.may_return) == ("FAILED", False)
+        why = controller.status()["why"]
+        assert why.startswith("ZeroDivisionError: by zero (app.py line 3); the query has died of this 5 times")
+        assert "in the same batch (2, of the input from 1970-01-01T00:00:06.000000Z on)" in why
+    controller.close()
+
+
+def test_forks_that_die_of_the_same_rows_are_not_started_for_ever_while_main_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once main has gone on, which may be spared those rows, they are."""
+    for name in ("_RETRY_US", "_PAUSE_US_MAX", "HEALTH_US"):
+        monkeypatch.setattr(forks, name, 1000)
+    output = holdfast.open(tmp_path / "streams").create("out", "n bigint", bucket="1s")
+    queries: Any = ScriptedQueries(tmp_path / "home")
+    dies_of(queries, "ZeroDivisionError (app.py line 3)")
+    stands = 5
+    forking = ForkRunner(queries, output, SECOND, "node@here", lambda: stands)
+    for fork in range(1, forks.CAUSE_DEATHS_MAX + 1):
+        forking.prepare(fork)
+        assert next_signal(forking) == ForkPrepared(fork, 5)
+        assert forking._fork is not None
+        assert forking._fork.started is not None
+        forking._fork.started.query.active = False  # type: ignore[misc]
+        assert next_signal(forking) == ForkFailed(fork)
+    assert forking.given_up is not None
+    assert "5 forks have died of this: ZeroDivisionError: by zero (app.py line 3)" in forking.given_up
+    forking.prepare(6)
+    for _ in range(20):
+        assert forking.poll(monotonic_us() + 600 * SECOND) is None
+    assert (forking.state, forking.counts.started) == ("preparing", 5)
+    forking.stop(StopFork(6, drop_branch=False))
+    assert forking.state == "none"
+    forking.prepare(7)
+    stands = 6
+    assert next_signal(forking) == ForkPrepared(7, 5)
+    assert (forking.given_up, forking.counts.started) == (None, 6)
+    forking.close()
 
 
 def test_a_batch_that_hangs_is_spoken_of(

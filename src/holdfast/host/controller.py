@@ -7,7 +7,8 @@ Rules:
    a look that finds nothing costs some microseconds.
 3. What takes the engine long happens elsewhere (`fork_runner`); the loop only asks whether it is done.
 4. A stable query that dies is started again from its checkpoint, with growing pauses; meanwhile the replica answers
-   nobody, so readers go to its peers.
+   nobody, so readers go to its peers. A batch that has died so often of the same cause in its rows will do so for ever:
+   then the replica has failed, with the sentence and the batch.
 5. A replica that cannot go on (its input is gone and its query is not convergent-capable, its disk is full or refuses,
    its query died of what no new start can mend) says why and stops; the other replicas of the host go on. It does not
    matter in whose turn that was found out. Its host may have it rebuilt from a twin (`holdfast.host.rebuild`).
@@ -18,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -26,8 +28,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.clock import monotonic_us
-from holdfast.engine import NodeQueries, Query, Recovery
-from holdfast.host.fork_runner import HEALTH_US, ForkRunner
+from holdfast.engine import Failure, NodeQueries, Query, Recovery
+from holdfast.host.fork_runner import CAUSE_DEATHS_MAX, HEALTH_US, ForkRunner
 from holdfast.host.intake import Intake
 from holdfast.host.log_lines import ReplicaLog
 from holdfast.host.reader_acks import ReaderAcks
@@ -38,6 +40,7 @@ from holdfast.host.replica_status import (
     Wait,
     failed,
     full,
+    no_fork,
     recovery,
     status_of,
     unheard_inputs,
@@ -107,6 +110,8 @@ class Controller:
         self._died_of: str | None = None
         #: How often the query has stopped since it last committed a batch.
         self._deaths = 0
+        #: And of what, where the batch that it dies in is the cause.
+        self._causes: Counter[str] = Counter()
         self._batch = -1
         #: The batch that Spark has planned and not committed, and since when we see it so; the last that was spoken of.
         self._busy: tuple[int, int] | None = None
@@ -428,6 +433,7 @@ class Controller:
         progress = self._queries.progress(self._batch)
         if progress is not None:
             self._batch, self._pause_us, self._deaths = progress.batch_id, _RESTART_US_MIN, 0
+            self._causes.clear()
             self._main.refresh()
             if progress.until_us is not None:
                 ended = progress.until_us >= FOREVER_US
@@ -473,6 +479,10 @@ class Controller:
         gaps = self._gaps(now)
         if failure.permanent and not gaps:
             raise UsageError(self._died_of)
+        if failure.cause is not None:
+            self._causes[failure.cause] += 1
+            if self._causes[failure.cause] >= CAUSE_DEATHS_MAX and not gaps:
+                raise UsageError(self._same_batch(failure))
         self._log.error("the stable query stopped (%s); starting it again in %d s, for the %d. time",
                         self._died_of, self._pause_us // SECOND_US, self._deaths)  # fmt: skip
         self._log.debug("in full: %s", error)
@@ -480,6 +490,17 @@ class Controller:
         self._pause_us = min(2 * self._pause_us, _RESTART_US_MAX)
         for stream, removed_us in gaps.items():
             self.tell(InputGap(stream, removed_us))
+
+    def _same_batch(self, failure: Failure) -> str:
+        assert failure.cause is not None
+        standing = self._standing()
+        since = "" if standing is None else f", of the input from {instant_text(standing * self._size)} on"
+        return (
+            f"{failure.sentence}; the query has died of this {self._causes[failure.cause]} times in the same batch "
+            f"({self._batch + 1}{since}) and would do so at every start: correct the function so that it takes such "
+            f"rows and start again, with `holdfast upgrade {self.plan.replica.partition('@')[0]} --compatible` if the "
+            f"state fits"
+        )
 
     def _gaps(self, now: int) -> dict[str, int]:
         """Inputs that lack what the query was to read next, and up to where."""
@@ -641,7 +662,8 @@ class Controller:
         if (long := self._long_batch(monotonic_us())) is not None:
             return Wait("spark", long)
         if self.core is not None:
-            return full(self.core) or recovery(self.core)  # One that is full cannot catch up.
+            # One that is full cannot catch up.
+            return full(self.core) or recovery(self.core) or no_fork(self._forking.given_up)
         return unheard_inputs(unheard) if (unheard := self._unheard) else FIRST_BATCH
 
 

@@ -6,17 +6,21 @@ Rules:
 2. The branch is created with the first bucket that is to be seen, at that bucket: before it, main speaks. Until then
    the fork follows main, and nothing of what it computes is filed.
 3. Whoever asks is told what is true: prepared when the fork could run a batch, completed when Spark has committed it.
+4. The next fork after one that failed is started with growing pauses, until one commits. Where forks have died so often
+   of the same cause in their rows, none is started before main has gone on: it may be spared those rows, since they may
+   be tentative themselves, or it fails of them. Meanwhile the fork that was asked for is being prepared.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from holdfast.clock import monotonic_us
-from holdfast.engine import Fork, NodeQueries
+from holdfast.engine import Failure, Fork, NodeQueries
 from holdfast.host.log_lines import Bucket, ReplicaLog
 from holdfast.host.span_worth import SpanWorth
 from holdfast.model.errors import HoldfastError, StorageError
@@ -32,6 +36,11 @@ log = logging.getLogger(__name__)
 
 #: A fork that could not start is tried again after this long; at once would keep Spark busy with failing.
 _RETRY_US = 2_000_000
+#: The longest pause before a start, beside that (rule 4).
+_PAUSE_US_MAX = 30 * SECOND_US
+#: How often the same batch may die of the same cause in its rows, with growing pauses in between: a quarter of a minute
+#: for whoever misjudges as his rows' what was his server's.
+CAUSE_DEATHS_MAX = 5
 
 #: A fork that is not ready by then hangs. On a crowded machine one takes half a minute.
 _READY_US_MAX = 180 * SECOND_US
@@ -82,6 +91,14 @@ class ForkRunner:
         self._starter = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"fork-{label}")
         self._stopper = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"unfork-{label}")
         self._fork: _Start | None = None
+        #: The fork that is to be prepared and is not started yet, and when it may be (rule 4).
+        self._waiting: int | None = None
+        self._pause_us = self._due_us = 0
+        #: Of what forks have died since the stable query stood there, and the sentence if it was too often.
+        self._stood: int | None = None
+        self._causes: Counter[str] = Counter()
+        self._given_up: str | None = None
+        self._standing = standing
         self._ending: list[Future[None]] = []
         self._plan: PlanWriter | None = None
         #: Whether the fork at work has its branch, and up to where it has committed its input.
@@ -99,7 +116,14 @@ class ForkRunner:
         """For people."""
         if self._branched:
             return "running"
-        return "none" if self._fork is None else "ready" if self._fork.ready else "preparing"
+        if self._fork is None:
+            return "none" if self._waiting is None else "preparing"
+        return "ready" if self._fork.ready else "preparing"
+
+    @property
+    def given_up(self) -> str | None:
+        """Why no fork is started until the stable query has gone on; None if one would be (rule 4)."""
+        return self._given_up if self._standing() == self._stood else None
 
     def kept_us(self, now_us: int) -> int:
         """For how long forks were there, those that are there now included."""
@@ -111,6 +135,17 @@ class ForkRunner:
         self._output.drop_branch()  # Not counted: it was another life's.
 
     def prepare(self, fork: int) -> None:
+        if self._held_back(monotonic_us()):
+            self._waiting = fork
+        else:
+            self._begin(fork)
+
+    def _held_back(self, now_us: int) -> bool:
+        """Rule 4."""
+        return self.given_up is not None or now_us < self._due_us
+
+    def _begin(self, fork: int) -> None:
+        self._waiting = None
         self.counts.started += 1
         self._fork = _Start(fork, self._starter.submit(self._queries.start_fork, fork))
 
@@ -155,6 +190,8 @@ class ForkRunner:
             self._end()
         if self._failed is not None and order.fork == self._failed[1]:
             self._failed = None
+        if order.fork == self._waiting:
+            self._waiting = None
         if order.drop_branch:
             self._drop_branch()
 
@@ -207,6 +244,8 @@ class ForkRunner:
                 return None
             self._failed = None
             return ForkFailed(fork)
+        if self._waiting is not None and not self._held_back(now_us):
+            self._begin(self._waiting)
         if self._fork is None:
             return None
         current = self._fork
@@ -222,6 +261,7 @@ class ForkRunner:
         if progress is None or progress.until_us is None:
             return None
         self._batch, self._done_us = progress.batch_id, progress.until_us
+        self._pause_us = 0
         if self._branched:
             self._count_branch()
         return ForkCompleted(current.id, progress.until_us // self._size)
@@ -255,14 +295,36 @@ class ForkRunner:
 
     def _fail(self, now_us: int, error: BaseException) -> None:
         assert self._fork is not None
-        self._log.warning("fork %d failed: %s", self._fork.id, error)
+        failure = self._queries.explain(error)
+        self._log.warning("fork %d failed: %s", self._fork.id, failure.sentence)
+        self._log.debug("in full: %s", error)
         self.counts.failed += 1
         self._failed = now_us, self._fork.id
+        self._due_us = now_us + _RETRY_US + self._pause_us if self._pause_us else 0
+        self._pause_us = min(2 * self._pause_us or _RETRY_US, _PAUSE_US_MAX)
+        self._note(failure)
         self._end()
+
+    def _note(self, failure: Failure) -> None:
+        """Rule 4."""
+        if self._standing() != self._stood:
+            self._stood, self._given_up = self._standing(), None
+            self._causes.clear()
+        cause = failure.sentence if failure.permanent else failure.cause
+        if cause is None:
+            return
+        self._causes[cause] += 1
+        if self._causes[cause] >= CAUSE_DEATHS_MAX:
+            self._given_up = (
+                f"{self._causes[cause]} forks have died of this: {failure.sentence}; none is started, and nothing new "
+                f"is tentative, until the stable query has gone on; correct the function, or bring the inputs back"
+            )
+            self._log.error("%s", self._given_up)
 
     def close(self) -> None:
         """What hangs in Spark is left there."""
         self._end()
+        self._waiting = None
         self._starter.shutdown(wait=False)
         self._stopper.shutdown(wait=False)
         if wait(self._ending, _CLOSE_S).not_done:

@@ -64,6 +64,10 @@ def full(core: NodeCore) -> Wait | None:
     )
 
 
+def no_fork(why: str | None) -> Wait | None:
+    return None if why is None else Wait("inputs", why)
+
+
 def recovery(core: NodeCore) -> Wait | None:
     """Why the replica has not been STABLE yet; None if it has."""
     if core.state != NodeState.RECOVERING:
