@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
 import os
 import sqlite3
@@ -19,19 +21,24 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import holdfast
+import holdfast.host.controller as controllers
 from holdfast.checkpoint.policy import every
 from holdfast.clock import monotonic_us, pause
+from holdfast.host.catalog import Catalog
+from holdfast.host.deployment import load_deployment
 from holdfast.host.embedded import Running
+from holdfast.host.host import Host
 from holdfast.model.errors import UsageError
 from holdfast.model.tuples import TupleType
 from holdfast.operators.udop import UserOperator, decode, encode
 from holdfast.sinks import sqlite
-from holdfast.spark.engine import node_session
+from holdfast.spark.engine import SparkEngine, node_session
 from holdfast.spark.fork import last_commit
 from holdfast.spark.keyed import udop
 from holdfast.stream.checking.boundary_mend import mend_boundary
 from holdfast.stream.holes import read_holes
 from tests.checkpoint.servers import RedisServer
+from tests.host.conftest import until as soon
 
 T0 = 1_700_000_000
 SECOND = 1_000_000
@@ -396,10 +403,82 @@ def test_a_mistake_in_a_node_is_said_by_its_start_and_a_stream_that_is_not_there
         app(["s"], lambda rows: rows.groupBy("k").applyInPandasWithState(
             lambda key, frames, state: iter([]), "stime timestamp", "n bigint", "append", "ProcessingTimeTimeout"
         ), "timed").start(spark=spark)  # fmt: skip
+    with pytest.raises(
+        UsageError, match=r"node raises must .* it raised KeyError: 'ky' \(test_embedded\.py line \d+\)"
+    ):
+        app(["s"], lambda rows: rows.filter({"k": "k > 0"}["ky"]), "raises").start(spark=spark)
     running = app(["s", "o"], lambda rows: rows.select("stime", "k"), "waiting").start(spark=spark)
     with running, pytest.raises(TimeoutError, match="waiting@here is WAITING, because stream o is not there yet"):
         running.wait_until_stable("1s")
     assert any("stream o is not there yet" in r.message for r in caplog.records if r.levelname == "WARNING")
+    source.leave()
+
+
+def test_a_python_error_in_the_function_of_one_node_leaves_the_others_of_its_host_alone(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    (tmp_path / "two.py").write_text(
+        "import holdfast\n\napp = holdfast.App('two')\n\n\n@app.node(inputs=['s'])\ndef raises(rows):\n"
+        "    return rows.filter({'k': 'k > 0'}['ky'])\n\n\napp.node(inputs=['s'], name='copies')(lambda rows: rows)\n"
+    )
+    (tmp_path / "d.yaml").write_text(
+        'app: two.py\nhosts: {a: {address: "127.0.0.1:7401", root: a/}}\nsources: {s: a}\n'
+    )
+    deployment = load_deployment(tmp_path / "d.yaml")
+    source = Source(holdfast.open(tmp_path / "a"), "s")
+    source.fill(0, 2)
+    catalog = Catalog(deployment.load_app().diagram(), deployment)
+    host = Host("a", catalog, tmp_path / "a", SparkEngine(lambda: spark))
+
+    async def play() -> None:
+        def states() -> dict[str, str]:
+            return {r["node"]: r["state"] for r in host.status()["replicas"]}
+
+        task = asyncio.ensure_future(host.run())
+        await soon(lambda: task.done() or states() == {"raises": "FAILED", "copies": "STABLE"}, 240)
+        (why,) = [r["why"] for r in host.status()["replicas"] if r["node"] == "raises"]
+        assert "it raised KeyError: 'ky' (two.py line 8); correct the function" in why
+        source.fill(2, 4)
+        await soon(lambda: task.done() or reached(host.store.open("copies"), 4)(), 240)
+        assert not task.done()
+        assert states()["raises"] == "FAILED"
+        host.stop()
+        await task
+
+    asyncio.run(play())
+    source.leave()
+
+
+def test_a_batch_that_dies_of_its_rows_every_time_fails_its_node_and_of_a_server_that_is_away_it_does_not(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_RESTART_US_MIN", "_RESTART_US_MAX"):
+        monkeypatch.setattr(controllers, name, 1000)
+    monkeypatch.setattr(controllers, "CAUSE_DEATHS_MAX", 2)
+    source = Source(holdfast.open(tmp_path), "s")
+    source.fill(0, 2)
+
+    def inverse(k: int) -> int:
+        return 1 // k
+
+    def asked(k: int) -> int:
+        raise ConnectionRefusedError("nobody listens")
+
+    app = holdfast.App("dying", root=tmp_path)
+    node = functools.partial(app.node, inputs=["s"], max_delay="1h")
+    node(name="raised")(lambda rows: rows.withColumn("n", F.udf(inverse, "bigint")("k")))
+    node(name="divided")(lambda rows: rows.withColumn("n", F.lit(1) / F.col("k")))
+    node(name="away")(lambda rows: rows.withColumn("n", F.udf(asked, "bigint")("k")))
+    with app.start(spark=spark) as running:
+        until(lambda: state(running, "raised@here")["state"] == state(running, "divided@here")["state"] == "FAILED")
+        whys = {r["node"]: r.get("why", "") for r in running.status()["replicas"]}
+        assert whys["raised"].startswith("ZeroDivisionError: integer division or modulo by zero (test_embedded.py ")
+        assert whys["divided"].startswith("[DIVIDE_BY_ZERO] Division by zero.")
+        assert all("has died of this 2 times in the same batch (" in whys[node] for node in ("raised", "divided"))
+        until(lambda: "3 times so far" in state(running, "away@here").get("why", ""))
+        assert "ConnectionRefusedError: nobody listens (test_embedded.py " in state(running, "away@here")["why"]
+        with pytest.raises(UsageError, match=r"@here does not run: .* has died of this 2 times in the same batch"):
+            running.wait_until_stable("60s")
     source.leave()
 
 
