@@ -29,6 +29,10 @@ def patient(orders):
 def latest(windows):
     return windows.select("stime", "count")
 
+@app.node(inputs=["orders"], stime="at")
+def dated(orders):
+    return orders.select(F.timestamp_seconds("amount").alias("at"))
+
 @app.node(inputs=["orders"])
 def guesses(orders):
     return orders.withColumn("guess", F.rand())
@@ -83,6 +87,9 @@ def test_every_node_is_described_and_what_is_wrong_is_said(tmp_path: Path) -> No
         "boundaries say when a bucket is complete, so withWatermark('stime', '10 minutes') does not"
     )
     assert said["windows"]["warnings"] == []
+    assert (said["latest"]["warnings"], said["dated"]["wrong"]) == ([], None)
+    (warning,) = said["dated"]["warnings"]
+    assert warning.startswith("the time of its results, at, is not derived from the inputs' time")
     assert "must give the same results for the same rows; got rand" in said["guesses"]["wrong"]
     for node, sentence in {
         "clocked": "must not look at the clock", "own_stream": "got a readStream of its own; name that stream in",

@@ -54,6 +54,12 @@ def test_an_x_that_leaves_no_time_for_a_fork_is_said_with_the_way_out() -> None:
     assert only(max_delay="1s", during_failure="suspend").late_us == 0
 
 
+def test_a_time_of_results_that_stime_names_is_spoken_of_and_a_part_of_a_window_is_not() -> None:
+    (said,) = [advice for advice in only(stime="at").advice if "results have the time that stands in at" in advice]
+    assert "if not, a result below the boundary stops the query" in said
+    assert not any("results have the time" in advice for advice in only(stime="window.start").advice)
+
+
 def test_an_x_shorter_than_that_of_the_node_above_is_said() -> None:
     app = application(
         above={"inputs": ["s1"], "max_delay": "10s"},

@@ -89,7 +89,6 @@ def windowed(rows: DataFrame, *size: str) -> DataFrame:
         (lambda rows: rows.selectExpr("stime - interval '1 00:00:01' day to second AS at"), "at", 86_401_000, False),
         (lambda rows: windowed(rows, "2 seconds").select(F.window_time("window").alias("at")), "at", 0, True),
         (lambda rows: rows.selectExpr("stime + interval 5 seconds AS at"), "at", 0, False),
-        (lambda rows: rows.selectExpr("stime + make_interval(0, 0, 0, 0, 0, 0, -value) AS at"), "at", 0, False),
         (lambda rows: rows.selectExpr("coalesce(date_trunc('second', stime), stime) AS at"), "at", 1_000, False),
     ],
 )  # fmt: skip
@@ -98,6 +97,33 @@ def test_results_are_as_old_as_the_expression_of_their_time_makes_them(
 ) -> None:
     found = plan(function, rows, stime)
     assert (found.older_us, found.keeps_rows) == (older_ms * 1000, keeps_rows)
+    assert not found.may_be_late
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda rows: rows.selectExpr("timestamp_seconds(value) AS at"),
+        lambda rows: rows.selectExpr("stime + make_interval(0, 0, 0, 0, 0, 0, -value) AS at"),
+        lambda rows: rows.withColumn("at", F.udf(lambda at: at, "timestamp")("stime")),
+        lambda rows: rows.mapInPandas(lambda frames: frames, "at timestamp"),
+    ],
+    ids=["data", "interval from data", "udf", "mapInPandas"],
+)
+def test_a_result_time_of_which_the_plan_does_not_say_how_old_it_is_may_be_late(
+    function: Callable[..., DataFrame], rows: DataFrame
+) -> None:
+    found = plan(function, rows, "at")
+    assert (found.may_be_late, found.older_us) == (True, 0)
+
+
+def test_what_a_function_with_a_state_of_its_own_gives_is_lifted_and_never_late(rows: DataFrame) -> None:
+    def function(rows: DataFrame) -> DataFrame:
+        return rows.groupBy("value").applyInPandasWithState(
+            never, "at timestamp", "n bigint", "append", GroupStateTimeout.NoTimeout
+        )
+
+    assert not plan(function, rows, "at").may_be_late
 
 
 def picked(*columns: str) -> Callable[[DataFrame], DataFrame]:

@@ -156,6 +156,11 @@ def _advised(made: NodePromise, catalog: Catalog, plan: NodePlan) -> NodePromise
                 f"X = {x} is not what its readers wait: {above.name} above it holds results back for "
                 f"{duration_text(above.max_delay_us)}"
             )
+    if node.stime is not None and "." not in node.stime:
+        said.append(
+            f"results have the time that stands in {node.stime}: `holdfast check` says whether it is derived from the "
+            f"inputs' time; if not, a result below the boundary stops the query"
+        )
     return replace(made, advice=tuple(said))
 
 

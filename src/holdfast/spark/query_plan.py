@@ -19,8 +19,8 @@ Rules:
    however they are cut into batches, and it is kept on the way if each batch is one task and every operator in between
    takes row by row. Where another one mixes rows, it is warned of.
 7. A result may be given an older time than the query has for it, such as the start of its window. The output then
-   promises less by that much (`holdfast.spark.result_time`). It is refused where nothing says how much that is, as of
-   the rows that a join keeps for ever.
+   promises less by that much (`holdfast.spark.result_time`). It is refused where nothing could say how much that
+   is, as of the rows that a join keeps for ever, and warned of where the plan does not say it.
 """
 
 from __future__ import annotations
@@ -92,6 +92,8 @@ class QueryPlan:
     """Whether a deduplication keeps the first of the rows in the order of the inputs (rule 6)."""
     older_us: int = 0
     """How far the stime of a result may lie before its event time, by how it is computed (rule 7)."""
+    time_is_known: bool = True
+    """Whether `older_us` is more than a guess."""
     span_us: int | None = 0
     """How much input goes into one result (`holdfast.engine.NodeQueries.span_us`)."""
 
@@ -120,6 +122,11 @@ class QueryPlan:
     def times_are_free(self) -> bool:
         """Whether a user's function gives results the times that it likes."""
         return self.groups or any(operator in _FUNCTIONS for operator in self.operators)
+
+    @property
+    def may_be_late(self) -> bool:
+        """Whether a result may turn out to have a time that its stream has promised to be over."""
+        return not self.time_is_known and not self.times_are_free
 
     @property
     def settings(self) -> dict[str, str]:
@@ -156,8 +163,15 @@ def plan_of(frame: DataFrame, stime: tuple[str, ...], whose: str) -> QueryPlan:
     groups = any(kind_of(node) in _GROUPS for node in nodes(physical))
     waiting = set[int]() if later else _waiting_for_ever(frame, operators)
     older = older_us(analysed, stime, whose, lag_ms * 1000, waiting)
-    in_order = _deduplicates_in_order(analysed, whose)
-    return QueryPlan(names, lag_ms * 1000, timers or not at_once, by_time, groups, in_order, older, span_us)
+    in_order, keeps_rows = _deduplicates_in_order(analysed, whose), timers or not at_once
+    known = older is not None
+    plan = QueryPlan(names, lag_ms * 1000, keeps_rows, by_time, groups, in_order, older or 0, known, span_us)
+    if plan.may_be_late:
+        log.warning("%s: the time of its results, %s, is not derived from the inputs' time, as far as its plan says; "
+                    "a result below the boundary stops the query (LateTuple); give results stime, a window of it or "
+                    "stime less an interval, and keep the other time in a column beside it",
+                    whose, ".".join(stime))  # fmt: skip
+    return plan
 
 
 def _physical(frame: DataFrame) -> Any:

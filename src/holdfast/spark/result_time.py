@@ -4,8 +4,8 @@ Rules:
 1. The expression of the column is followed down to a column with event time. That column, and the end of a window, have
    the result's own time. The start of a window is older by its length, a time that is cut down (`date_trunc`, a date)
    by at most its unit, and one less an interval by that.
-2. Of what is not known here (a function of the user's, a time in the data) nothing is said; where such a time lies
-   below a boundary, the sink says it.
+2. Of what is not known here (a function of the user's, a time in the data) it is said before it runs that it is not;
+   where such a time lies below a boundary, the sink says it.
 3. The start of a session may lie back as far as it likes, so no boundary could follow it: it is refused.
 4. A time that an aggregation picks from its rows (`min("stime")`, `max_by("stime", …)`) may lie as far back as its
    window is long, and by the reach of a join in front of it as well. Where groups have no length that is known (those
@@ -47,18 +47,18 @@ _SAME = ("Alias", "KnownNullable", "PreciseTimestampConversion")
 _CAST_US = {"timestamp": 0, "timestamp_ntz": 0, "date": _UNITS_US["DAY"]}
 
 
-def older_us(analysed: Any, path: tuple[str, ...], whose: str, lag_us: int, waiting: Set[int]) -> int:
-    """Of the results of an analysed plan whose column `path` is their stime; 0 where it is not known. `lag_us`: how far
-    apart rows may lie that its joins pair, at most. `waiting`: ids of times of rows that a join keeps for ever."""
+def older_us(analysed: Any, path: tuple[str, ...], whose: str, lag_us: int, waiting: Set[int]) -> int | None:
+    """Of the results of an analysed plan whose column `path` is their stime; None where it is not known. `lag_us`: how
+    far apart rows may lie that its joins pair, at most. `waiting`: ids of times of rows that a join keeps for ever."""
     column = next(a for a in each(analysed.output()) if a.name() == path[0])
-    found = max(0, _Times(analysed, whose, lag_us, waiting).at(column, path[1:]) or 0)
-    if found >= _EVER_US // 2:  # Something may have been added to it or taken off.
+    found = _Times(analysed, whose, lag_us, waiting).at(column, path[1:])
+    if found is not None and found >= _EVER_US // 2:  # Something may have been added to it or taken off.
         raise UsageError(
             f"{whose} must give results a time that advances; got that of a row which may wait for its partner as long "
             f"as it likes; bound the join from both sides (r.stime between l.stime - interval 5 seconds and l.stime + "
             f"interval 5 seconds), or let greatest(l.stime, r.stime) be stime"
         )
-    return found
+    return None if found is None else max(0, found)
 
 
 class _Times:
