@@ -9,7 +9,7 @@ from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkTypeError, StreamingQueryException, UnknownException
 
 from holdfast.model.errors import LateTuple, PeerError, Removed, SchemaError, StorageError, UnknownStream, UsageError
-from holdfast.spark.failure import is_permanent, sentence
+from holdfast.spark.failure import cause, is_permanent, sentence
 from holdfast.spark.given_frames import call_alone
 
 TRACE = """[STREAM_FAILED] Query [id = 1-2, runId = 3-4] terminated with exception: Job aborted: Task 0
@@ -95,3 +95,57 @@ def test_a_query_that_spark_refuses_is_permanent_and_told_without_its_plan() -> 
     assert is_permanent(StreamingQueryException(stopped))
     assert sentence(StreamingQueryException(stopped)) == "[UNSUPPORTED_FEATURE.X] no"
     assert not is_permanent(StreamingQueryException("[STREAM_FAILED] Query [id = a] terminated with exception: OOM"))
+
+
+def stopped(inner: str) -> StreamingQueryException:
+    """As Spark tells it, with what follows."""
+    return StreamingQueryException(f"{inner}\n=== Streaming Query ===\nIdentifier: n [id = 1, runId = 2]")
+
+
+def in_worker(file: str, raised: str) -> StreamingQueryException:
+    return stopped(
+        "[PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback (most recent call last):\n"
+        f'  File "{file}", line 17, in inverse\n    return 1 // n\n           ~~^~~\n{raised}\n SQLSTATE: 38000'
+    )
+
+
+def test_what_a_batch_dies_of_again_is_told_by_its_place_and_without_values() -> None:
+    for value in ("1", "2"):
+        error = in_worker("/home/u/app.py", f"ValueError: {value} is no price")
+        assert (cause(error), is_permanent(error)) == ("ValueError (app.py line 17)", False)
+        assert sentence(error) == f"ValueError: {value} is no price (app.py line 17)"
+    divided = stopped(
+        "[DIVIDE_BY_ZERO] Division by zero. Use `try_divide`. SQLSTATE: 22012\n== DataFrame ==\n"
+        '"divide" was called from\n/home/u/app.py:9\n'
+    )
+    assert (cause(divided), sentence(divided)) == (
+        "DIVIDE_BY_ZERO",
+        "[DIVIDE_BY_ZERO] Division by zero. Use `try_divide`. (app.py line 9)",
+    )
+    # Where Spark names the class of Java's first, in a task of a cluster.
+    aborted = "Job aborted due to stage failure: Task 0 in stage 3.0 failed 4 times: org.apache.spark.SparkArithmetic"
+    assert cause(stopped(f"{aborted}Exception: [ARITHMETIC_OVERFLOW] too long. SQLSTATE: 22003")) == (
+        "ARITHMETIC_OVERFLOW"
+    )
+    assert cause(stopped("[USER_RAISED_EXCEPTION] no SQLSTATE: P0001")) == "USER_RAISED_EXCEPTION"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        in_worker("/home/u/app.py", "ConnectionRefusedError: [Errno 111] nobody listens"),
+        in_worker("/home/u/app.py", "requests.exceptions.ReadTimeout: too slow"),
+        in_worker("/home/u/app.py", "psycopg.OperationalError: the server is away"),
+        in_worker("/home/u/app.py", "MemoryError"),
+        in_worker("/usr/lib/python3/site-packages/pyspark/worker.py", "RuntimeError: can't start new thread"),
+        stopped("Job aborted due to stage failure: ExecutorLostFailure (executor 1 exited)"),
+        stopped("Job aborted: org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"),
+        stopped("java.lang.OutOfMemoryError: Java heap space"),
+        stopped("[TASK_WRITE_FAILED] Task failed while writing rows to /x. SQLSTATE: 58030"),
+        StreamingQueryException(TRACE.format(kind="StorageError", text="full")),
+        None,
+    ],
+)
+def test_what_another_start_may_mend_has_no_cause_in_the_batch(error: Exception | None) -> None:
+    assert cause(error) is None
+    assert not is_permanent(error)
