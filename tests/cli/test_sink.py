@@ -75,7 +75,7 @@ def test_a_host_runs_the_sinks_that_the_deployment_gives_it_and_status_shows_it(
     wait_for(lambda: {"monitor1.sqlite", "numbers"} <= net.stream.acks().keys(), "retention to know of them", 60)
 
 
-def test_a_sink_that_the_application_does_not_have_is_refused(net: Net) -> None:
+def test_a_sink_that_the_application_does_not_have_is_refused(net: Net, cli: Cli) -> None:
     from holdfast.host.catalog import Catalog
     from holdfast.host.sinks import sinks_on
 
@@ -85,6 +85,7 @@ def test_a_sink_that_the_application_does_not_have_is_refused(net: Net) -> None:
     app = deployment.load_app()
     with pytest.raises(UsageError, match=r"must be sinks of application 'netmon': monitor1\.sqlite; got monitor2"):
         sinks_on("src", app, deployment, Catalog(app.diagram(), deployment))
+    assert "got monitor2.sqlite; correct the name" in cli.fails("up", file), "before anything is started"
     file.write_text(net.file.read_text().replace("monitor1.sqlite: src", "monitor1.sqlite: nobody"))
     with pytest.raises(UsageError, match="no host 'nobody'"):
         load_deployment(file)
@@ -125,8 +126,12 @@ def test_each_target_has_its_address(tmp_path: Path) -> None:
     assert "secret" not in str(refused.value)
     with pytest.raises(UsageError, match="config_file, which has the settings of a client of Kafka"):
         sink_at("sqlite:///totals.db", "totals", config_file=tmp_path / "client.properties")
-    for wrong in ("totals.db", "oracle://ann:secret@db/shop", "sqlite:totals.db"):
-        with pytest.raises(UsageError, match=r"must (begin with|look like) sqlite:///") as refused:
+    for wrong in (
+        "totals.db", "oracle://ann:secret@db/shop", "sqlite:totals.db", "duckdb:///", "delta:", "parquet:", "kafka://",
+        "https://ann:secret@", "https://ann:secret/word@example.org/hook",
+        "https://ann:secret@example.org:port/", "postgresql://ann:secret@[::1/shop",
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=r"address (of a sink )?must") as refused:
             sink_at(wrong, "totals")
         assert "secret" not in str(refused.value)
 

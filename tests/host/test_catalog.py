@@ -12,6 +12,7 @@ import pytest
 from holdfast.app import App, Diagram
 from holdfast.host.catalog import Catalog, placed_sinks
 from holdfast.host.deployment import Deployment, load_deployment
+from holdfast.host.reload import _later, _Read
 from holdfast.model.errors import UsageError
 from holdfast.protocol.dpc.node import NodeCore
 from holdfast.protocol.dpc.plan import Full, InputPlan, OutputPlan, Policy, Resume, Stabilise
@@ -203,7 +204,23 @@ def test_a_sink_may_be_described_in_the_file_alone_and_counts_before_the_applica
         "raw": "table sales.raw of db/shop",
     }  # fmt: skip
     assert [name for name, (spec, _) in placed.items() if spec.sink.tentative] == ["totals"]
+    assert placed["here"].spec.sink._path == tmp_path / "b" / ".holdfast" / "here.position"  # type: ignore[attr-defined]
     assert "secret" not in repr(placed) + repr(catalog.deployment)
+
+
+def test_what_the_file_says_of_a_sink_takes_effect_when_its_host_next_starts(tmp_path: Path) -> None:
+    app = App("shop")
+    app.node(inputs=["orders"], name="totals", replicas=2)(lambda rows: rows)
+
+    def read(said: str) -> _Read:
+        rest = f"sources: {{orders: src}}\nnodes: {{totals: [b, a]}}\nsinks: {{totals: {{{said}}}}}"
+        deployment = deploy(tmp_path, "src a b", rest)
+        return _Read(deployment, app, Catalog(app.diagram(), deployment))
+
+    before, same, other = (read(f"to: 'sqlite:///{path}'") for path in ("t.db", "t.db", "o.db"))
+    assert _later("b", before, same) == []
+    assert _later("b", before, other) == ["sinks"]
+    assert _later("a", before, other) == []
 
 
 def test_a_sink_of_the_file_that_takes_no_stream_of_the_application_is_refused(tmp_path: Path) -> None:

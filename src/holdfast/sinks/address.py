@@ -38,6 +38,8 @@ def sink_at(
             "the address of a sink must begin with sqlite:///, duckdb:///, postgresql://, kafka://, delta:, iceberg:, "
             f"parquet: or https://; got {scheme!r}"
         )
+    if not rest.strip("/"):
+        raise UsageError(f"the address of a sink must say where behind {scheme}:; got nothing")
     asked = {"key": key, "tentative": tentative, "add_columns": add_columns, "config_file": config_file}
     for word, value in asked.items():
         if value and word not in _TAKES[scheme]:
@@ -46,8 +48,8 @@ def sink_at(
         brokers = rest.removeprefix("//").rstrip("/")
         return kafka(brokers, table, key=key, tentative=tentative, config_file=config_file)
     if scheme in ("sqlite", "duckdb"):
-        if not rest.removeprefix("///") or not rest.startswith("///"):
-            raise UsageError(f"the address must look like {scheme}:///totals.db, or {scheme}:////srv/totals.db")
+        if not rest.startswith("///"):
+            raise UsageError(f"the address must look like {scheme}:///a.db or {scheme}:////srv/a.db; got {address:.99}")
         make = sqlite if scheme == "sqlite" else duckdb
         path = folder / rest.removeprefix("///")
         return make(path, table, key=key, tentative=tentative, add_columns=add_columns)

@@ -50,6 +50,13 @@ class PostgresSink(TableSink):
         super().__init__(table, key, tentative, add_columns)
         if not url.startswith(("postgresql://", "postgres://")):
             raise UsageError(f"the address must look like postgresql://user@host/database; got {url.split(':')[0]!r}")
+        try:
+            urlsplit(url)
+        except ValueError:  # Its words may hold a password.
+            raise UsageError(
+                "the address must look like postgresql://user@host/database, with special characters escaped; got one "
+                "that cannot be read"
+            ) from None
         if table.count(".") > 1:
             raise UsageError(f"the table must be a name, or schema.name; got {table!r}")
         if len(table.rpartition(".")[2].encode()) > _NAME_BYTES_MAX:

@@ -52,9 +52,17 @@ class WebhookSink(Sink):
     def __init__(
         self, url: str, position: str | os.PathLike[str] | None, headers: Mapping[str, str], tentative: bool
     ) -> None:
-        parts = httpx.URL(url)
+        try:
+            parts = httpx.URL(url)
+        except httpx.InvalidURL:  # Its words, and the rest of an address, may hold a password.
+            raise UsageError(
+                "a webhook's address must look like https://example.org/hook, with special characters of a password "
+                "escaped; got one that cannot be read"
+            ) from None
         if parts.scheme not in ("http", "https") or not parts.host:
-            raise UsageError(f"a webhook's address must look like https://example.org/hook; got {url!r}")
+            raise UsageError(
+                f"a webhook's address must look like https://example.org/hook; got {parts.scheme!r} and {parts.host!r}"
+            )
         if parts.scheme == "http" and headers and not is_loopback(parts.host):
             raise UsageError(f"headers must not travel in the clear: {parts.host} needs https")
         self._url, self._headers, self.tentative = parts, dict(headers), tentative
