@@ -206,7 +206,8 @@ def named_start_of_a_window(rows: DataFrame) -> DataFrame:
 @kind()
 def least_time_of_each_window(rows: DataFrame) -> DataFrame:
     """A time that an aggregation picks as that of the result: older than the watermark by a window."""
-    times = rows.groupBy(F.window("stime", "2 seconds"), "k").agg(
+    # Longer than a bucket: the boundary has passed its first rows when it closes.
+    times = rows.groupBy(F.window("stime", "3 seconds"), "k").agg(
         F.min("stime").alias("stime"), F.max("stime").alias("last")
     )
     return times.select("stime", "last", "k")
