@@ -435,6 +435,19 @@ def test_one_host_reads_as_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "value", ["json", "columns", 'avro, avro_schema: \'{"type": "string"}\'', "avro, registry: 'http://registry:8081'"]
+)
+def test_a_topic_that_a_file_describes_is_the_same_until_the_file_is_edited(tmp_path: Path, value: str) -> None:
+    def read(words: str) -> object:
+        app, path = deployment(tmp_path, f"{{host: a, kafka: {{brokers: 'x:9092', {words}}}, schema: n bigint}}")
+        return sources_on("a", app, load_deployment(path))["orders"].source
+
+    assert read(f"value: {value}") == read(f"value: {value}")
+    assert read(f"value: {value}") != read(f"value: {value}, slack: 7s")
+    assert read(f"value: {value}") != read(f"value: {value}, extra: ignore") or value == "columns"
+
+
+@pytest.mark.parametrize(
     ("sources", "why"),
     [
         ("{hosts: [a, a], kafka: {brokers: x}}", r"each once; got \[a, a\]"),

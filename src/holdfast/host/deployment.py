@@ -279,9 +279,7 @@ def load_deployment(path: str | os.PathLike[str]) -> Deployment:
         MappingProxyType(_sink_hosts(said.sinks)),
         MappingProxyType(_fed(file, said.sources)),
         MappingProxyType({stream: _archive(file, stream, archive) for stream, archive in said.archives.items()}),
-        MappingProxyType(
-            {s: check_sink(file, s, words) for s, words in said.sinks.items() if not isinstance(words, str)}
-        ),
+        MappingProxyType(_described(file, said.sinks)),
     )
     _check_tokens(deployment)
     _check_names(deployment)

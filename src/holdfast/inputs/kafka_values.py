@@ -108,6 +108,12 @@ class Registry:
         self._url = url.rstrip("/")
         self._known: dict[int, Any] = {}
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Registry) and self._url == other._url
+
+    def __hash__(self) -> int:
+        return hash(self._url)
+
     def __call__(self, value: bytes, where: str) -> tuple[Any, bytes]:
         if len(value) < 5 or value[0] != 0:
             raise SchemaError(f"{where}: a value must begin with a zero byte and the number of its schema; got others")
