@@ -54,12 +54,14 @@ class _Note(msgspec.Struct, frozen=True):
 
 
 _FORMAT = 1
+#: Rows that are Python's at once: a whole batch may be late.
+_ROWS_AT_ONCE = 1000
 _decoder = msgspec.json.Decoder(_Note)
 
 
 def put_aside(note: Path) -> PutAside:
     """What the query has put aside since it began."""
-    found = _read(note)
+    found = _read(note, letters=False)
     return PutAside() if found is None else found[0].since
 
 
@@ -80,7 +82,7 @@ class IngestDeadLetters:
         ]  # fmt: skip
         if early_us is not None:
             kinds.append((_EARLY, lambda stimes: pc.greater(stimes, early_us)))
-        found, entries = PutAside(), list[dict[str, Any]]()
+        found, text = PutAside(), bytearray()
         taken: list[pa.RecordBatch] = []
         for rows in batches:
             left = rows
@@ -93,15 +95,17 @@ class IngestDeadLetters:
                 late_rows, dead_rows = (0, refused.num_rows) if why is _NO_TIME else (refused.num_rows, 0)
                 found = PutAside(found.late + late_rows, found.dead + dead_rows)
                 if not dropped:
-                    entries += [{**self._where(batch), "error": why, "row": row} for row in _rows(refused)]
+                    for first in range(0, refused.num_rows, _ROWS_AT_ONCE):
+                        text += self._text(refused.slice(first, _ROWS_AT_ONCE), batch, why)
             taken.append(left)
-        self._remember(query, batch, found, entries)
+        self._remember(query, batch, found, text)
         return taken
 
-    def _where(self, batch: int) -> dict[str, Any]:
-        return {"where": f"batch {batch} of the ingest query of stream {self._stream}", "batch": batch}
+    def _text(self, rows: pa.RecordBatch, batch: int, why: str) -> bytes:
+        where = {"where": f"batch {batch} of the ingest query of stream {self._stream}", "batch": batch, "error": why}
+        return b"".join(msgspec.json.encode({**where, "row": row}, enc_hook=str) + b"\n" for row in _rows(rows))
 
-    def _remember(self, query: str, batch: int, found: PutAside, entries: list[dict[str, Any]]) -> None:
+    def _remember(self, query: str, batch: int, found: PutAside, text: bytes | bytearray) -> None:
         """Rule 1, the first half; rule 2."""
         known = _read(self._note)
         again = known is not None and (known[0].query, known[0].batch) == (query, batch)
@@ -113,7 +117,6 @@ class IngestDeadLetters:
         since = PutAside(before.late + found.late, before.dead + found.dead)
         at = self._letters.stat().st_size if self._letters is not None and self._letters.exists() else 0
         note = _Note(_FORMAT, query, batch, before, since, at)
-        text = b"".join(msgspec.json.encode(entry, enc_hook=str) + b"\n" for entry in entries)
         disk = Disk()
         disk.make_dir(self._note.parent)
         disk.replace_file(self._note, msgspec.json.encode(note) + b"\n" + text)
@@ -131,9 +134,10 @@ class IngestDeadLetters:
             letters.complete(note.at, text)
 
 
-def _read(path: Path) -> tuple[_Note, bytes] | None:
+def _read(path: Path, *, letters: bool = True) -> tuple[_Note, bytes] | None:
     try:
-        head, _, text = path.read_bytes().partition(b"\n")
+        with path.open("rb") as file:
+            head, text = file.readline(), file.read() if letters else b""
     except FileNotFoundError:
         return None
     try:
