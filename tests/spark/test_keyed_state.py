@@ -281,10 +281,10 @@ def test_a_partition_that_moves_at_random_gives_what_one_that_stays_gives(tmp_pa
 def test_best_effort_goes_on_from_the_newer_of_scratch_and_store_as_a_whole(tmp_path: Path) -> None:
     """C7: what scratch of an abandoned run has beside the store's state did not exist together with it."""
     machines = Machines(tmp_path, every(events=2))
-    machines.run("A", 0, ("a", 1), ("b", 10))
+    machines.run("A", 0, ("a", 1), ("b", 10), ("a", 0), ("b", 0))
     machines.run("A", 1, ("c", 5))  # Not due: the store does not know of it.
     with pytest.warns(RuntimeWarning, match="goes on with the state of batch 1 in batch 2"):
-        machines.run("B", 2, ("a", 2), ("b", 20))
+        machines.run("B", 2, ("a", 2), ("b", 20), ("a", 0), ("b", 0))
     with pytest.warns(RuntimeWarning, match="goes on with the state of batch 3 in batch 4"):
         assert machines.run("A", 4, ("c", 1), ("a", 1), ("b", 1)) == [("c", 1), ("a", 4), ("b", 31)]
 

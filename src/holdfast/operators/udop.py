@@ -119,6 +119,8 @@ class _Envelope(msgspec.Struct, array_like=True, frozen=True):
     output_us: int
     last_us: int
     state: bytes
+    saved: int | None = None
+    """Of a state that no checkpoint was made of: the tuples that the last one had seen, 0 if there is none."""
 
 
 _open_envelope = msgspec.msgpack.Decoder(_Envelope).decode
@@ -158,7 +160,7 @@ class Instances:
                     instance = self._alive[key] = _Instance(
                         self._prototype(),
                         instance.events,
-                        instance.events,
+                        instance.saved,
                         stale=(*instance.stale, *instance.directory),
                     )
                 begin = end
@@ -285,7 +287,8 @@ class Instances:
             operator.restore(envelope.state)
         else:
             self._put_together(operator, key, packed)
-        return _Instance(operator, envelope.events, envelope.events, envelope.since_output, envelope.output_us,
+        saved_events = envelope.events if envelope.saved is None else envelope.saved
+        return _Instance(operator, envelope.events, saved_events, envelope.since_output, envelope.output_us,
                          envelope.last_us, packed.directory if packed is not None else {})  # fmt: skip
 
     def _put_together(self, operator: UserOperator, key: bytes, packed: Packed) -> None:
@@ -315,23 +318,25 @@ class Instances:
 
     def snapshot(self, key: bytes) -> tuple[int, bytes]:
         """Version and bytes of an instance's state."""
-        return self._alive[key].events, self._enclosed(key, self._alive[key].operator.checkpoint())
+        return self._alive[key].events, self._enclosed(key, self._alive[key].operator.checkpoint(), settled=True)
 
     def changes(self, key: bytes) -> tuple[bytes, dict[bytes, bytes | None]]:
-        """The bytes of an instance's state, and those of its parts that changed; None removes."""
-        i = self._alive[key]
+        """The bytes of an instance's state, and those of its parts that changed; None removes. A state that is not
+        settled says so."""
+        i, settled = self._alive[key], key not in self.touched
         if not isinstance(i.operator, Parted):
-            return self.snapshot(key)[1], dict.fromkeys((*i.stale, *i.directory))
+            return self._enclosed(key, i.operator.checkpoint(), settled), dict.fromkeys((*i.stale, *i.directory))
         head, parts = i.operator.changes()
         changed = {**dict.fromkeys(i.stale), **parts}
         i.directory, i.stale = follow(i.directory, parts), ()
-        return self._enclosed(key, pack(head, i.directory)), changed
+        return self._enclosed(key, pack(head, i.directory), settled), changed
 
-    def _enclosed(self, key: bytes, state: object) -> bytes:
+    def _enclosed(self, key: bytes, state: object, settled: bool) -> bytes:
         if not isinstance(state, bytes):
             raise UsageError(f"{self.name}: checkpoint() must give bytes; got {type(state).__name__}; use encode()")
         i = self._alive[key]
-        return encode(_Envelope(i.events, i.since_output, i.output_us, i.last_us, state))
+        return _bytes_of(_Envelope(i.events, i.since_output, i.output_us, i.last_us, state,
+                                   None if settled else i.saved))  # fmt: skip
 
     def due(self, events: int) -> list[bytes]:
         """Touched keys with that many tuples since their last save (`every(events=…)`)."""
@@ -419,6 +424,22 @@ def times_of(saved: bytes) -> Times:
     """Those of a saved instance, without making it."""
     envelope = _opened(saved)
     return Times(envelope.last_us, envelope.output_us)
+
+
+def unsaved_since(saved: bytes) -> int | None:
+    """Of a state that no checkpoint was made of, the tuples that the last one had seen; None if one was."""
+    return _opened(saved).saved
+
+
+def settled(saved: bytes) -> bytes:
+    """The same state, of which a checkpoint is made now."""
+    envelope = _opened(saved)
+    return saved if envelope.saved is None else _bytes_of(msgspec.structs.replace(envelope, saved=None))
+
+
+def _bytes_of(envelope: _Envelope) -> bytes:
+    fields = msgspec.structs.astuple(envelope)
+    return encode(fields if envelope.saved is not None else fields[:-1])  # As all were written once.
 
 
 def directory_of(saved: bytes) -> dict[bytes, int]:

@@ -28,12 +28,12 @@ from holdfast.checkpoint.slots import BATCH, Names, Slots, key_of, part_key
 from holdfast.model.errors import CorruptLog, PeerError, StorageError, UsageError
 from holdfast.operators.numbering import can_hash, hash_of
 from holdfast.operators.state_parts import sorted_out
-from holdfast.operators.udop import directory_of
+from holdfast.operators.udop import directory_of, settled
 from holdfast.spark.durable_state import Far, far_of, folder_of
 from holdfast.spark.expiry import Passing
 from holdfast.spark.keyed_identity import MADE_BY, check_made_by
 from holdfast.spark.own_folder import own_folder
-from holdfast.spark.save_policy import KEPT, counts_again, counts_from
+from holdfast.spark.save_policy import BEHIND, KEPT, KEYS, Unsaved, counts_again, counts_from
 from holdfast.spark.scratch import is_of, layouts, of_this_boot, opened, partition_name
 
 if TYPE_CHECKING:
@@ -41,6 +41,11 @@ if TYPE_CHECKING:
 
 #: The mark of the batch at which states were dealt out anew.
 _DEALT = b"dealt"
+
+
+def _is_whole(kept: Slots, batch: int) -> bool:
+    """Whether it has all states as of exactly the beginning of that batch."""
+    return kept.mark(BATCH, batch) == b"%d" % batch and kept.mark(BEHIND, batch) is None
 
 
 class Layout(NamedTuple):
@@ -88,11 +93,11 @@ class KeyedStates:
 
     def make_whole(self, batch: int, near: Slots, far: Far) -> None:
         """The store of a query that was not exact until now lacks what changed since it was last saved there."""
-        if batch and far.slots.mark(BATCH, batch) != b"%d" % batch:
+        if batch and not _is_whole(far.slots, batch):
             self._take_over(far.slots, self._taken(near, batch), batch)
 
     def marks(self, batch: int, keys: int) -> dict[bytes, bytes]:
-        known = {b"partitions": b"%d" % self.partitions, b"keys": b"%d" % keys, BATCH: b"%d" % batch}
+        known = {b"partitions": b"%d" % self.partitions, KEYS: b"%d" % keys, BATCH: b"%d" % batch}
         return {**known, MADE_BY: self._made_by}
 
     def _check(self, kept: Slots, version: int) -> None:
@@ -127,7 +132,7 @@ class KeyedStates:
         if far is None or self._fork is not None:
             return
         # Once only: the batch that follows may have been saved there before scratch was lost.
-        if far.slots.mark(BATCH, batch) != b"%d" % batch:
+        if not _is_whole(far.slots, batch):
             self._take_over(far.slots, taken, batch)
         # What later saves left in the store is of a run that goes on no more: it must be saved anew before a later mark
         # could speak of it.
@@ -143,7 +148,7 @@ class KeyedStates:
             if (taken := self._dealt(layout, batch, partition)) is not None:
                 return taken
         if far is not None:
-            if far.slots.mark(BATCH, batch) == b"%d" % batch:
+            if _is_whole(far.slots, batch):
                 return self._taken(far.slots, batch)
             for layout in self._stored(far, partition):
                 if (taken := self._dealt(layout, batch, partition)) is not None:
@@ -168,7 +173,7 @@ class KeyedStates:
             with layout.open(name) as kept:
                 # Names of before do not say the number: some of them may be missing.
                 number = int(kept.mark(b"partitions", batch) or 0)
-                if kept.mark(BATCH, batch) != b"%d" % batch or number != len(layout.names):
+                if not _is_whole(kept, batch) or number != len(layout.names):
                     return None
                 taken = self._taken(kept, batch)
             found.append(self._own_keys(taken, partition, number) if several else taken)
@@ -201,11 +206,13 @@ class KeyedStates:
         taken = self._best(owner, batch, partition, far)
         left = max(mine, theirs, 0 if taken is None else taken.version)
         how = f"goes on with the state of batch {left}" if left else "begins anew, without any state,"
+        if left == batch:
+            how = "goes on with what was saved of each of its keys"
         warnings.warn(f"{plan.name}: {how} in batch {batch} (best effort)", RuntimeWarning, stacklevel=1)
         if taken is not None and taken.version > max(mine, theirs):
             self._settle(taken, batch, near, far)
             return True
-        if far is not None and theirs >= mine:
+        if far is not None and (theirs > mine or (theirs == mine and _is_whole(far.slots, theirs))):
             # What scratch has and the store has not is of a run that the store knows nothing of. So is what later
             # saves left in the store: it must be saved anew before a later mark could speak of it.
             self._take_over(near, self._taken(far.slots, theirs), batch)
@@ -238,7 +245,7 @@ class KeyedStates:
     def _taken(self, kept: Slots, version: int) -> Taken:
         """All states as of a version. One that is damaged as a whole cannot be listed, but it was counted (C11)."""
         self._check(kept, version)
-        states, known = kept.states(version), kept.mark(b"keys", version)
+        states, known = kept.states(version), kept.mark(KEYS, version)
         if known is not None and len(states) < int(known):
             self._tell_lost(int(known) - len(states), int(known), "states")
         parts = {name: part for name, part in kept.parts(version).items() if key_of(name) in states}
@@ -246,11 +253,12 @@ class KeyedStates:
         return Taken(states, parts, Passing.taken_over(kept, version), version)
 
     def _take_over(self, near: Slots, taken: Taken, batch: int) -> None:
-        marks = self.marks(batch, len(taken.states)) | taken.times
+        # Whoever takes states over has all of them, and so has its store.
+        marks = self.marks(batch, len(taken.states)) | taken.times | {BEHIND: b""} | Unsaved().mark
         if taken.dealt:
             marks[_DEALT] = b"%d" % batch
         before = near.names()
-        states = {**dict.fromkeys(before.states), **taken.states}
+        states = {**dict.fromkeys(before.states), **{key: settled(state) for key, state in taken.states.items()}}
         near.save(states, batch, marks, {**dict.fromkeys(before.parts), **taken.parts})
 
     def forget_others(self, owner: str, batch: int, partition: int, near: Slots, far: Far | None) -> dict[bytes, bytes]:
@@ -296,7 +304,7 @@ class KeyedStates:
         name = self.own_name(partition)
         # Whoever holds scratch is the only one in the store as well.
         with self.near(self.own(query), name) as near, self.near(to, name) as there:
-            if near.mark(BATCH, batch) == b"%d" % batch:
+            if _is_whole(near, batch):
                 taken: Taken | None = self._taken(near, batch)
             else:
                 with far_of(self._plan, query, name) as far, contextlib.ExitStack() as stack:

@@ -33,16 +33,16 @@ from pyspark import TaskContext
 
 from holdfast.checkpoint.derive import Protection
 from holdfast.checkpoint.policy import Guarantee, guarantee_of
-from holdfast.checkpoint.slots import Slots, part_key
+from holdfast.checkpoint.slots import Names, Slots, part_key
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.clock import monotonic_us, now_us
-from holdfast.operators.udop import Instances, directory_of
+from holdfast.operators.udop import Instances, directory_of, settled, unsaved_since
 from holdfast.spark.durable_state import Far, far_of
 from holdfast.spark.expiry import Passing
 from holdfast.spark.keyed_identity import made_by
 from holdfast.spark.keyed_state import KeyedStates
 from holdfast.spark.save_figures import forget
-from holdfast.spark.save_policy import Left, keep
+from holdfast.spark.save_policy import KEYS, Left, Unsaved, events_per_key, keep
 from holdfast.spark.scratch import ScratchLost
 
 if TYPE_CHECKING:
@@ -147,10 +147,9 @@ class Task:
         )  # fmt: skip
         results = [instances.feed(rows) for rows in in_order(batches, getattr(plan.prototype, "side", None))]
         due, gone = passing.look(instances)
-        states, parts = self._changes(instances, gone, batch, near)
-        marks = self._states.marks(batch + 1, _keys_in(near, batch) + len(new) - len(gone))
-        marks |= {**passing.marks(instances.now_us), **(also or {})}
-        left = Left(states, parts, marks, sum(rows.num_rows for rows in batches), begun_us)
+        keys = _keys_in(near, batch) + len(new) - len(gone)
+        marks = {**self._states.marks(batch + 1, keys), **passing.marks(instances.now_us), **(also or {})}
+        left = self._left(instances, gone, batch, near, marks, begun_us)
         if self._exact and far is not None and self._fork is None:
             self._states.make_whole(batch, near, far)
         saving = keep(plan, left, batch, near, far if self._fork is None else None, told)
@@ -166,22 +165,41 @@ class Task:
         forget(query)
         self._states.forget(query)
 
-    def _changes(
-        self, instances: Instances, gone: list[bytes], batch: int, near: Slots
-    ) -> tuple[dict[bytes, bytes | None], dict[bytes, bytes | None]]:
+    def _left(
+        self, instances: Instances, gone: list[bytes], batch: int, near: Slots, marks: Mapping[bytes, bytes],
+        begun_us: int,
+    ) -> Left:  # fmt: skip
         """The states to save, and the parts of them that changed; None where there is nothing any more."""
         states: dict[bytes, bytes | None] = {}
         parts: dict[bytes, bytes | None] = {}
-        forgotten = set(gone)
-        for key in instances.touched:
+        forgotten, touched = set(gone), dict(instances.touched)
+        events = events_per_key(self._plan.checkpoint)
+        instances.settle(instances.due(events or 0))
+        before = Unsaved.at(near, batch)
+        unsaved = before if events is not None or before.keys else None
+        due = []
+        for key in touched:
             if key not in forgotten:
                 states[key], changed = instances.changes(key)
                 parts |= {part_key(key, name): value for name, value in changed.items()}
+                if key not in instances.touched:
+                    due.append(key)
+            if unsaved is not None:
+                unsaved = unsaved.and_of(near.read(key, batch), -1).and_of(states.get(key))
         for key in gone:
             saved = near.read(key, batch)
             states[key] = None
             parts |= dict.fromkeys(part_key(key, name) for name in (directory_of(saved) if saved else {}))
-        return states, parts
+            if unsaved is not None and key not in touched:
+                unsaved = unsaved.and_of(saved, -1)
+            if saved is not None and unsaved_since(saved) != 0:
+                due.append(key)
+        if events is None and before.keys:  # The policy was another one: what was not due goes now.
+            for some in near.in_turn(batch):
+                states |= {key: settled(state) for key, state in some.items()
+                           if key not in states and unsaved_since(state) is not None}  # fmt: skip
+            due, unsaved = list(states), Unsaved()
+        return Left(states, parts, marks, begun_us, Names(due, list(parts)), unsaved)
 
 
 def in_order(batches: list[pa.RecordBatch], side: str | None = None) -> list[pa.RecordBatch]:
@@ -223,5 +241,5 @@ def _sorted_by(table: pa.Table, names: list[str]) -> pa.Array:
 
 
 def _keys_in(near: Slots, batch: int) -> int:
-    known = near.mark(b"keys", batch)
+    known = near.mark(KEYS, batch)
     return int(known) if known is not None else len(near.states(batch))

@@ -6,8 +6,11 @@ Rules:
    batch elsewhere must find what this execution noted. While the store is away, the batch waits.
 3. *Best effort*: when it is due, all that changed since the last time goes to the keeper, which saves it beside the
    stream (`holdfast.spark.keeper`). What is in the store and what is noted as pending are together what is in scratch:
-   names stay pending until the store has them. What is due is judged over all keys of the partition: their states of
-   this moment belong together.
+   names stay pending until the store has them. With a policy of time, what is due is judged over all keys of the
+   partition: their states of this moment belong together. With `every(events=…)` each key is judged on its own, by the
+   tuples since its last checkpoint (`Instances.due`): those that are due are saved, as they are now, and the others are
+   not. Then the store's states are not of one moment, and it says so (`BEHIND`): nobody takes them for a state at the
+   beginning of a batch.
 4. With a policy of time, deadlines stand on a grid (`holdfast.checkpoint.deadlines`), judged at the end of each batch;
    the next chance is as far away as batches lately were apart. Deadlines that passed before the batch began while there
    was nothing to save are neither met nor missed.
@@ -25,16 +28,17 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from holdfast.checkpoint.deadlines import TOLERANCE, Kept, judge
-from holdfast.checkpoint.policy import Every, Groups
-from holdfast.checkpoint.slots import BATCH, Names, Slots
+from holdfast.checkpoint.policy import Every, Groups, Policy
+from holdfast.checkpoint.slots import BATCH, Names, Slots, key_of
 from holdfast.checkpoint.store import VERSION_MAX
 from holdfast.clock import now_us
 from holdfast.model.errors import PeerError, StorageError, UsageError
+from holdfast.operators.udop import unsaved_since
 from holdfast.spark.durable_state import Far, far_of
 from holdfast.spark.keeper import Checkpoint, ended, keep_beside, keep_now
 from holdfast.spark.save_figures import Saving
@@ -42,12 +46,39 @@ from holdfast.spark.save_figures import Saving
 if TYPE_CHECKING:
     from holdfast.spark.keyed import Keyed
 
+#: The mark of how many keys there are.
+KEYS = b"keys"
 #: The mark and the note of the counts; the note of what has changed since the last checkpoint was handed over.
 KEPT, _SINCE = b"kept", b"since"
+#: The mark, in scratch, of what is not due yet (`Unsaved`).
+_UNSAVED = b"unsaved"
+#: The mark, in a store, of how many keys have gone on since the store was given their states (rule 3).
+BEHIND = b"behind"
 #: Checkpoints in a row that are on their way: one is being saved, one waits, and the others it has superseded.
 _FLYING_MAX = 16
 #: The share of the newest batch in how far batches are apart.
 _NEWEST = 0.25
+
+
+class Unsaved(NamedTuple):
+    """Keys of which no checkpoint was made since they changed; and those of them that never had one."""
+
+    keys: int = 0
+    new: int = 0
+
+    @classmethod
+    def at(cls, near: Slots, batch: int) -> Unsaved:
+        noted = near.mark(_UNSAVED, batch)
+        return cls() if noted is None else cls(*map(int, noted.split()))
+
+    def and_of(self, state: bytes | None, sign: int = 1) -> Unsaved:
+        since = None if state is None else unsaved_since(state)
+        return self if since is None else Unsaved(self.keys + sign, self.new + sign * (since == 0))
+
+    @property
+    def mark(self) -> dict[bytes, bytes]:
+        """For scratch."""
+        return {_UNSAVED: b"%d %d" % self}
 
 
 @dataclass(frozen=True)
@@ -57,8 +88,11 @@ class Left:
     states: Mapping[bytes, bytes | None]
     parts: Mapping[bytes, bytes | None]
     marks: Mapping[bytes, bytes]
-    rows: int
     begun_us: int
+    due: Names
+    """Of these, those that a checkpoint is to be made of; parts whatever comes of their keys."""
+    unsaved: Unsaved | None = None
+    """Where each key is judged on its own."""
 
 
 class _Counts(msgspec.Struct, array_like=True):
@@ -69,7 +103,8 @@ class _Counts(msgspec.Struct, array_like=True):
     """The next deadline; 0 before there is one."""
     judged_us: int = 0
     apart_us: float = 0.0
-    events: int = 0
+    again: int = 0
+    """Whether what is pending is to go with the next batch, because the store did not take it."""
     base: int = 0
     """The version of the store that what is pending goes on top of."""
     flying: list[int] = []
@@ -81,7 +116,8 @@ def keep(plan: Keyed, left: Left, batch: int, near: Slots, far: Far | None, told
     says how a checkpoint ended. What that has come to; None where nothing is to be saved."""
     if far is not None and far.exact:
         far.slots.save(left.states, batch + 1, left.marks, left.parts)
-    near.save(left.states, batch + 1, left.marks, left.parts)
+    noted = {} if left.unsaved is None else left.unsaved.mark
+    near.save(left.states, batch + 1, {**left.marks, **noted}, left.parts)
     if far is None:
         return None
     if far.exact:
@@ -101,7 +137,7 @@ class _Effort:
         policy = plan.checkpoint
         assert isinstance(policy, Every | Groups)
         self._us = policy.us
-        self._events = policy.events if isinstance(policy, Every) else None
+        self._by_key = events_per_key(policy) is not None
         noted, since = near.noted(KEPT), near.noted(_SINCE)
         self._first = noted is None
         self._counts = _Counts(Kept(self._us or 0)) if noted is None else _decode(noted)
@@ -118,10 +154,9 @@ class _Effort:
             self._far.close()
         refused = self._learn()
         idle, counts = not any(self._pending), self._counts
-        left_names = Names(list(left.states), list(left.parts))
-        self._pending, self._since = _both(self._pending, left_names), _both(self._since, left_names)
-        counts.events += left.rows
-        if self._due(left.begun_us, now_us(), idle=idle) or refused:
+        self._pending, self._since = _both(self._pending, left.due), _both(self._since, left.due)
+        due = self._due_by_key(left) if self._by_key else self._due(left.begun_us, now_us(), idle=idle)
+        if due or refused:
             self._hand_over(left, batch + 1, beside=not refused)
             self._learn()
         self._near.note(self._pending, {KEPT: msgspec.msgpack.encode(counts),
@@ -149,13 +184,15 @@ class _Effort:
                 counts.kept.dropped += 1
                 if _another(counts.kept.dropped - 1, counts.kept.dropped):
                     self._tell(f"{counts.kept.dropped} checkpoints dropped so far: {how.error}")
-            counts.events = max(counts.events, self._events or 0)
+            counts.again = 1
         return False
 
+    def _due_by_key(self, left: Left) -> bool:
+        return bool(left.due.states) or (bool(self._counts.again) and bool(self._pending.states))
+
     def _due(self, begun_us: int, now: int, *, idle: bool) -> bool:
-        if self._us is None:
-            return self._counts.events >= (self._events or 1)
         counts, every_us = self._counts, self._us
+        assert every_us is not None
         if not counts.at_us or counts.at_us - now > (1 + TOLERANCE) * every_us:  # The clock was set back.
             counts.at_us = begun_us + every_us
         if idle and counts.at_us <= begun_us:
@@ -175,15 +212,19 @@ class _Effort:
 
     def _hand_over(self, left: Left, version: int, *, beside: bool) -> None:
         pending, counts = self._pending, self._counts
-        states = {key: self._near.read(key, version) for key in pending.states}
-        parts = {**dict.fromkeys(pending.parts), **self._near.read_parts(pending.parts, version)}
+        going, rest = _of_keys(pending) if self._by_key else (pending, Names([], []))
+        states = {key: self._near.read(key, version) for key in going.states}
+        parts = {**dict.fromkeys(going.parts), **self._near.read_parts(going.parts, version)}
+        unsaved = left.unsaved or Unsaved()
         marks = {**left.marks, KEPT: msgspec.msgpack.encode(counts.kept)}
+        marks[KEYS] = b"%d" % (int(left.marks[KEYS]) - unsaved.new)
+        marks[BEHIND] = b"%d" % unsaved.keys if unsaved.keys else b""
         self._bytes = _size(states) + _size(parts)
         far = self._far
         far.close()  # One at a time has a store in a folder; this batch does not need it any more.
         bases = (counts.base, *counts.flying)
         counts.flying = [*counts.flying, version][-_FLYING_MAX:]
-        counts.events, self._since = 0, Names([], [])
+        counts.again, self._since = 0, rest
         new = Checkpoint(self._plan, far.query, far.partition, bases, version, states, parts, marks, self._told)
         if beside:
             # An earlier execution of this batch may have left how a checkpoint of the same version ended.
@@ -194,6 +235,21 @@ class _Effort:
 
     def _tell(self, problem: str) -> None:
         warnings.warn(f"{self._plan.name}: {problem} (best effort)", RuntimeWarning, stacklevel=4)
+
+
+def events_per_key(policy: Policy) -> int | None:
+    """After how many tuples of a key that key is saved; None where states are saved all together."""
+    return policy.events if isinstance(policy, Every) and not policy.exact else None
+
+
+def _of_keys(pending: Names) -> tuple[Names, Names]:
+    """The parts that go with the keys that are due, and those that stay until theirs are."""
+    keys = set(pending.states)
+    going: list[bytes] = []
+    rest: list[bytes] = []
+    for part in pending.parts:
+        (going if key_of(part) in keys else rest).append(part)
+    return Names(pending.states, going), Names([], rest)
 
 
 def _another(before: int, now: int) -> bool:
