@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.slots import Slots
+from holdfast.checkpoint.slots import Away, Slots
 from holdfast.checkpoint.store import CheckpointStore, Entry
 from holdfast.checkpoint.stores.files import FilesStore
 from holdfast.checkpoint.stores.log import LogStore
 from holdfast.checkpoint.stores.memory import MemoryStore
-from holdfast.model.errors import CorruptLog, PeerError
+from holdfast.model.errors import CorruptLog, PeerError, StorageError
+from holdfast.stream.frame import crc32c
 
 Make = Callable[[Path], CheckpointStore]
 
@@ -158,3 +159,41 @@ def test_in_best_effort_a_damaged_part_costs_itself_alone(tmp_path: Path) -> Non
         with pytest.warns(RuntimeWarning, match="damaged and not used"):
             found = Slots(store, exact=False).read_parts(names, 1)
         assert found == {b"%d" % n: b"part %d" % n for n in range(9) if n != 4}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_states_that_are_away_are_read_from_beyond_as_if_they_were_here(seed: int) -> None:
+    """Both have the newest two versions; those that left are gone from here, with whatever they were before."""
+    chance, store = random.Random(seed), MemoryStore()
+    near, far = Slots(store), Slots(MemoryStore())
+    near.beyond = far
+    states: list[dict[bytes, bytes]] = [{}]
+    gone: set[bytes] = set()
+    for version in range(1, 60):
+        some = [bytes([key]) for key in chance.sample(range(8), chance.randint(0, 4))]
+        change = {key: None if chance.random() < 0.3 else b"%d.%d" % (key[0], version) for key in some}
+        quiet = [key for key in states[-1] if key not in change and chance.random() < 0.3]
+        leaving = {key: Away(version - 1, crc32c(states[-1][key])) for key in quiet}
+        for _ in range(chance.choice((1, 2))):
+            if chance.random() < 0.5:
+                near = Slots(store)  # Another batch.
+                near.beyond = far
+            asked = [key for key in states[-1] if chance.random() < 0.3]
+            assert [near.read(key, version - 1) for key in asked] == [states[-1][key] for key in asked]
+            gone -= set(asked)  # They have come back.
+            far.save(change, version, {b"batch": b"%d" % version})
+            near.save({**change, **leaving}, version, {b"batch": b"%d" % version})
+        now = {**states[-1], **change}
+        states.append({key: value for key, value in now.items() if value is not None})
+        assert near.states(version) == states[version]
+        assert near.states(version - 1) == states[version - 1]
+        slots = {key: [store.get(b"s" + key + slot) for slot in (b"0", b"1")] for key in gone - set(change)}
+        assert all(s is None or s.value.startswith(b"\xc1away1") for pair in slots.values() for s in pair)
+        gone = set(quiet)
+
+
+def test_a_state_that_is_away_is_not_taken_for_none_without_what_lies_beyond() -> None:
+    near = Slots(MemoryStore())
+    near.save({b"a": Away(1)}, 2, {b"batch": b"2"})
+    with pytest.raises(StorageError, match="1 states lie in the store that outlives the machine, which is not at hand"):
+        near.read(b"a", 2)

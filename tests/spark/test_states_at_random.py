@@ -3,7 +3,8 @@
 Whatever happens to them, results are those of a run to which nothing happened. Tasks are run by hand, so that a case
 takes a moment. At random: operators with whole states and with states in parts; exact in a log or on a server, best
 effort, unprotected; batches on either of two machines, executed again, killed while they save; scratch lost or damaged;
-another number of partitions; forks; movements to another host. What only exact can bear (a second machine, kills and
+another number of partitions; forks; movements to another host; states that leave scratch and come back, and lazy
+restores. What only exact can bear (a second machine, kills and
 losses) happens to exact only. For flows this is `tests/operators/test_crashes.py`.
 
 HOLDFAST_STATES=1000 for the full number.
@@ -101,6 +102,11 @@ class Life:
         self.exact = self.policy is EXACT
         self.store = None if self.policy is None else chance.choice([f"log:{folder}/far", "redis://somewhere"])
         self.prototype = chance.choice([Summing, Paged])
+        self.options: dict[str, Any] = {}
+        if self.store is not None:
+            self.options["restore"] = chance.choice(["all", "lazily", "beside"])
+            if chance.random() < 0.5:  # Each state leaves scratch with the next batch.
+                self.options |= {"forget": False, "ttl": 1e-6}
         self.partitions, self.batch, self.moves, self.forks = chance.randint(1, 5), 0, 0, 0
         self.checkpoint: Path | None = None
         self.sums = dict.fromkeys(KEYS, 0)
@@ -113,7 +119,7 @@ class Life:
 
     def task(self, machine: str, fork: ForkOf | None = None) -> Task:
         plan: Keyed = udop("sums", self.prototype, key="key", schema=SCHEMA, checkpoint=self.policy, store=self.store,
-                           scratch=str(self.folder / f"host{self.moves}" / machine))  # fmt: skip
+                           scratch=str(self.folder / f"host{self.moves}" / machine), **self.options)  # fmt: skip
         came = "" if self.checkpoint is None else operators_in(self.checkpoint)
         return Task(plan, to_arrow_schema(SCHEMA), self.partitions, fork, came, "string")
 
@@ -228,5 +234,6 @@ def test_whatever_happens_to_states_results_are_those_of_a_run_to_which_nothing_
             what(life)
         life.run(life.query, [(key, 0) for key in KEYS], life.sums)
     except BaseException as error:
-        raise AssertionError(f"seed {seed}: {life.policy}, {life.store}, {life.prototype.__name__}: {told}") from error
+        what_it_is = f"{life.policy}, {life.store}, {life.prototype.__name__}, {life.options}"
+        raise AssertionError(f"seed {seed}: {what_it_is}: {told}") from error
     shutil.rmtree(tmp_path)

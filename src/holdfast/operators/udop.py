@@ -132,8 +132,9 @@ class Instances:
     def __init__(
         self, name: str, prototype: Callable[[], UserOperator], key: str | None, schema: pa.Schema, *,
         load: Callable[[bytes], bytes | None] | None = None, time: str | None = None, forget: bool = False,
-        now_us: int = 0, load_parts: LoadParts | None = None, exact: bool = True,
+        now_us: int = 0, load_parts: LoadParts | None = None, exact: bool = True, time_to_live_us: int | None = None,
     ) -> None:  # fmt: skip
+        self._time_to_live_us = time_to_live_us
         self.name, self._prototype, self._key, self.schema, self._time = name, prototype, key, schema, time
         self._load, self._load_parts, self._forget, self._exact = load, load_parts, forget, exact
         self._columns = Columns(schema, f"operator {name}")
@@ -173,7 +174,7 @@ class Instances:
 
     def _ends(self, instance: _Instance, times: npt.NDArray[np.int64]) -> list[int]:
         """Before which tuples the instance of a key is forgotten (rule 4)."""
-        lasts = instance.operator.time_to_live_us
+        lasts = self._lasts_us(instance)
         if not self._forget or lasts is None:
             return []
         since = instance.last_us or int(times[0])
@@ -313,8 +314,11 @@ class Instances:
     def expired(self, key: bytes) -> bool:
         """Whether an instance had no tuples for its time to live."""
         instance = self._alive[key]
-        lasts = instance.operator.time_to_live_us
+        lasts = self._lasts_us(instance)
         return lasts is not None and self.now_us - instance.last_us >= lasts
+
+    def _lasts_us(self, instance: _Instance) -> int | None:
+        return instance.operator.time_to_live_us if self._time_to_live_us is None else self._time_to_live_us
 
     def snapshot(self, key: bytes) -> tuple[int, bytes]:
         """Version and bytes of an instance's state."""

@@ -9,7 +9,11 @@ Rules:
 3. All keys are looked at when an eighth of the shorter period has passed since the last look, at the end of a batch:
    states stay, and outputs by time of quiet keys come, that much later at most. A look reads every state of the
    partition, and its cost is spread over that time.
-4. Time passes with batches: a query without new tuples forgets nothing and gives no output.
+4. States that are to come back (`forget=False`) leave scratch instead, once the store has them. In memory they are for
+   the length of a batch anyway. Where they are makes no difference to results, except that a key that has left has no
+   outputs by time.
+5. Of a partition that was restored lazily, all states come in with the first look.
+6. Time passes with batches: a query without new tuples forgets nothing and gives no output.
 """
 
 from __future__ import annotations
@@ -20,25 +24,29 @@ import pyarrow as pa
 
 from holdfast.checkpoint.slots import Slots
 from holdfast.clock import now_us
-from holdfast.operators.udop import Instances, UserOperator, times_of
+from holdfast.operators.udop import Instances, UserOperator, directory_of, times_of
 
 #: Looks per period (rule 3): with more, states of quiet keys are read more often than they are worth.
 _LOOKS = 8
+#: The mark, in scratch, of the key up to which the states of a lazy restore have come in.
+CAME_TO = b"came_to"
 
 
 class Passing:
     """How time passes in a partition during one batch."""
 
     def __init__(
-        self, prototype: Callable[[], UserOperator], by_column: bool, batch: int, near: Slots, far: Slots | None
-    ) -> None:
+        self, prototype: Callable[[], UserOperator], by_column: bool, batch: int, near: Slots, far: Slots | None,
+        time_to_live_us: int | None = None,
+    ) -> None:  # fmt: skip
         # A class says it without being instantiated, which may cost something.
         said = prototype if isinstance(prototype, type) else prototype()
-        self._lasts: int | None = getattr(said, "time_to_live_us", None)
+        own = getattr(said, "time_to_live_us", None)
+        self._lasts: int | None = own if time_to_live_us is None else time_to_live_us
         self._after: int | None = getattr(said, "output_after_us", None)
         self._periods = [period for period in (self._lasts, self._after) if period is not None]
         self._batch, self._near = batch, near
-        self._noted_us = 0
+        self._noted_us, self._all_came = 0, False
         self.begin_us = 0
         """Where time stands when the batch begins."""
         if self._periods:
@@ -58,7 +66,7 @@ class Passing:
         return self._noted_us
 
     def look(self, instances: Instances) -> tuple[list[pa.Table], list[bytes]]:
-        """After the tuples of the batch: outputs that are due, and the keys to forget."""
+        """After the tuples of the batch: outputs that are due, and the keys whose time to live is over."""
         if not self._periods:
             return [], []
         gone = [key for key in instances.touched if instances.expired(key)]
@@ -66,7 +74,10 @@ class Passing:
             return [], gone
         self._looked_us = instances.now_us
         tables: list[pa.Table] = []
-        for states in self._near.in_turn(self._batch):
+        if self._near.mark(CAME_TO, self._batch) is not None:
+            self._near.bring(self._batch, directory_of)
+            self._all_came = True
+        for states in self._near.here(self._batch):
             for key, saved in states.items():
                 if key not in instances.touched:
                     tables += self._at(key, saved, instances, gone)
@@ -94,6 +105,8 @@ class Passing:
         if not self._periods:
             return {}
         found = {b"now_us": b"%d" % now, b"looked_us": b"%d" % self._looked_us}
+        if self._all_came:
+            found[CAME_TO] = b""
         return found | ({b"executed": b"%d %d" % (self._batch, self._noted_us)} if self._noted_us else {})
 
 

@@ -11,8 +11,9 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -24,6 +25,7 @@ from holdfast.checkpoint.derive import Protection, StateKind, derive
 from holdfast.checkpoint.policy import Every, Groups, NoCheckpoint, Upstream
 from holdfast.model.errors import UsageError
 from holdfast.model.names import check_name
+from holdfast.model.time import duration_us
 from holdfast.operators.keyed_barrier import paired
 from holdfast.operators.keyed_join import JoinPrototype
 from holdfast.operators.state_parts import Parted
@@ -100,6 +102,8 @@ def check_names(tasks: Sequence[Task], results: DataFrame, whose: str) -> None:
 _GROUP = 512
 #: What may protect an operator on Spark; which of them fits which operator is for `derive` to say.
 Policy = Every | Groups | Upstream | NoCheckpoint
+#: How a partition comes by its states after a loss.
+Restoring = Literal["all", "lazily", "beside"]
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,10 @@ class Keyed:
     scratch: str | None
     time: str | None
     state_fits: bool = False
+    time_to_live_us: int | None = None
+    """None: the class says it."""
+    forget: bool = True
+    restore: Restoring = "all"
 
     @property
     def protection(self) -> Protection:
@@ -163,7 +171,8 @@ def _event_time(frame: DataFrame) -> dict[str, Any] | None:
 def udop(
     name: str, prototype: Callable[[], UserOperator], *, key: str | None, schema: str | StructType,
     checkpoint: Policy | None = None, store: str | None = None, scratch: str | None = None, time: str | None = None,
-    state_fits: bool = False,
+    state_fits: bool = False, ttl: str | float | timedelta | None = None, forget: bool = True,
+    restore: Restoring = "all",
 ) -> Keyed:  # fmt: skip
     """An operator of your own on Spark, one instance of `prototype` per value of `key`; None: one for everything.
 
@@ -171,12 +180,26 @@ def udop(
     get a folder per query and partition. `scratch` is a folder of the machine, by default one that only this user can
     write to. `time` names the timestamp column that `output_after_us` and `time_to_live_us` go by; without it, they go
     by the clock. `state_fits` takes a state that was made by another class, with another key, or for other columns.
+
+    `ttl` is a time to live for all keys, such as "30 min", in place of the class's `time_to_live_us`. A key without
+    tuples for so long is forgotten; with `forget=False` its state leaves scratch only, and comes back from the store
+    with the key's next tuple. `restore` says how a partition comes by its states after a loss: "all" before its first
+    tuple, "lazily" each with the first tuple of its key, "beside" as lazily, and some of the rest with each batch.
     """
     policy = checkpoint or NoCheckpoint()
     _check_prototype(name, prototype, isinstance(policy, NoCheckpoint))
     if not isinstance(policy, NoCheckpoint) and store is None:
         raise UsageError(f"{name}: {policy} needs a store, such as store='log:/var/lib/app/checkpoints'")
-    made = Keyed(check_name(name), prototype, key, schema, policy, store, scratch, time, state_fits)
+    if restore not in get_args(Restoring):
+        raise UsageError(f"{name}: restore must be one of {', '.join(get_args(Restoring))}; got {restore!r}")
+    if isinstance(policy, NoCheckpoint) and not (forget and restore == "all"):
+        raise UsageError(f"{name}: states that come back later must lie in a store; name a policy and a store=, too")
+    ttl_us = None if ttl is None else duration_us(ttl)
+    if ttl_us is not None and ttl_us < 1:
+        raise UsageError(f"{name}: ttl must be a positive time, such as '30 min'; got {ttl!r}")
+    made = Keyed(
+        check_name(name), prototype, key, schema, policy, store, scratch, time, state_fits, ttl_us, forget, restore
+    )
     made.protection  # noqa: B018 - refuses a policy that does not fit
     if isinstance(prototype, JoinPrototype) and not isinstance(policy, Every):
         size = policy.size if isinstance(policy, Groups) else _GROUP

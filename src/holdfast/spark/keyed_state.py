@@ -8,7 +8,10 @@ Rules:
    once, into the store. What lies otherwise goes when nobody can begin with it any more, two batches later.
 3. Where nobody has them, *exact* refuses to go on, and *best effort* goes on from the newest that there is, saying so.
 4. A state is used by the operator that made it (`holdfast.spark.keyed_identity`).
-5. A fork takes its parent's over once, at its root, and then has its own, beside its checkpoint. Batches of both have
+5. A state may be away from scratch: it lies in the partition's own store only (`Slots.beyond`), because its key was
+   quiet, or because the partition was restored lazily: then scratch begins with a list of what the store has. Who takes
+   states to another place (a fork, another host, another number of partitions) takes those that are away along.
+6. A fork takes its parent's over once, at its root, and then has its own, beside its checkpoint. Batches of both have
    the same numbers; behind the root, the parent's are not the fork's. It never writes to what is its parent's (S1).
 """
 
@@ -17,20 +20,20 @@ from __future__ import annotations
 import contextlib
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.checkpoint.policy import Guarantee, guarantee_of
-from holdfast.checkpoint.slots import BATCH, Names, Slots, key_of, part_key
+from holdfast.checkpoint.slots import BATCH, Away, Names, Slots, key_of, part_key
 from holdfast.model.errors import CorruptLog, PeerError, StorageError, UsageError
 from holdfast.operators.numbering import can_hash, hash_of
 from holdfast.operators.state_parts import sorted_out
 from holdfast.operators.udop import directory_of, settled
 from holdfast.spark.durable_state import Far, far_of, folder_of
-from holdfast.spark.expiry import Passing
+from holdfast.spark.expiry import CAME_TO, Passing
 from holdfast.spark.keyed_identity import MADE_BY, check_made_by
 from holdfast.spark.own_folder import own_folder
 from holdfast.spark.save_policy import BEHIND, KEPT, KEYS, Unsaved, counts_again, counts_from
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
 
 #: The mark of the batch at which states were dealt out anew.
 _DEALT = b"dealt"
+#: Of those, how many may come with one batch: a read from a server that takes some ten milliseconds.
+_BESIDE = 1024
 
 
 def _is_whole(kept: Slots, batch: int) -> bool:
@@ -64,6 +69,9 @@ class Taken(NamedTuple):
     version: int
     dealt: bool = False
     """Whether they lay otherwise (rule 2)."""
+    away: Mapping[bytes, Away] = {}
+    """Instead of states that come later, and how many keys those are."""
+    keys: int = 0
 
     @classmethod
     def together(cls, found: list[Taken]) -> Taken:
@@ -90,6 +98,8 @@ class KeyedStates:
         self._plan, self.partitions, self._fork = plan, partitions, fork
         self._arrived, self._key_type, self._made_by, self._in_node = arrived, key_type, made_by, in_node
         self._exact = guarantee_of(plan.checkpoint) is Guarantee.EXACT
+        # A fork cannot: what its parent's store has changes.
+        self._lazily = plan.restore != "all" and fork is None
 
     def make_whole(self, batch: int, near: Slots, far: Far) -> None:
         """The store of a query that was not exact until now lacks what changed since it was last saved there."""
@@ -115,7 +125,7 @@ class KeyedStates:
             return False
         # Batches of parent and fork have the same numbers: behind the root, the parent's are not the fork's.
         lost = self._fork is not None and (mine is not None or self._fork.root not in (None, batch))
-        taken = None if lost else self._elsewhere(owner, batch, partition, far)
+        taken = None if lost else self._elsewhere(owner, batch, partition, far, self._lazily)
         if taken is not None:
             self._settle(taken, batch, near, far)
             return True
@@ -139,27 +149,37 @@ class KeyedStates:
         pending = Names([], []) if self._exact else far.slots.leftovers(batch)
         near.note(pending, counts_from(far.slots.mark(KEPT, batch), far))
 
-    def _elsewhere(self, owner: str, batch: int, partition: int, far: Far | None) -> Taken | None:
+    def _elsewhere(
+        self, owner: str, batch: int, partition: int, far: Far | None, lazily: bool = False
+    ) -> Taken | None:  # fmt: skip
         """The states of a partition at exactly the beginning of that batch, if they are not in its own scratch."""
         arrived = self._layouts(Path(self._arrived)) if self._arrived else []
-        scratch = self._layouts(self._scratch() / owner, self.own_name(partition) if self._fork is None else "")
+        own = self.own_name(partition) if self._fork is None else ""
+        scratch = self._layouts(self._scratch() / owner, own, far=far)
         # A fork looks last at what came: its parent may have gone on since.
         for layout in [*arrived, *scratch] if self._fork is None else scratch:
             if (taken := self._dealt(layout, batch, partition)) is not None:
                 return taken
         if far is not None:
             if _is_whole(far.slots, batch):
-                return self._taken(far.slots, batch)
+                return self._stored_at(far.slots, batch, lazily)
             for layout in self._stored(far, partition):
                 if (taken := self._dealt(layout, batch, partition)) is not None:
                     return taken
         found = (self._dealt(layout, batch, partition) for layout in arrived)
         return None if self._fork is None else next((taken for taken in found if taken is not None), None)
 
-    def _layouts(self, folder: Path, without: str = "", *, whole: bool = True) -> list[Layout]:
-        """Those in scratch."""
+    def _layouts(
+        self, folder: Path, without: str = "", *, whole: bool = True, far: Far | None = None
+    ) -> list[Layout]:  # fmt: skip
+        """Those in scratch, each with its store behind it."""
         found = layouts((path.name for path in (folder / self._plan.name).glob("*")), whole=whole)
-        return [Layout(names, partial(self.near, folder)) for names in found if without not in names]
+        return [Layout(names, partial(self._with_store, folder, far)) for names in found if without not in names]
+
+    @contextlib.contextmanager
+    def _with_store(self, folder: Path, far: Far | None, name: str) -> Iterator[Slots]:
+        with self.near(folder, name) as near, contextlib.nullcontext() if far is None else far.of(name) as near.beyond:
+            yield near
 
     def _stored(self, far: Far, partition: int, *, whole: bool = True) -> list[Layout]:
         found = layouts(far.names(), whole=whole)
@@ -215,7 +235,7 @@ class KeyedStates:
         if far is not None and (theirs > mine or (theirs == mine and _is_whole(far.slots, theirs))):
             # What scratch has and the store has not is of a run that the store knows nothing of. So is what later
             # saves left in the store: it must be saved anew before a later mark could speak of it.
-            self._take_over(near, self._taken(far.slots, theirs), batch)
+            self._take_over(near, self._stored_at(far.slots, theirs, self._lazily), batch)
             near.note(far.slots.leftovers(theirs), counts_from(far.slots.mark(KEPT, theirs), far))
             return theirs > 0
         if far is not None:
@@ -229,7 +249,7 @@ class KeyedStates:
         """The newest that another number of partitions has left; a partition without tuples may have left nothing."""
         if not can_hash(self._key_type):
             return None
-        places = self._layouts(self._scratch() / owner, self.own_name(partition), whole=False)
+        places = self._layouts(self._scratch() / owner, self.own_name(partition), whole=False, far=far)
         places += [] if far is None else self._stored(far, partition, whole=False)
         best: Taken | None = None
         for layout in places:
@@ -249,16 +269,41 @@ class KeyedStates:
         if known is not None and len(states) < int(known):
             self._tell_lost(int(known) - len(states), int(known), "states")
         parts = {name: part for name, part in kept.parts(version).items() if key_of(name) in states}
+        named = (part_key(key, name) for key, saved in states.items() for name in directory_of(saved))
+        parts |= kept.read_parts([name for name in named if name not in parts], version)
         self._count_parts(states, parts)
         return Taken(states, parts, Passing.taken_over(kept, version), version)
 
+    def _stored_at(self, far: Slots, version: int, lazily: bool) -> Taken:
+        """What the partition's store has; lazily, where it stands instead of the states."""
+        if not lazily:
+            return self._taken(far, version)
+        self._check(far, version)
+        listed, known = far.names().states, int(far.mark(KEYS, version) or 0)
+        if len(listed) < known:
+            self._tell_lost(known - len(listed), known, "states")
+        places = dict.fromkeys(listed, Away(version))
+        return Taken({}, {}, Passing.taken_over(far, version), version, away=places, keys=min(known, len(listed)))
+
+    def bring_more(self, batch: int, near: Slots, far: Far) -> dict[bytes, bytes]:
+        """After a lazy restore: some of the rest, if it is to come; the mark that says how far that is."""
+        came = near.mark(CAME_TO, batch)
+        if came is None or self._plan.restore == "lazily":
+            return {}
+        with contextlib.suppress(PeerError), far.once():
+            last = near.bring(batch, directory_of, came[1:], _BESIDE)
+            return {CAME_TO: b"" if last is None else b"+" + last}
+        return {}
+
     def _take_over(self, near: Slots, taken: Taken, batch: int) -> None:
         # Whoever takes states over has all of them, and so has its store.
-        marks = self.marks(batch, len(taken.states)) | taken.times | {BEHIND: b""} | Unsaved().mark
+        marks = self.marks(batch, len(taken.states) + taken.keys) | taken.times | {BEHIND: b""} | Unsaved().mark
+        marks[CAME_TO] = b"+" if taken.away else b""
         if taken.dealt:
             marks[_DEALT] = b"%d" % batch
         before = near.names()
-        states = {**dict.fromkeys(before.states), **{key: settled(state) for key, state in taken.states.items()}}
+        here = {key: settled(state) for key, state in taken.states.items()}
+        states: dict[bytes, bytes | Away | None] = {**dict.fromkeys(before.states), **here, **taken.away}
         near.save(states, batch, marks, {**dict.fromkeys(before.parts), **taken.parts})
 
     def forget_others(self, owner: str, batch: int, partition: int, near: Slots, far: Far | None) -> dict[bytes, bytes]:
@@ -304,13 +349,11 @@ class KeyedStates:
         name = self.own_name(partition)
         # Whoever holds scratch is the only one in the store as well.
         with self.near(self.own(query), name) as near, self.near(to, name) as there:
-            if _is_whole(near, batch):
-                taken: Taken | None = self._taken(near, batch)
-            else:
-                with far_of(self._plan, query, name) as far, contextlib.ExitStack() as stack:
-                    if far is not None:  # The node can stay; that is better than to wait for a server.
-                        stack.enter_context(far.once())
-                    taken = self._elsewhere(query, batch, partition, far)
+            with far_of(self._plan, query, name) as far, contextlib.ExitStack() as stack:
+                if far is not None:  # The node can stay; that is better than to wait for a server.
+                    near.beyond = stack.enter_context(far.once())
+                whole = _is_whole(near, batch)
+                taken = self._taken(near, batch) if whole else self._elsewhere(query, batch, partition, far)
             if taken is not None:
                 self._take_over(there, taken._replace(dealt=False), batch)
             return taken is not None

@@ -15,7 +15,8 @@ Rules:
 4. What comes from scratch or store is bytes with a checksum, decoded by the operator itself; nothing is unpickled (X3).
 5. Where the states at the beginning of a batch come from, after a loss, in a fork, after a movement, and with another
    number of partitions than before, is in `holdfast.spark.keyed_state`.
-6. Keys without tuples are forgotten after the operator's time to live, here and in the store (`holdfast.spark.expiry`).
+6. Keys without tuples are forgotten after the operator's time to live, here and in the store, or, with `forget=False`,
+   leave scratch for the store (`holdfast.spark.expiry`). A fork keeps what it has: its state is nowhere else.
 7. State belongs to one query, in scratch and in the store. A query over past data has no state to keep.
 8. A query that nobody will go on with leaves nothing behind, in scratch or store (`forget`).
 """
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,17 +35,19 @@ from pyspark import TaskContext
 
 from holdfast.checkpoint.derive import Protection
 from holdfast.checkpoint.policy import Guarantee, guarantee_of
-from holdfast.checkpoint.slots import Names, Slots, part_key
+from holdfast.checkpoint.slots import Away, Names, Slots, part_key
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.clock import monotonic_us, now_us
+from holdfast.model.errors import PeerError
 from holdfast.operators.udop import Instances, directory_of, settled, unsaved_since
 from holdfast.spark.durable_state import Far, far_of
 from holdfast.spark.expiry import Passing
 from holdfast.spark.keyed_identity import made_by
 from holdfast.spark.keyed_state import KeyedStates
 from holdfast.spark.save_figures import forget
-from holdfast.spark.save_policy import KEYS, Left, Unsaved, events_per_key, keep
+from holdfast.spark.save_policy import KEYS, Left, Unsaved, events_per_key, keep, wanted
 from holdfast.spark.scratch import ScratchLost
+from holdfast.stream.frame import crc32c
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
@@ -79,7 +83,9 @@ class Task:
     @property
     def computes(self) -> tuple[Any, ...]:
         """What of it counts as its definition (`fingerprint`): not where its state goes, and how often."""
-        return (self.name, self._plan.prototype, self._plan.key, self._plan.time, self._schema)
+        plan = self._plan
+        lasts = () if plan.time_to_live_us is None and plan.forget else (plan.time_to_live_us, plan.forget)
+        return (self.name, plan.prototype, plan.key, plan.time, self._schema, *lasts)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -109,6 +115,7 @@ class Task:
     ) -> list[pa.RecordBatch]:
         name = self._states.own_name(partition)
         with self._states.near(self._states.own(query), name) as near, far_of(self._plan, owner, name) as far:
+            near.beyond = None if far is None else far.slots
             asked_us = monotonic_us()
             came = self._states.begin(owner, batch, partition, near, far)
             restore_s = (monotonic_us() - asked_us) / 1e6 if came else None
@@ -140,21 +147,51 @@ class Task:
 
         # Not in a fork: it would wait for the store that its parent holds.
         noted = far.slots if far is not None and self._exact and self._fork is None else None
-        passing = Passing(plan.prototype, plan.time is not None, batch, near, noted)
+        passing = Passing(plan.prototype, plan.time is not None, batch, near, noted, plan.time_to_live_us)
         instances = Instances(
-            plan.name, plan.prototype, plan.key, self._schema, load=load, time=plan.time, forget=True,
-            now_us=passing.begin_us, load_parts=load_parts, exact=self._exact,
+            plan.name, plan.prototype, plan.key, self._schema, load=load, time=plan.time, forget=plan.forget,
+            now_us=passing.begin_us, load_parts=load_parts, exact=self._exact, time_to_live_us=plan.time_to_live_us,
         )  # fmt: skip
         results = [instances.feed(rows) for rows in in_order(batches, getattr(plan.prototype, "side", None))]
-        due, gone = passing.look(instances)
+        due, over = passing.look(instances)
+        gone, leaving = (over, []) if plan.forget else ([], over)
         keys = _keys_in(near, batch) + len(new) - len(gone)
         marks = {**self._states.marks(batch + 1, keys), **passing.marks(instances.now_us), **(also or {})}
         left = self._left(instances, gone, batch, near, marks, begun_us)
-        if self._exact and far is not None and self._fork is None:
-            self._states.make_whole(batch, near, far)
+        if far is not None and self._fork is None:
+            left = self._bring_back(self._send_away(leaving, left, batch, near), batch, near, far)
+            if self._exact:
+                self._states.make_whole(batch, near, far)
         saving = keep(plan, left, batch, near, far if self._fork is None else None, told)
         results += due
         return [rows for table in results for rows in table.to_batches()], saving
+
+    def _send_away(self, leaving: list[bytes], left: Left, batch: int, near: Slots) -> Left:
+        """Of the quiet keys, those whose state the store has leave scratch; the others are due, and leave later."""
+        away: dict[bytes, Away] = {}
+        parts, states, due, unsaved = [], dict(left.states), list(left.due.states), left.unsaved
+        pending = frozenset() if self._exact else frozenset(near.pending.states)
+        for key in leaving:
+            saved = None if key in states or key in pending else near.read(key, batch)
+            if saved is None:
+                continue
+            if unsaved is not None and unsaved_since(saved) is not None:
+                states[key], unsaved = settled(saved), unsaved.and_of(saved, -1)
+                due.append(key)
+            else:
+                away[key] = Away(batch, crc32c(saved))
+                parts += [part_key(key, name) for name in directory_of(saved)]
+        due_names = Names(due, left.due.parts)
+        return replace(left, states=states, due=due_names, unsaved=unsaved, away=away, away_parts=parts)
+
+    def _bring_back(self, left: Left, batch: int, near: Slots, far: Far) -> Left:
+        """What the next checkpoint waits for, and some of what a lazy restore has left in the store."""
+        lost: list[bytes] = []
+        with contextlib.suppress(PeerError), far.once():
+            # What is not in the store either is of a run that was given up.
+            lost += [key for key in wanted(near) if near.read(key, batch) is None and key not in left.states]
+        marks = self._states.bring_more(batch, near, far)
+        return replace(left, states={**left.states, **dict.fromkeys(lost)}, scratch_marks=marks)
 
     def pack(self, query: str, batch: int, to: Path) -> bool:
         """Copy the states at the beginning of that batch, of all partitions; False if they are not at hand."""
@@ -195,7 +232,7 @@ class Task:
             if saved is not None and unsaved_since(saved) != 0:
                 due.append(key)
         if events is None and before.keys:  # The policy was another one: what was not due goes now.
-            for some in near.in_turn(batch):
+            for some in near.here(batch):
                 states |= {key: settled(state) for key, state in some.items()
                            if key not in states and unsaved_since(state) is not None}  # fmt: skip
             due, unsaved = list(states), Unsaved()

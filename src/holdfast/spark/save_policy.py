@@ -19,14 +19,16 @@ Rules:
    batch saves it itself, and ends with the store's error if that has not been put right. In its first batch a partition
    asks the store itself, so that a wrong password is said at once, and not after the first deadline.
 6. The counts are noted in scratch and go with each checkpoint into the store, where the driver reads them (`report`).
+7. A state that is away from scratch was saved. It is pending only where somebody else has saved meanwhile; then it
+   comes back first, with the next batch, and the checkpoint waits for that: the store has the newest two versions only.
 """
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,7 +36,7 @@ import msgspec
 
 from holdfast.checkpoint.deadlines import TOLERANCE, Kept, judge
 from holdfast.checkpoint.policy import Every, Groups, Policy
-from holdfast.checkpoint.slots import BATCH, Names, Slots, key_of
+from holdfast.checkpoint.slots import BATCH, Away, Names, Slots, key_of
 from holdfast.checkpoint.store import VERSION_MAX
 from holdfast.clock import now_us
 from holdfast.model.errors import PeerError, StorageError, UsageError
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
 KEYS = b"keys"
 #: The mark and the note of the counts; the note of what has changed since the last checkpoint was handed over.
 KEPT, _SINCE = b"kept", b"since"
+#: The note of the keys of rule 7.
+_WANTED = b"wanted"
 #: The mark, in scratch, of what is not due yet (`Unsaved`).
 _UNSAVED = b"unsaved"
 #: The mark, in a store, of how many keys have gone on since the store was given their states (rule 3).
@@ -93,6 +97,10 @@ class Left:
     """Of these, those that a checkpoint is to be made of; parts whatever comes of their keys."""
     unsaved: Unsaved | None = None
     """Where each key is judged on its own."""
+    away: Mapping[bytes, Away] = field(default_factory=dict)
+    """States that leave scratch, with the names of their parts."""
+    away_parts: Sequence[bytes] = ()
+    scratch_marks: Mapping[bytes, bytes] = field(default_factory=dict)
 
 
 class _Counts(msgspec.Struct, array_like=True):
@@ -117,7 +125,8 @@ def keep(plan: Keyed, left: Left, batch: int, near: Slots, far: Far | None, told
     if far is not None and far.exact:
         far.slots.save(left.states, batch + 1, left.marks, left.parts)
     noted = {} if left.unsaved is None else left.unsaved.mark
-    near.save(left.states, batch + 1, {**left.marks, **noted}, left.parts)
+    near.save({**left.states, **left.away}, batch + 1, {**left.marks, **noted, **left.scratch_marks},
+              {**left.parts, **dict.fromkeys(left.away_parts)})  # fmt: skip
     if far is None:
         return None
     if far.exact:
@@ -144,6 +153,7 @@ class _Effort:
         self._counts.kept.every_us = self._us or 0
         self._pending = near.pending
         self._since = Names([], []) if since is None else Names(*msgspec.msgpack.decode(since, type=_Lists))
+        self._wanted = wanted(near)
         self._durable = 0
         self._bytes: int | None = None
 
@@ -156,11 +166,12 @@ class _Effort:
         idle, counts = not any(self._pending), self._counts
         self._pending, self._since = _both(self._pending, left.due), _both(self._since, left.due)
         due = self._due_by_key(left) if self._by_key else self._due(left.begun_us, now_us(), idle=idle)
-        if due or refused:
+        if due or refused or self._wanted:
             self._hand_over(left, batch + 1, beside=not refused)
             self._learn()
         self._near.note(self._pending, {KEPT: msgspec.msgpack.encode(counts),
-                                        _SINCE: msgspec.msgpack.encode(tuple(self._since))})  # fmt: skip
+                                        _SINCE: msgspec.msgpack.encode(tuple(self._since)),
+                                _WANTED: msgspec.msgpack.encode(self._wanted)})  # fmt: skip
         kept = counts.kept
         return Saving(batch, durable=self._durable, dropped=kept.dropped, met=kept.met, missed=kept.missed,
                       late_us_max=kept.late_us_max, waiting=bool(counts.flying), bytes=self._bytes)  # fmt: skip
@@ -213,7 +224,15 @@ class _Effort:
     def _hand_over(self, left: Left, version: int, *, beside: bool) -> None:
         pending, counts = self._pending, self._counts
         going, rest = _of_keys(pending) if self._by_key else (pending, Names([], []))
-        states = {key: self._near.read(key, version) for key in going.states}
+        states: dict[bytes, bytes | None] = dict.fromkeys(going.states)
+        self._wanted = []
+        for key, state in self._near.lie(going.states, version).items():
+            if isinstance(state, Away):
+                self._wanted.append(key)
+            else:
+                states[key] = state
+        if self._wanted:  # Rule 7.
+            return
         parts = {**dict.fromkeys(going.parts), **self._near.read_parts(going.parts, version)}
         unsaved = left.unsaved or Unsaved()
         marks = {**left.marks, KEPT: msgspec.msgpack.encode(counts.kept)}
@@ -235,6 +254,12 @@ class _Effort:
 
     def _tell(self, problem: str) -> None:
         warnings.warn(f"{self._plan.name}: {problem} (best effort)", RuntimeWarning, stacklevel=4)
+
+
+def wanted(near: Slots) -> list[bytes]:
+    """Keys whose states must come back before the next checkpoint (rule 7)."""
+    noted = near.noted(_WANTED)
+    return [] if noted is None else msgspec.msgpack.decode(noted, type=list[bytes])
 
 
 def events_per_key(policy: Policy) -> int | None:
