@@ -1,7 +1,8 @@
 """A conformance suite for states of user-defined operators (C1, C13, C14, S1).
 
 Whatever happens to them, results are those of a run to which nothing happened. Tasks are run by hand, so that a case
-takes a moment. At random: operators with whole states and with states in parts; exact in a log or on a server, best
+takes a moment. At random: operators with whole states and with states in parts, joins with their windows whole or in
+groups, barriers; exact in a log or on a server, best
 effort, unprotected; batches on either of two machines, executed again, killed while they save; scratch lost or damaged;
 another number of partitions; forks; movements to another host; states that leave scratch and come back, and lazy
 restores. What only exact can bear (a second machine, kills and
@@ -24,12 +25,15 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructType
 
-from holdfast.checkpoint.policy import every
+from holdfast.checkpoint.policy import Guarantee, every, groups, upstream
 from holdfast.checkpoint.store import Entry
 from holdfast.checkpoint.stores.memory import MemoryStore
+from holdfast.operators.keyed_barrier import paired
+from holdfast.operators.keyed_join import keyed_join
 from holdfast.operators.numbering import hash_of
 from holdfast.operators.state_parts import Changed, Parted
 from holdfast.operators.udop import Row, UserOperator, decode, encode
+from holdfast.operators.window_join import Input
 from holdfast.spark import durable_state
 from holdfast.spark.arrivals import operators_in, pack_operators
 from holdfast.spark.keyed import ForkOf, Keyed, udop
@@ -40,6 +44,8 @@ CASES = int(os.environ.get("HOLDFAST_STATES", "12"))
 KEYS = tuple("abcdefghijkl")
 SCHEMA = StructType().add("key", StringType()).add("sum", LongType())
 EXACT = every("1ms", exact=True)
+#: Of an operator to which nothing happens; a value is never changed.
+States = dict[str, Any]
 
 
 class Paged(UserOperator, Parted):
@@ -73,6 +79,70 @@ class Paged(UserOperator, Parted):
         self.pages = [[] if page is None else decode(page) for page in found]
 
 
+WINDOW = 4
+
+
+class Kind:
+    """An operator, and what comes out of it where nothing happens. A tuple is its key and a value."""
+
+    key: str | None = "key"
+    schema = SCHEMA
+
+    def __init__(self, prototype: Any) -> None:
+        self.prototype = prototype
+
+    def policies(self) -> list[Any]:
+        return [EXACT, EXACT, EXACT, every(events=3), None]
+
+    def take(self, states: States, key: str, value: int) -> list[tuple[Any, ...]]:
+        states[key] = states.get(key, 0) + value
+        return [(key, states[key])]
+
+
+class Join(Kind):
+    """Every third value meets the last others of its key."""
+
+    schema = StructType().add("key", StringType()).add("a", LongType()).add("b", LongType())
+
+    def __init__(self) -> None:
+        left, right = (pa.schema([("key", pa.string()), (side, pa.int64())]) for side in "ab")
+        super().__init__(keyed_join(Input(left, WINDOW), Input(right, 0), on="key"))
+
+    def policies(self) -> list[Any]:
+        exact = groups(2, every="1ms", exact=True)
+        return [exact, exact, EXACT, groups(2, every="1h"), every(events=3), None]
+
+    def take(self, states: States, key: str, value: int) -> list[tuple[Any, ...]]:
+        window = states.get(key, [])
+        if value % 3 == 0:
+            return [(key, a, value) for a in window]
+        states[key] = [*window, value][-WINDOW:]
+        return []
+
+
+class Gate(Kind):
+    """The k-th even value goes with the k-th odd one."""
+
+    key = None
+    schema = StructType().add("x", LongType()).add("y", LongType())
+
+    def __init__(self) -> None:
+        super().__init__(paired("sums", {"even": pa.schema([("x", pa.int64())]), "odd": pa.schema([("y", pa.int64())])},
+                                side="parity"))  # fmt: skip
+
+    def policies(self) -> list[Any]:
+        return [upstream()]
+
+    def take(self, states: States, key: str, value: int) -> list[tuple[Any, ...]]:
+        mine, other = ("odd", "even") if value % 2 else ("even", "odd")
+        waiting = states.get(other, [])
+        if not waiting:
+            states[mine] = [*states.get(mine, []), value]
+            return []
+        states[other] = waiting[1:]
+        return [tuple(sorted((value, waiting[0]), key=lambda v: v % 2))]
+
+
 class Killed(RuntimeError):
     pass
 
@@ -98,18 +168,19 @@ class Life:
 
     def __init__(self, folder: Path, chance: random.Random, server: Server) -> None:
         self.folder, self.chance, self.server = folder, chance, server
-        self.policy = chance.choice([EXACT, EXACT, EXACT, every(events=3), None])
-        self.exact = self.policy is EXACT
+        self.kind = chance.choice([Kind(Summing), Kind(Paged), Join(), Gate()])
+        self.policy = chance.choice(self.kind.policies())
+        self.exact = self.policy is not None and self.policy.guarantee is Guarantee.EXACT
         self.store = None if self.policy is None else chance.choice([f"log:{folder}/far", "redis://somewhere"])
-        self.prototype = chance.choice([Summing, Paged])
         self.options: dict[str, Any] = {}
         if self.store is not None:
             self.options["restore"] = chance.choice(["all", "lazily", "beside"])
             if chance.random() < 0.5:  # Each state leaves scratch with the next batch.
                 self.options |= {"forget": False, "ttl": 1e-6}
-        self.partitions, self.batch, self.moves, self.forks = chance.randint(1, 5), 0, 0, 0
+        self.partitions, self.batch, self.moves, self.forks = 1, 0, 0, 0
+        self.other_partitions()
         self.checkpoint: Path | None = None
-        self.sums = dict.fromkeys(KEYS, 0)
+        self.sums: States = {}
         self.last: list[tuple[str, int]] = []
         self.before = dict(self.sums)
 
@@ -118,10 +189,12 @@ class Life:
         return f"q{self.moves}"
 
     def task(self, machine: str, fork: ForkOf | None = None) -> Task:
-        plan: Keyed = udop("sums", self.prototype, key="key", schema=SCHEMA, checkpoint=self.policy, store=self.store,
+        plan: Keyed = udop("sums", self.kind.prototype, key=self.kind.key, schema=self.kind.schema,
+                           checkpoint=self.policy, store=self.store,
                            scratch=str(self.folder / f"host{self.moves}" / machine), **self.options)  # fmt: skip
         came = "" if self.checkpoint is None else operators_in(self.checkpoint)
-        return Task(plan, to_arrow_schema(SCHEMA), self.partitions, fork, came, "string")
+        key_type = "" if self.kind.key is None else "string"
+        return Task(plan, to_arrow_schema(self.kind.schema), self.partitions, fork, came, key_type)
 
     def machine(self) -> str:
         return self.chance.choice("AB") if self.exact else "A"
@@ -130,18 +203,23 @@ class Life:
         keys = self.chance.choices(KEYS, k=self.chance.randint(0, 8))
         return [(key, self.chance.randint(1, 9)) for key in keys]
 
-    def run(self, query: str, rows: list[tuple[str, int]], sums: dict[str, int], fork: ForkOf | None = None,
+    def run(self, query: str, rows: list[tuple[str, int]], sums: States, fork: ForkOf | None = None,
             kill: bool = False) -> None:  # fmt: skip
-        """One batch of all partitions; what comes out is compared with `sums` as they become."""
-        expected: dict[str, list[int]] = {}
+        """One batch of all partitions; what comes out is compared with what `sums` give as they become."""
+        expected: dict[Any, list[tuple[Any, ...]]] = {}
         for key, value in rows:
-            sums[key] += value
-            expected.setdefault(key, []).append(sums[key])
-        found: dict[str, list[int]] = {}
+            for result in self.kind.take(sums, key, value):
+                expected.setdefault(key if self.kind.key else None, []).append(result)
+        found: dict[Any, list[tuple[Any, ...]]] = {}
         for partition in self.chance.sample(range(self.partitions), self.partitions):
             mine = [(k, v) for k, v in rows if hash_of(encode(k), "string") % self.partitions == partition]
-            given = pa.record_batch({"key": pa.array([k for k, _ in mine], pa.string()),
-                                     "value": pa.array([v for _, v in mine], pa.int64())})  # fmt: skip
+            values = pa.array([v for _, v in mine], pa.int64())
+            given = pa.record_batch({
+                "key": pa.array([k for k, _ in mine], pa.string()),
+                **dict.fromkeys(("value", "a", "b", "x", "y"), values),
+                "side": pa.array(["left" if v % 3 else "right" for _, v in mine], pa.string()),
+                "parity": pa.array(["odd" if v % 2 else "even" for _, v in mine], pa.string()),
+            })  # fmt: skip
             if kill and self.exact:
                 self.server.left = self.chance.randint(0, 12)
             try:
@@ -150,8 +228,8 @@ class Life:
                 self.server.left = 1 << 30
                 results = list(self.task(self.machine(), fork).run([given], query, self.batch, partition))
             self.server.left = 1 << 30
-            for row in pa.Table.from_batches(results, to_arrow_schema(SCHEMA)).to_pylist():
-                found.setdefault(row["key"], []).append(row["sum"])
+            for row in pa.Table.from_batches(results, to_arrow_schema(self.kind.schema)).to_pylist():
+                found.setdefault(row.get("key"), []).append(tuple(row.values()))
         assert found == expected
 
     # -- what happens ------------------------------------------------------------------------------------------------
@@ -169,7 +247,8 @@ class Life:
             self.batch += 1
 
     def other_partitions(self) -> None:
-        self.partitions = self.chance.randint(1, 5)
+        if self.kind.key is not None:
+            self.partitions = self.chance.randint(1, 5)
 
     def lose(self) -> None:
         if self.exact:
@@ -234,6 +313,6 @@ def test_whatever_happens_to_states_results_are_those_of_a_run_to_which_nothing_
             what(life)
         life.run(life.query, [(key, 0) for key in KEYS], life.sums)
     except BaseException as error:
-        what_it_is = f"{life.policy}, {life.store}, {life.prototype.__name__}, {life.options}"
+        what_it_is = f"{life.policy}, {life.store}, {life.kind.prototype}, {life.options}"
         raise AssertionError(f"seed {seed}: {what_it_is}: {told}") from error
     shutil.rmtree(tmp_path)
