@@ -161,6 +161,20 @@ def test_a_key_without_tuples_for_its_time_to_live_begins_anew(
     assert found["c"] == expected(rows)["c"]
 
 
+def test_a_key_whose_time_to_live_is_over_goes_on_where_it_was_and_so_does_a_partition_restored_lazily(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    rows = [(t, k, v) for t, k, v in ROWS if k != "d" or t < 5 or t >= 11]
+    operator = udop("running", Summing, key="key", schema="key string, sum bigint", checkpoint=every("1ms", exact=True),
+                    store=f"log:{tmp_path}/far", scratch=str(tmp_path / "near"), time="stime", ttl="2s", forget=False,
+                    restore="lazily")  # fmt: skip
+    fill(store, "in", [r for r in rows if r[0] < 10], end=False, until=10)
+    first = run(spark, store, operator, tmp_path)
+    shutil.rmtree(tmp_path / "near")
+    fill(store, "in", [r for r in rows if r[0] >= 10], until=30)
+    assert gathered(first + run(spark, store, operator, tmp_path)) == expected(rows)
+
+
 def test_a_join_with_a_window_per_key_runs_in_executors(spark: SparkSession, tmp_path: Path) -> None:
     left = pa.schema([("k", pa.int64()), ("a", pa.string())])
     right = pa.schema([("k", pa.int64()), ("b", pa.string())])
