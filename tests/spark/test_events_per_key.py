@@ -130,6 +130,23 @@ def test_a_policy_may_change_and_change_back(tmp_path: Path, between: Any) -> No
         assert sums(own, "q", 6, ("a", 1), ("b", 1), ("c", 1)) == [("a", 6), ("b", 5), ("c", 4)]
 
 
+@pytest.mark.parametrize("policy", [every(events=2), every("10s")], ids=str)
+def test_keys_that_were_there_before_anything_was_saved_are_saved_with_the_first_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: Any
+) -> None:
+    now = 1_700_000_000_000_000
+    monkeypatch.setattr("holdfast.spark.save_policy.now_us", lambda: now)
+    monkeypatch.setattr("holdfast.spark.keyed_task.now_us", lambda: now)
+    sums(task(make(tmp_path, none)), "q", 0, ("a", 1), ("b", 10))
+    kept = task(make(tmp_path, policy))
+    sums(kept, "q", 1, ("a", 1))
+    now += 10_000_000
+    sums(kept, "q", 2, ("a", 1))
+    shutil.rmtree(tmp_path / "near")
+    with warnings.catch_warnings(action="error"):
+        assert sums(kept, "q", 3, ("a", 1), ("b", 1)) == [("a", 4), ("b", 11)]
+
+
 class Pages(UserOperator, Parted):
     """Each tuple is a part of its own; a sum is that of all of them."""
 

@@ -162,6 +162,8 @@ class _Effort:
             with contextlib.suppress(PeerError, StorageError), self._far.once() as slots:
                 slots.mark(BATCH, VERSION_MAX)
             self._far.close()
+            if self._near.mark(BATCH, batch) == b"%d" % batch:  # The policy was another one: the store has none of it.
+                self._pending, self._counts.again = self._near.names(), 1
         refused = self._learn()
         idle, counts = not any(self._pending), self._counts
         self._pending, self._since = _both(self._pending, left.due), _both(self._since, left.due)
