@@ -16,14 +16,13 @@ every window, the slots its groups stand in, and the position in the input that 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
 
 from holdfast.checkpoint.group_columns import Stretch
 from holdfast.checkpoint.store import CheckpointStore, Pieces
-from holdfast.checkpoint.window_groups import Dirty, Restored, decode_group, encode_group
+from holdfast.checkpoint.window_groups import Dirty, Front, Restored, decode_group, encode_group
 from holdfast.model.errors import CorruptLog, UsageError
 
 
@@ -52,15 +51,6 @@ class Mark(msgspec.Struct, array_like=True, frozen=True):
     seq: int
     position: int
     windows: list[Window]
-
-
-class Front(NamedTuple):
-    """A window now: its tuples have the numbers `oldest` … `next`-1."""
-
-    side: int
-    name: bytes
-    oldest: int
-    next: int
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -56,6 +56,15 @@ _encode = msgspec.msgpack.Encoder().encode
 _head = msgspec.msgpack.Decoder(Head)
 
 
+class Front(NamedTuple):
+    """A window now: its tuples have the numbers `oldest` … `next`-1."""
+
+    side: int
+    name: bytes
+    oldest: int
+    next: int
+
+
 class Dirty(NamedTuple):
     """A group to save: tuples `first` … `end`-1 of a window."""
 

@@ -21,10 +21,9 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
-from holdfast.checkpoint.exact_groups import Front
 from holdfast.checkpoint.group_columns import Stretch
 from holdfast.checkpoint.store import Pieces
-from holdfast.checkpoint.window_groups import Dirty, Restored, decode_group, encode_group
+from holdfast.checkpoint.window_groups import Dirty, Front, Restored, decode_group, encode_group
 from holdfast.model.errors import CorruptLog, UsageError
 
 

@@ -27,11 +27,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.checkpoint.derive import Protection, StateKind, derive
-from holdfast.checkpoint.exact_groups import ExactGroups, Front
+from holdfast.checkpoint.exact_groups import ExactGroups
 from holdfast.checkpoint.policy import Every, Groups, NoCheckpoint
 from holdfast.checkpoint.safekeeper import Outcome, Result, SafeKeeper, State
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.window_groups import Dirty, Restored, WindowGroups, other_columns
+from holdfast.checkpoint.window_groups import Dirty, Front, Restored, WindowGroups, other_columns
 from holdfast.model.errors import SchemaError, StorageError, UsageError
 from holdfast.operators.window_rows import AT, GroupRows, Ints, by_window
 
