@@ -43,6 +43,7 @@ from holdfast.spark.frames import part_of, read_stream
 from holdfast.spark.given_frames import call_alone, check_sources
 from holdfast.spark.keyed import check_names, forked_from, in_node
 from holdfast.spark.leaked_monitors import end_monitors
+from holdfast.spark.leaked_references import collect_references, let_go
 from holdfast.spark.leaked_selectors import close_leaked
 from holdfast.spark.node_checkpoint import CheckpointedQueries, progress_of, query_id, states_beside, waiting_beside
 from holdfast.spark.node_flow import NodeFlow
@@ -85,12 +86,16 @@ class SparkQuery(Query):
         self._tidy()
 
     def _tidy(self) -> None:
-        """What Spark leaves of queries that were started; should that fail, it costs descriptors and threads."""
-        try:
-            close_leaked(self._session)
-            end_monitors(self._session)
-        except Exception as error:
-            log.debug("what Spark leaves of a query stays: %s", error)
+        """What is left of queries that were started; should that fail, it costs memory, descriptors and threads."""
+        session, query = self._session, self._query
+        for tidy in (
+            lambda: close_leaked(session), lambda: end_monitors(session),
+            lambda: let_go(query._jsq), collect_references,
+        ):  # fmt: skip
+            try:
+                tidy()
+            except Exception as error:
+                log.debug("what is left of a query stays: %s", error)
 
     def reading(self) -> Reading | None:
         if not self._followed:
