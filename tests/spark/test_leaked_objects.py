@@ -44,6 +44,22 @@ def run(spark: SparkSession, checkpoint: Path) -> Any:
         query.stop()
 
 
+def listeners(spark: SparkSession) -> int:
+    """On the bus that all sessions share."""
+    context = spark.sparkContext._jsc
+    assert context is not None
+    return int(context.sc().listenerBus().listeners().size())
+
+
+@pytest.mark.slow
+def test_the_listener_of_a_query_goes_with_it(spark: SparkSession, tmp_path: Path) -> None:
+    run(spark, tmp_path / "first")  # With it comes that of the session.
+    before = listeners(spark)
+    run(spark, tmp_path / "second")
+    assert listeners(spark) == before
+    assert spark.range(5).count() == 5
+
+
 @pytest.mark.slow
 def test_queries_that_have_stopped_are_let_go_of(spark: SparkSession, tmp_path: Path) -> None:
     jvm = spark._jvm

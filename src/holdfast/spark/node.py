@@ -42,6 +42,7 @@ from holdfast.spark.flow import Flow
 from holdfast.spark.frames import part_of, read_stream
 from holdfast.spark.given_frames import call_alone, check_sources
 from holdfast.spark.keyed import check_names, forked_from, in_node
+from holdfast.spark.leaked_listeners import remove_listener
 from holdfast.spark.leaked_monitors import end_monitors
 from holdfast.spark.leaked_references import collect_references, let_go
 from holdfast.spark.leaked_selectors import close_leaked
@@ -89,7 +90,7 @@ class SparkQuery(Query):
         """What is left of queries that were started; should that fail, it costs memory, descriptors and threads."""
         session, query = self._session, self._query
         for tidy in (
-            lambda: close_leaked(session), lambda: end_monitors(session),
+            lambda: close_leaked(session), lambda: end_monitors(session), lambda: remove_listener(session, query),
             lambda: let_go(query._jsq), collect_references,
         ):  # fmt: skip
             try:
