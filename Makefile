@@ -74,9 +74,12 @@ test-stores: setup
 	-$(BIN)/python -m tests.checkpoint.hbase_server --fetch
 	HOLDFAST_STORE_OPS=10000 HOLDFAST_STORE_CUTS=1000 HOLDFAST_STORE_FLIPS=2000 $(BIN)/python -m pytest tests/checkpoint
 
-# Real Spark under random failures and load: nothing may grow, and the results must be those of a plain batch.
+# Nothing may grow while an input is away: for a week of virtual time, and for an hour on real Spark. Then an hour of
+# random failures and load, where the results must be those of a plain batch as well.
 SOAK_MINUTES ?= 60
 soak: setup
+	$(BIN)/python -m holdfast.sim.week
+	$(BIN)/python -m tests.soak.away --minutes $(SOAK_MINUTES)
 	$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES)
 
 lint: setup
