@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import FrozenInstanceError
 from datetime import timedelta
 from pathlib import Path
@@ -235,3 +236,41 @@ def test_a_node_over_a_stream_that_is_not_always_kept_is_refused_where_it_is_sta
     kept = App("shop", root=tmp_path)
     kept.node(inputs=["orders-kept"], name="totals")(merged)
     kept.start(engine=ScriptedEngine()).stop()
+
+
+def test_a_node_of_a_folder_runs_once_in_this_process_or_another(tmp_path: Path) -> None:
+    """The writers of two would take its output from each other for ever (L7)."""
+    holdfast.open(tmp_path).create("orders", "n bigint")
+
+    def shop(node: str) -> App:
+        app = App("shop", root=tmp_path)
+        app.node(inputs=["orders"], name=node)(merged)
+        return app
+
+    def refused(app: App, sentence: str) -> None:
+        with pytest.raises(UsageError, match=sentence):
+            app.start(engine=ScriptedEngine())
+
+    with shop("totals").start(engine=ScriptedEngine()):
+        refused(shop("totals"), r"node totals of .* runs in this process already; stop that application first")
+        shop("counts").start(engine=ScriptedEngine()).stop()
+    for place, sentence in (("running/totals", "runs in process {} already"), ("host.pid", "deployment .pid {}. runs")):
+        with elsewhere(tmp_path / ".holdfast" / place) as pid:
+            refused(shop("totals"), sentence.format(pid))
+    shop("totals").start(engine=ScriptedEngine()).stop()
+
+
+@contextlib.contextmanager
+def elsewhere(file: Path) -> Iterator[int]:
+    """Another process has claimed a file, until the end of the block, when it is killed."""
+    code = (
+        "import sys, time, pathlib; from holdfast.host.process_lock import claimed\n"
+        "with claimed(pathlib.Path(sys.argv[1]), str):\n    print(flush=True)\n    time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(file)], stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline()
+            yield child.pid
+        finally:
+            child.kill()

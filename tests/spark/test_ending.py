@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import holdfast
-from holdfast.spark import read_stream
+from holdfast.spark import read_stream, register
 from tests.spark.conftest import fill, tuples
 
 pytestmark = pytest.mark.slow
@@ -34,6 +34,20 @@ def test_a_query_finishes_when_its_streams_have_ended_and_all_of_its_results_are
     assert all(store.open(name).reader().closed for name in queries)
     assert [row[-1] for row in tuples(store.open("plain"))] == list(range(6))
     assert sum(row[-1] for row in tuples(store.open("windows"))) == 6
+
+
+def test_a_query_of_a_session_of_ones_own_finishes_as_well(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    own = register(spark.newSession())
+    fill(store, "s", [(i, "a", i) for i in range(3)])
+    frame = read_stream(own, "s", root=store.root).select("stime", "value")
+    writer = frame.writeStream.format("holdfast").option("root", str(store.root)).option("create", "true")
+    query = writer.option("checkpointLocation", str(tmp_path / "own")).start("own")
+    try:
+        assert query.awaitTermination(60)
+    finally:
+        query.stop()
 
 
 def test_a_query_that_is_started_again_after_its_streams_have_ended_finishes_too(

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import holdfast
 from holdfast.spark import read_stream
-from holdfast.spark.session import register
+from holdfast.spark.session import with_format
 from holdfast.spark.source import BucketReader, RangeReader
 from tests.spark.conftest import at, fill
 
@@ -115,7 +115,7 @@ def test_queries_that_start_add_nothing_to_what_all_of_them_share(
 ) -> None:
     """Spark serialises this map in one thread while another extends it."""
     reading = iter(spark.sparkContext.environment.items())
-    register(spark)  # With a map that no query has used yet.
+    with_format(spark)  # With a map that no query has used yet.
     assert list(reading), "whoever plans in another thread goes through it just then"
     given = set(spark.sparkContext.environment)
     shared = spark._jsparkSession.sessionState().dataSourceManager().lookupDataSource("holdfast").dataSourceCls()

@@ -2,7 +2,7 @@
 
 Rules:
 1. A host claims `.holdfast/host.pid` below its root before anything else and holds the lock until it ends, however it
-   ends. The file's text is for people; what counts is the lock, and the kernel says whose it is.
+   ends (`holdfast.host.process_lock`).
 2. A signal goes through a pid descriptor that was opened before the lock's holder was asked for, so it cannot reach a
    process that got the number later.
 """
@@ -10,68 +10,34 @@ Rules:
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import signal
-import struct
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+from holdfast.host import process_lock
 from holdfast.host.deployment import HostSpec
-from holdfast.model.errors import UsageError
-from holdfast.stream.disk import Disk
-
-#: `struct flock` of 64-bit Linux: type, whence, start, length, pid.
-_FLOCK = struct.Struct("hhqqi4x")
 
 
 def pid_file(spec: HostSpec) -> Path:
-    return spec.own / "host.pid"
+    return spec.pid_file
 
 
 def log_file(spec: HostSpec) -> Path:
     return spec.log_file
 
 
-@contextlib.contextmanager
-def claimed(spec: HostSpec) -> Iterator[None]:
+def claimed(spec: HostSpec) -> AbstractContextManager[None]:
     """Be the host, as long as the block lasts. Refused while another process is."""
-    Disk().make_dir(spec.own)
-    fd = os.open(pid_file(spec), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UsageError(
-                f"host {spec.name!r} is up already (pid {_holder(fd)}); `holdfast down` stops it"
-            ) from None
-        os.ftruncate(fd, 0)
-        os.write(fd, f"{os.getpid()}\n".encode())
-        try:
-            yield
-        finally:
-            os.ftruncate(fd, 0)
-    finally:
-        os.close(fd)
+    return process_lock.claimed(
+        pid_file(spec), lambda pid: f"host {spec.name!r} is up already (pid {pid}); `holdfast down` stops it"
+    )
 
 
 def holder(spec: HostSpec) -> int | None:
     """The pid of the living host; 0 if it is one that cannot be seen from here; None if there is none."""
-    try:
-        fd = os.open(pid_file(spec), os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        return _holder(fd)
-    finally:
-        os.close(fd)
-
-
-def _holder(fd: int) -> int | None:
-    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
-    return None if kind == fcntl.F_UNLCK else max(pid, 0)
+    return process_lock.holder(pid_file(spec))
 
 
 class Running:

@@ -102,6 +102,11 @@ class HostSpec:
         return self.root / ".holdfast"
 
     @property
+    def pid_file(self) -> Path:
+        """Who holds it is the host."""
+        return self.own / "host.pid"
+
+    @property
     def log_file(self) -> Path:
         """What the host says, and Spark with it."""
         return self.own / "host.log"

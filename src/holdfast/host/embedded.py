@@ -5,6 +5,8 @@ running = app.start()
 running.stop()
 
 With `console=True` there is a page as well, for browsers on this machine that know the token.
+
+A node of a folder runs once: the writers of two would take the streams from each other for ever.
 """
 
 from __future__ import annotations
@@ -12,10 +14,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from holdfast.clock import monotonic_us, pause
@@ -25,6 +30,7 @@ from holdfast.host.console_routes import console_routes, live_console
 from holdfast.host.host import Host
 from holdfast.host.measures import Measures
 from holdfast.host.metrics_routes import LocalMetrics
+from holdfast.host.process_lock import claimed, holder
 from holdfast.host.service import Service
 from holdfast.host.sinks import embedded_sinks
 from holdfast.inputs.network import Access
@@ -77,7 +83,8 @@ class Running:
 
     def _run(self) -> None:
         try:
-            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            with contextlib.ExitStack() as claims, asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                self._claim(claims)
                 runner.run(self._run_host())
         except BaseException as error:
             if self._ready.is_set():  # Nobody waits for the start any more, and maybe nobody will ask again.
@@ -85,6 +92,18 @@ class Running:
             self._trouble = error
         finally:
             self._ready.set()
+
+    def _claim(self, claims: contextlib.ExitStack) -> None:
+        """Let nobody else run these nodes, and refuse to where somebody does."""
+        root = self._app.root
+        own = root / ".holdfast"
+        if (pid := holder(own / "host.pid")) is not None:
+            raise UsageError(
+                f"a host of a deployment (pid {pid}) runs its nodes in {root}; give application "
+                f"{self._app.name!r} another root, or stop that host with `holdfast down`"
+            )
+        for node in self._app.diagram().nodes:
+            claims.enter_context(claimed(own / "running" / node.name, partial(_runs_already, node.name, root)))
 
     async def _run_host(self) -> None:
         catalog, sources = Catalog(self._app.diagram()), self._app.sources
@@ -271,6 +290,11 @@ def run(
             running.watch()
         except KeyboardInterrupt:
             log.info("stopping %s", app.name)
+
+
+def _runs_already(node: str, root: Path, pid: int) -> str:
+    here = "in this process" if pid == os.getpid() else f"in process {pid}"
+    return f"node {node} of {root} runs {here} already; stop that application first, or give this one another root"
 
 
 def _because(replica: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ from holdfast.model.errors import PeerError, StreamBusy, UnknownStream, UsageErr
 from holdfast.model.time import closed_until, duration_text, instant_text
 from holdfast.spark.failure import is_permanent, sentence
 from holdfast.spark.ingest_dead_letters import put_aside
-from holdfast.spark.session import make_active, register
+from holdfast.spark.session import make_active, with_format
 from holdfast.stream.filing import file_results
 from holdfast.stream.store import StreamStore
 
@@ -97,7 +97,7 @@ class SparkInput:
             )
 
     def _start(self, session: SparkSession) -> StreamingQuery:
-        register(session)
+        with_format(session)
         make_active(session)
         frame = self._source.function(session)
         if not isinstance(frame, DataFrame) or not frame.isStreaming:

@@ -124,11 +124,16 @@ def build_session(app: str, *, master: str | None = None, **settings: str) -> Sp
     quiet_refusals()
     if made:
         quiet_accumulators(getattr(spark.sparkContext, "_accumulatorServer", None))
-    register(spark)
-    return spark
+    return with_format(spark)
 
 
 def register(spark: SparkSession) -> SparkSession:
+    """Make a session of your own know the format "holdfast", and look after its queries: those whose streams have ended
+    are stopped (`holdfast.spark.ending`)."""
+    return attend(with_format(spark))
+
+
+def with_format(spark: SparkSession) -> SparkSession:
     """Make the format "holdfast" known to a session; on a cluster, serve its executors (`stream_host`)."""
     context = spark.sparkContext
     with _registering:
