@@ -264,6 +264,28 @@ def test_a_log_that_takes_long_to_open_holds_up_neither_its_host_nor_the_other_p
     play(scripted, talk)
 
 
+def test_a_stream_beyond_those_that_are_watched_has_its_picture_once_a_page_asks(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was shown as lying elsewhere, and no page asked."""
+    monkeypatch.setattr(live, "RECORDED_MAX", 0)
+
+    async def talk(client: httpx.AsyncClient, *_: object) -> None:
+        told = events(client, "/v1/console/events", VIEWER)
+        await anext(told)
+        _, doc = await anext(told)
+        assert doc["live"]["counts"] == {"state": live.NOT_WATCHED}
+        picture = events(client, "/v1/console/streams/counts/events", VIEWER)
+        assert (await anext(picture))[1]["stream"] == "counts"
+        async for _, patch in told:
+            doc = apply(patch, doc)
+            if doc["live"]["counts"]["state"] != live.NOT_WATCHED:
+                break
+        assert doc["live"]["counts"]["standing"] == 0
+
+    play(scripted, talk)
+
+
 def test_pages_end_with_their_host(scripted: Scripted) -> None:
     async def talk(client: httpx.AsyncClient, console: LiveConsole, service: Service) -> None:
         told = [events(client, "/v1/console/events", VIEWER) for _ in range(3)]
@@ -357,7 +379,7 @@ NODES = {"counts": {"inputs": ["left", "right"], "output": "counted", "replicas"
 
 
 def test_a_movement_is_told_with_the_results_that_show_it() -> None:
-    before, after = ({**document(at, "STABLE"), "nodes": NODES, "load": {"tasks": {"counts": {"at": who}}}}
+    before, after = ({**document(at, "STABLE"), "nodes": NODES, "loads": {"anna": {"tasks": {"counts": {"at": who}}}}}
                      for at, who in ((1, "ann"), (2, "ben")))  # fmt: skip
     assert [(e.kind, e.text, e.stream) for e in EventLog().compare(before, after)] == [
         ("movement", "counts moved from ann to ben", "counted")

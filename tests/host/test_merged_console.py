@@ -118,6 +118,7 @@ def test_all_hosts_are_on_one_page_and_each_is_told_what_concerns_it(deployment:
 
     async def run() -> None:
         a, b = (Site(deployment, catalog, name) for name in "ab")
+        a.load, b.load = ({"participant": name, "tasks": {f"{name}s": {"at": name}}} for name in ("anna", "ben"))
         address: list[str] = []
         serving = asyncio.ensure_future(serve(deployment, 0, address.append))
         async with a.up():
@@ -182,6 +183,9 @@ async def _talk(client: httpx.AsyncClient, a: Site, b: Site) -> None:
     assert [read_acks(site.stream.folder)["dashboard"].until_us for site in (a, b)] == [2_000_000] * 2
     assert (await client.post("/v1/streams/nobody/acks", headers=OPERATOR, json=order)).status_code == 404
 
+    assert {name: load["tasks"] for name, load in doc["loads"].items()} == {
+        "anna": {"annas": {"at": "anna"}}, "ben": {"bens": {"at": "ben"}}
+    }  # fmt: skip
     assert doc["stores"].keys() == {"LogStore@a", "LogStore@b"}
     assert doc["replicas"]["counts@b"]["operators"][0]["policy"] == "continuous()"
     assert (await client.post("/v1/drain", headers=VIEWER, json={"host": "b"})).status_code == 403

@@ -65,14 +65,14 @@ def test_a_node_is_moved_and_taken_back_by_hand_and_the_tables_say_so(
         """The page looks every so often."""
         nonlocal page
         page = two.ask("anna", "/v1/console")
-        if page is None or page["load"]["tasks"]["counts-m1"]["at"] != "ben":
+        if page is None or page["loads"]["anna"]["tasks"]["counts-m1"]["at"] != "ben":
             return False
         away = page["replicas"]["counts-m1@anna"]["state"] == "AWAY"
         said = [(e["kind"], e["text"]) for e in page["events"]]
         return away and ("movement", "counts-m1 moved from anna to ben") in said
 
     assert wait_us(shown_at_ben, 30) is not None, page
-    assert [contract["seller"] for contract in page["load"]["contracts"].values()] == ["ben", "anna"]
+    assert [contract["seller"] for contract in page["loads"]["anna"]["contracts"].values()] == ["ben", "anna"]
     assert "runs at anna after" in cli.ok("move", file(two), "counts-m1", "anna")
     cli.ok("load", file(two), "--picture", str(tmp_path / "load.html"))
     assert "counts-m1" in (tmp_path / "load.html").read_text()

@@ -91,7 +91,8 @@ def _changes(before: Document, after: Document) -> Iterator[Told]:
             if then is not None and then != now.get("state"):
                 because = f": {now['why']}" if now.get("why") else ""
                 yield "source" if sort == "sources" else "sink", f"{name} is {now['state']}{because}", now.get("stream")
-    yield from _movements(before.get("load") or {}, after.get("load") or {}, after.get("nodes") or {})
+    for participant, load in (after.get("loads") or {}).items():
+        yield from _movements((before.get("loads") or {}).get(participant) or {}, load, after.get("nodes") or {})
 
 
 def _results_behind(cut: str, after: Document) -> str | None:

@@ -40,6 +40,8 @@ LOOK_US = 7 * SECOND_US // 10
 _WATCH_S = 0.25
 #: Pictures that are kept although nobody looks; each is a few open files and two system calls a look.
 RECORDED_MAX = 256
+#: What is said of the others while nobody looks at them.
+NOT_WATCHED = "NOT WATCHED"
 _SLICE = 16
 #: A stream that is not there, or cannot be read, is tried again after this long.
 _RETRY_US = SECOND_US
@@ -199,11 +201,13 @@ class LiveConsole:
 
     def _described(self) -> dict[str, Any]:
         status, at_us = self._status(), now_us()
-        live = {name: picture.facts() for name, picture in self._pictures.items()}
+        live: dict[str, Any] = {name: {"state": NOT_WATCHED} for name in self._recorded[RECORDED_MAX:]}
+        live |= {name: picture.facts() for name, picture in self._pictures.items()}
+        live |= {name: {"state": "UNREADABLE", "why": why} for name, why in self._unreadable.items()}
         return {
             **self._facts,
             "at_ms": at_us // 1000,
-            "live": {**live, **{name: {"state": "UNREADABLE", "why": why} for name, why in self._unreadable.items()}},
+            "live": live,
             "replicas": {r["replica"]: self._replica(r, at_us) for r in status.get("replicas", ())},
             "cuts": list(status.get("cuts", ())),
             "sources": {source["stream"]: source for source in status.get("sources", ())},
@@ -211,7 +215,7 @@ class LiveConsole:
             "stores": self._here(status.get("stores", {})),
             "deadlines": self._here(status.get("deadlines", {})),
             "readers": {name: self._readers(name) for name, shown in self._pictures.items() if shown.feed.listeners},
-            "load": status.get("load"),
+            "loads": {load["participant"]: load} if (load := status.get("load")) else {},
         }
 
     def _here(self, said: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ _EVENT_BYTES_MAX = 32 << 20
 _ANSWER_BYTES_MAX = 4 << 20
 _EMPTY: Mapping[str, Any] = {
     "app": "", "nodes": {}, "streams": {}, "live": {}, "replicas": {}, "cuts": [], "sources": {}, "sinks": {},
-    "stores": {}, "deadlines": {}, "readers": {},
+    "stores": {}, "deadlines": {}, "readers": {}, "loads": {},
 }  # fmt: skip
 
 
@@ -163,10 +163,9 @@ class MergedConsole:
             "host": f"{len(self._names)} hosts", "app": first["app"], "nodes": first["nodes"],
             "streams": first["streams"], "hosts": {name: spec.url for name, spec in self._hosts.items()},
             "at_ms": now_us() // 1000, "cuts": list(dict.fromkeys(cut for one in said for cut in one["cuts"])),
-            "load": next((one["load"] for one in said if one.get("load")), None),
             "down": {name: why for name, (why, _) in self._down.items()},
         }  # fmt: skip
-        for part in ("live", "replicas", "sources", "sinks", "stores", "deadlines", "readers"):
+        for part in ("live", "replicas", "sources", "sinks", "stores", "deadlines", "readers", "loads"):
             merged[part] = {}
             for one in reversed(said):  # Of a stream with several producers, the first host's counts are shown.
                 merged[part] |= one.get(part, {})  # A host of an earlier version may not tell of it.
@@ -275,7 +274,7 @@ class MergedConsole:
         order = msgspec.json.decode(await body_of(request))
         task = order.get("node") if isinstance(order, dict) else None
         for name, said in self._said.items():
-            if task in ((said.get("load") or {}).get("tasks") or {}):
+            if any(task in (load.get("tasks") or {}) for load in said.get("loads", {}).values()):
                 await self._order(self._hosts[name], "/v1/move", order)
                 return JSONResponse({})
         raise UsageError(f"no host in reach shares the load of {task!r}; check the name")

@@ -70,7 +70,9 @@ function showNow() {
   const states = {};
   for (const replica of Object.values(doc.replicas)) states[replica.state] = (states[replica.state] ?? 0) + 1;
   const standing = Object.values(doc.live).reduce((sum, stream) => sum + (stream.standing ?? 0), 0);
-  const counts = [...Object.entries(states).sort(), ["tentative tuples that stand", standing], ["cut on purpose", doc.cuts.length]];
+  const unwatched = Object.values(doc.live).filter((stream) => stream.state === "NOT WATCHED").length;
+  const where = unwatched ? ` (of the streams that are watched; ${number(unwatched)} are not)` : "";
+  const counts = [...Object.entries(states).sort(), [`tentative tuples that stand${where}`, standing], ["cut on purpose", doc.cuts.length]];
   keyed($("counts"), counts, ([name]) => name, ([name]) => make("li", {}, make("b"), " ", make("span")), (item, [name, count]) => {
     say(item.children[0], number(count));
     if (mood(name)) stateOf(item.children[1], name); else say(item.children[1], name);
@@ -384,13 +386,16 @@ function showOutside() {
   keyed($("outside").tBodies[0], rows, ({ key }) => key, () => make("tr"), (line, { row }) => cells(line, row));
 }
 
+/** The parts of all participants in reach, each with whose view it is: two that share a lease both tell of it. */
+const parts = (loads, name) => loads.flatMap((load) => Object.entries(load[name] ?? {}).map(([key, part]) => ({ load, name: key, part, key: `${load.participant} ${key}` })));
+
 function showLoad() {
-  const load = doc.load;
-  $("part-load").hidden = $("to-load").hidden = !load;
-  if (!load) return;
-  say($("load-says"), `${load.participant}: CPU ${load.load?.cpu ?? 0} of ${load.capacity?.cpu ?? 0}, cost ${load.cost}; balances ${Object.entries(load.balances ?? {}).map(([name, sum]) => `${name} ${sum}`).join(", ") || "none"}`);
-  const partners = Object.keys(load.balances ?? {});
-  keyed($("tasks").tBodies[0], Object.values(load.tasks ?? {}), (task) => task.task, () => make("tr"), (row, task) => {
+  const loads = Object.values(doc.loads ?? {});
+  $("part-load").hidden = $("to-load").hidden = !loads.length;
+  if (!loads.length) return;
+  say($("load-says"), loads.map((load) => `${load.participant}: CPU ${load.load?.cpu ?? 0} of ${load.capacity?.cpu ?? 0}, cost ${load.cost}; balances ${Object.entries(load.balances ?? {}).map(([name, sum]) => `${name} ${sum}`).join(", ") || "none"}`).join(". "));
+  keyed($("tasks").tBodies[0], parts(loads, "tasks"), ({ key }) => key, () => make("tr"), (row, { load, part: task }) => {
+    const partners = Object.keys(load.balances ?? {});
     const home = task.at === load.participant, known = row.cells[7]?.firstElementChild;
     const wanted = !may() || task.owner !== load.participant ? [] : home ? partners : [load.participant];
     let button = "";
@@ -402,9 +407,9 @@ function showLoad() {
     }
     cells(row, [task.task, task.owner, task.at, String(task.usage?.cpu ?? ""), number(task.rows_per_s), task.lease_state ?? "", task.price === undefined ? "" : String(task.price), button || (may() ? "" : "for operators")]);
   });
-  keyed($("contracts").tBodies[0], Object.values(load.contracts ?? {}), (contract) => contract.contract, () => make("tr"), (row, contract) =>
+  keyed($("contracts").tBodies[0], parts(loads, "contracts"), ({ key }) => key, () => make("tr"), (row, { part: contract }) =>
     cells(row, [contract.contract, contract.buyer, contract.seller, `${contract.price_low} to ${contract.price_high}`, contract.agreed ? "yes" : contract.why || "no", String(contract.used), String(contract.paid)]));
-  keyed($("ledger").tBodies[0], Object.entries(load.ledger ?? {}), ([lease]) => lease, () => make("tr"), (row, [lease, account]) => {
+  keyed($("ledger").tBodies[0], parts(loads, "ledger"), ({ key }) => key, () => make("tr"), (row, { name: lease, part: account }) => {
     const { last } = account;
     cells(row, [lease, account.contract, account.payer, account.payee, account.entries === undefined ? "" : `${number(account.entries)}${account.unconfirmed ? `, ${account.unconfirmed} not confirmed` : ""}`,
       String(account.amount), last ? `period ${last.period < 0 ? "taken back" : last.period}: ${last.units} units at ${last.price} = ${last.amount}` : ""]);
