@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from benches.compare.contenders import Contender, python_of
 from benches.compare.judge import Line
-from benches.compare.machine import elsewhere, end_session, usage
+from benches.compare.machine import Own, elsewhere, usage
 from benches.compare.workload import INPUTS, Plan
 from holdfast.spark.java import find_java
 
@@ -46,14 +46,15 @@ def run(contender: Contender, plan: Plan, environments: Path) -> Run:
         (root / name).mkdir()
     with (root / "log").open("wb") as log:
         child = _started(contender, root, environments, log)
+        own = Own(child.pid)
         try:
-            return _listen(child, root, plan)
+            return _listen(child, own, root, plan)
         except Failed as failure:
             log.flush()
             tail = (root / "log").read_text(errors="replace")[-3000:]
             raise Failed(f"{contender.name} {failure}; it said last: {tail}") from None
         finally:
-            _stop(child)
+            _stop(child, own)
             shutil.rmtree(root, ignore_errors=True)
 
 
@@ -71,7 +72,7 @@ def _started(contender: Contender, root: Path, environments: Path, log: Any) -> 
     )  # fmt: skip
 
 
-def _listen(child: subprocess.Popen[str], root: Path, plan: Plan) -> Run:
+def _listen(child: subprocess.Popen[str], own: Own, root: Path, plan: Plan) -> Run:
     """Every line with the time at which it came."""
     said: Said = queue.SimpleQueue()
     threading.Thread(target=_read, args=(child, said), daemon=True).start()
@@ -83,9 +84,9 @@ def _listen(child: subprocess.Popen[str], root: Path, plan: Plan) -> Run:
     lines: list[Line] = []
     try:
         _take(child, said, begin, begin + plan.judged_from_s, lines)
-        before = usage(child.pid)
+        before = usage(own)
         _take(child, said, begin, begin + plan.judged_until_s, lines)
-        shared = elsewhere(before, usage(child.pid))
+        shared = elsewhere(before, usage(own))
         _take(child, said, begin, begin + plan.stopped_at_s, lines)
     finally:
         feeder.kill()
@@ -126,10 +127,11 @@ def _next(child: subprocess.Popen[str], said: Said, until: float) -> tuple[float
     return None
 
 
-def _stop(child: subprocess.Popen[str]) -> None:
+def _stop(child: subprocess.Popen[str], own: Own) -> None:
     """The child and all that it started: it leads a session of its own."""
+    own.processes()  # Who began sessions of their own is known by its parent while that lives.
     child.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(_STOP_S_MAX)
-    end_session(child.pid)
+    own.end()
     child.wait()

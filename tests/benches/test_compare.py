@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from collections import Counter
 from pathlib import Path
 
 from benches.compare.judge import Line, judge
+from benches.compare.machine import Own
 from benches.compare.moments import Span, State, moments
 from benches.compare.page import write_page
 from benches.compare.records import Record, absent, keep, kept
@@ -144,3 +148,33 @@ def test_the_page_has_the_figures_of_who_ran_and_the_reason_of_who_did_not(tmp_p
     assert (set(figures), set(left_out)) == ({"holdfast"}, {"flink", "bytewax"})
     assert (tmp_path / "img" / "compare-holdfast.svg").read_text().startswith("<svg")
     assert kept(tmp_path, "holdfast", plan._replace(fed_until_s=11)) is None, "made with another plan"
+
+
+#: A child in a session of its own that works for ever; whoever has started it ends when it is told to.
+STARTS_A_SERVER = """
+import subprocess, sys
+server = subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True, stdout=subprocess.DEVNULL)
+print(server.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_server_in_a_session_of_its_own_is_the_contenders_also_when_nobody_is_its_parent() -> None:
+    command = [sys.executable, "-c", STARTS_A_SERVER]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    own = Own(child.pid)
+    try:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        server = int(child.stdout.readline())
+        assert server in own.processes()
+        child.stdin.close()
+        child.wait(30)
+        before = own.seconds()
+        until = time.monotonic() + 30
+        while own.seconds() < before + 0.1:
+            assert time.monotonic() < until, "what it uses is counted"
+    finally:
+        own.end()
+    assert own.processes().get(server, ["Z"])[0] == "Z", "ended, whether or not somebody has asked for its end"
+    assert own.seconds() >= before + 0.1, "what it has used stays counted"
