@@ -1,7 +1,8 @@
 """The report: runs the benches, draws every figure and table of the texts beside ours, and judges their statements.
 
     python -m benches.evaluation                      short forms of all benches, then the page (`make report`)
-    python -m benches.evaluation --full               full forms; what was measured undisturbed is published
+    python -m benches.evaluation --full               full forms; what was measured undisturbed is published, and the
+                                                      README's tables are made from it
     python -m benches.evaluation --only stores,persist
     python -m benches.evaluation --draw               run nothing: draw what is there
 
@@ -19,7 +20,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from benches.compare.machine import elsewhere, end_session, usage
+from benches.compare.machine import Own, elsewhere, usage
+from benches.evaluation import readme
 from benches.evaluation.figures import Shown, score, show
 from benches.evaluation.page import write_page
 from benches.evaluation.registry import FIGURES
@@ -88,16 +90,16 @@ def run(bench: Bench, full: bool, folder: Path, nfs: Path | None = None) -> str:
     with log.open("w") as out:
         process = subprocess.Popen(command, cwd=HOME, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
                                    env={**os.environ, "BENCH_RESULTS": str(folder)})  # fmt: skip
-        others = 0.0
+        own, others = Own(process.pid), 0.0
         until = time.monotonic() + (bench.full_s if full else bench.short_s)
         try:
             while process.poll() is None:
                 if time.monotonic() > until:
                     return f"it was not done in time; {log.relative_to(HOME)} has what it said"
-                others = elsewhere(before, usage(process.pid))
+                others = elsewhere(before, usage(own))
                 time.sleep(0.5)
         finally:
-            end_session(process.pid)
+            own.end()
             process.wait()
     if process.returncode:
         return f"it ended with {process.returncode}; {log.relative_to(HOME)} has what it said"
@@ -131,6 +133,8 @@ def main() -> None:
         seconds[bench.name] = round(time.monotonic() - began)
         console.print(f"  {seconds[bench.name]} s")
     published = publish(results) if given.full else []
+    if published:
+        readme.write()
     shown = [show(figure, sources(results)) for figure in FIGURES]
     found = score(shown)
     page = given.out / "index.html"

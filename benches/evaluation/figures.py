@@ -2,7 +2,8 @@
 
 Rules:
 1. A statement is ours in words and theirs in content; its judge looks at our numbers and says whether it holds.
-2. A statement that does not hold needs a reason, else it stands on the page as unexplained.
+2. A statement that does not hold needs a reason, else it stands on the page as unexplained. That causes were sought and
+   not found is said there, and is none.
 3. A picture without numbers in our copies is drawn from what the text states: single points, or a law (dashed).
 """
 
@@ -67,12 +68,19 @@ class Claim(NamedTuple):
     why: str = ""
 
 
+class Reason(NamedTuple):
+    """Why a statement does not hold. `found`: something was found that makes it hold."""
+
+    said: str
+    found: bool
+
+
 class Stated(NamedTuple):
     """Statements that a bench has judged itself: those of its list whose place has one of these words."""
 
     bench: str
     words: Sequence[str]
-    why: Callable[[Results, str], str] | None = None
+    why: Callable[[Results, str], Reason | None] | None = None
 
 
 class Judged(NamedTuple):
@@ -81,6 +89,7 @@ class Judged(NamedTuple):
     holds: bool | None
     """None: not measured."""
     why: str = ""
+    explained: bool = False
 
 
 class Figure(NamedTuple):
@@ -138,7 +147,7 @@ def show(figure: Figure, sources: Sources) -> Shown:
 def _judge(claim: Claim | Stated, results: Results) -> list[Judged]:
     if isinstance(claim, Claim):
         ours, holds = claim.judge(results)
-        return [Judged(claim.said, ours, bool(holds), "" if holds else claim.why)]
+        return [Judged(claim.said, ours, bool(holds), "" if holds else claim.why, not holds and bool(claim.why))]
     listed = [s for s in results(claim.bench)("statements") if any(word in s["where"] for word in claim.words)]
     if not listed:
         raise Missing(f"{claim.bench}: no statements on {claim.words}")
@@ -146,10 +155,11 @@ def _judge(claim: Claim | Stated, results: Results) -> list[Judged]:
 
 
 def _stated(claim: Stated, results: Results, s: Mapping[str, Any]) -> Judged:
-    why = ""
-    if not s["holds"]:
-        why = (claim.why(results, s["text"]) if claim.why is not None else "") or s["reason"]
-    return Judged(s["text"], s["here"], s["holds"], why)
+    if s["holds"]:
+        return Judged(s["text"], s["here"], True)
+    tried = claim.why(results, s["text"]) if claim.why is not None else None
+    why = tried or Reason(s["reason"], bool(s["reason"]))
+    return Judged(s["text"], s["here"], s["holds"], *why)
 
 
 class Score(NamedTuple):
@@ -168,5 +178,5 @@ def score(shown: Sequence[Shown]) -> Score:
     judged = [j for s in shown for j in s.judged]
     failed = [j for j in judged if j.holds is False]
     return Score(len(shown), sum(s.drawn for s in shown), len(judged), sum(j.holds is True for j in judged),
-                 sum(bool(j.why) for j in failed), sum(not j.why for j in failed),
+                 sum(j.explained for j in failed), sum(not j.explained for j in failed),
                  sum(j.holds is None for j in judged))  # fmt: skip

@@ -196,9 +196,14 @@ def replaced(page: str, made: str, begin: str = BEGIN, name: str = "README.md") 
     return f"{before}{begin}{made}{END}{after}"
 
 
-if __name__ == "__main__":
+def write() -> None:
+    """All of them."""
     README.write_text(replaced(README.read_text(), rendered()))
     OPERATORS.write_text(operators(OPERATORS.read_text()))
     made, picture = load_sharing(LOAD_SHARING.read_text())
     LOAD_SHARING.write_text(made)
     EXPLAINED.write_text(picture)
+
+
+if __name__ == "__main__":
+    write()

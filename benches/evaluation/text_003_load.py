@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from benches.bpm_contracts import LEVELS as PRICES
 from benches.bpm_contracts import P_SPIKE, TABLE_6_2
-from benches.evaluation.figures import Claim, Curve, Figure, Grid, Plot, Stated
+from benches.evaluation.figures import Claim, Curve, Figure, Grid, Plot, Reason, Stated
 from benches.evaluation.results import Missing, Results
 
 SELLERS = ("light", "uniform", "heavy")
@@ -35,12 +35,13 @@ TABLE_71 = {
 TABLE_73 = {"light load": 0.50, "heavy load": 0.75, "light overload": 1.25, "heavy overload": 1.50}
 
 
-def _explained(r: Results, said: str) -> str:
+def _explained(r: Results, said: str) -> Reason | None:
     """What a change of topology, prices or order of offers did to the statement, if that was tried."""
     try:
-        return str(r("bpm_explained")("why", said))
+        tried = r("bpm_explained")
+        return Reason(str(tried("why", said)), any(tried("holds", said).values()))
     except Missing:
-        return ""
+        return None
 
 
 def _with_reasons(draw: object, *figures: str) -> object:

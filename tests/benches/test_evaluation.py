@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from benches.evaluation import history
 from benches.evaluation.__main__ import BENCHES, HOME, Bench
-from benches.evaluation.figures import TEXTS, Claim, Curve, Figure, Grid, Plot, Stated, score, show
+from benches.evaluation.figures import TEXTS, Claim, Curve, Figure, Grid, Plot, Reason, Stated, score, show
 from benches.evaluation.page import write_page
 from benches.evaluation.panel import panels
 from benches.evaluation.readme import (
@@ -205,6 +205,15 @@ def test_a_statement_is_judged_by_our_numbers(tmp_path: Path) -> None:
     assert (found.judged[0].ours, found.judged[0].holds, found.judged[0].why) == ("7", False, "the machine is slow")
     assert score([found]).statements_explained == 1
     assert score([show(figure(claim._replace(why="")), sources(tmp_path))]).statements_unexplained == 1
+
+
+def test_that_no_cause_was_found_explains_nothing(tmp_path: Path) -> None:
+    said = [{"where": "fig. 1", "text": text, "here": "2", "holds": False, "reason": ""} for text in ("a", "b")]
+    kept(tmp_path, "b", x=1, statements=said)
+    tried = Stated("b", ["fig. 1"], lambda _, text: Reason(f"{text} was tried with others", text == "a"))
+    found = show(figure(tried), sources(tmp_path))
+    assert [j.why for j in found.judged] == ["a was tried with others", "b was tried with others"]
+    assert (score([found]).statements_explained, score([found]).statements_unexplained) == (1, 1)
 
 
 def test_what_was_not_measured_neither_holds_nor_differs(tmp_path: Path) -> None:
