@@ -10,7 +10,8 @@ Rules:
 4. A heap fills up to its limit with what is no longer used. So the JVM gets its heap at once (`WHOLE_HEAP`): what its
    memory grows by lies outside. What its heap still holds is counted now and then, which takes it a full collection;
    one that moves everything, for most leave up to a twentieth of the heap where it is, and what lies between counts.
-5. Descriptors are counted by what they are as well. Those series are not judged; they say what has come where the sum
+5. Memory that several processes share, as forked workers do, is divided among them (the kernel's Pss).
+6. Descriptors are counted by what they are as well. Those series are not judged; they say what has come where the sum
    has grown.
 """
 
@@ -34,7 +35,7 @@ Sample = dict[str, float]
 WHOLE_HEAP = "-Xms512m -XX:+AlwaysPreTouch -XX:MarkSweepDeadRatio=0"
 #: The heap is looked at with every so manieth sample: every five minutes.
 HEAP_EVERY = 60
-#: Of the series of rule 5.
+#: Of the series of rule 6.
 _OF_WHICH = ": of which "
 #: States of TCP that say something, as /proc/net/tcp has them.
 _STATES = {"01": "established", "08": "closed by the other side", "0A": "listening"}
@@ -45,11 +46,11 @@ def process_sizes(name: str, pid: int) -> Sample:
     found: Sample = {}
     for number, command in [(pid, "host"), *descendants(pid, forked=True)]:
         kind = "host" if number == pid else "jvm" if "java" in command.partition(" ")[0] else "workers"
-        with contextlib.suppress(OSError, KeyError):
+        with contextlib.suppress(OSError, KeyError, StopIteration):
             lines = (line.split(":", 1) for line in Path(f"/proc/{number}/status").read_text().splitlines())
             said = {key: value.strip() for key, value in lines}
             sizes = {
-                f"{name} {kind}: memory, MB": int(said["VmRSS"].split()[0]) / 1024,
+                f"{name} {kind}: memory, MB": _memory_mb(number),
                 f"{name} {kind}: threads": int(said["Threads"]),
                 f"{name} {kind}: descriptors": len(list(Path(f"/proc/{number}/fd").iterdir())),
             }
@@ -58,6 +59,12 @@ def process_sizes(name: str, pid: int) -> Sample:
             for key, value in sizes.items():
                 found[key] = found.get(key, 0) + value
     return found
+
+
+def _memory_mb(pid: int) -> float:
+    """Rule 5."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
 def live_heap(name: str, pid: int | None) -> Sample:
@@ -99,7 +106,7 @@ def _sockets(pid: int) -> dict[str, str]:
 
 
 def judged(key: str) -> bool:
-    """Rule 5."""
+    """Rule 6."""
     return _OF_WHICH not in key
 
 
