@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -141,10 +141,27 @@ def with_format(spark: SparkSession) -> SparkSession:
         known = context.environment
         context.environment = {**_WRITTEN_LATER, **known}  # Another one: threads that plan just now go through theirs.
         try:
-            spark.dataSource.register(HoldfastSource)
+            with _active(spark):  # Spark looks in the active session whether the name is taken.
+                spark.dataSource.register(HoldfastSource)
         finally:
             context.environment = known
     return spark
+
+
+@contextlib.contextmanager
+def _active(spark: SparkSession) -> Iterator[None]:
+    """This session is the active one of the thread, for a while."""
+    jvm = spark._jvm
+    assert jvm is not None
+    before = jvm.SparkSession.getActiveSession()
+    make_active(spark)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            jvm.SparkSession.setActiveSession(before.get())
+        else:
+            jvm.SparkSession.clearActiveSession()
 
 
 def serve_executors(spark: SparkSession) -> None:
