@@ -161,6 +161,18 @@ class Description(NamedTuple):
     """Those with state, as the engine calls them."""
 
 
+class Coverage(NamedTuple):
+    """Which input goes into the results of an instant: that from `before_us` ahead of it until `after_us` behind it."""
+
+    before_us: int | None = None
+    """Less than nothing if it begins behind the instant; None: not known, and may be all that came before."""
+    after_us: int = 0
+    """No more than the output stays behind the input (`NodeQueries.promised_us`)."""
+    step_us: int = 0
+    """All results have times that are multiples of this, and their input ends right before `after_us`, as that of
+    windows does. 0: they may have any time, and the input of that very instant belongs to them."""
+
+
 class Operator(NamedTuple):
     """One operator with state inside a node, and what protects it."""
 
@@ -271,10 +283,9 @@ class NodeQueries(ABC):
         return until_us
 
     @property
-    def span_us(self) -> int | None:
-        """How much input, in stime, goes into one result: a window's length; 0 if only that of its own bucket; None if
-        that is not known, and may be all of it."""
-        return None
+    def coverage(self) -> Coverage:
+        """Which input goes into a result. Where nothing is said: all of it, as far as the output stays behind."""
+        return Coverage(None, -self.promised_us(0))
 
     @abstractmethod
     def promised_us(self, until_us: int) -> int:

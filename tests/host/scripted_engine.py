@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.diagram import NodeSpec
-from holdfast.engine import Description, Engine, Fork, NodeQueries, Progress, Query, Reading
+from holdfast.engine import Coverage, Description, Engine, Fork, NodeQueries, Progress, Query, Reading
 from holdfast.model.errors import StorageError
 from holdfast.spark.forked import ready_mark
 from holdfast.spark.node_checkpoint import progress_after, progress_of
@@ -41,7 +41,7 @@ class ScriptedQueries(NodeQueries):
 
     decision = Path()
     keeps_state = False
-    span_us: int | None = None
+    coverage = Coverage()
 
     def __init__(self, home: Path) -> None:
         self.home, self.log, self.refused, self.needed = home, [], 0, 0  # type: tuple[Path, list[str], int, int]

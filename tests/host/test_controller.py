@@ -18,7 +18,7 @@ import holdfast
 import holdfast.host.controller as controllers
 import holdfast.host.fork_runner as forks
 from holdfast.clock import monotonic_us, pause
-from holdfast.engine import Failure, Fork, Query
+from holdfast.engine import Coverage, Failure, Fork, Query
 from holdfast.host.controller import Controller
 from holdfast.host.fork_runner import ForkRunner
 from holdfast.host.intake import DirectIntake
@@ -433,19 +433,44 @@ def test_a_fork_that_follows_main_has_no_branch_before_something_of_it_is_to_be_
 def test_what_a_fork_was_given_unseen_counts_in_what_its_first_results_are_worth(tmp_path: Path) -> None:
     """003 §5.8.3: the results of bucket 8 cover the three before it, of which nobody has seen the first two."""
     forking, queries = ready_fork(tmp_path)
-    queries.span_us = 3 * SECOND
-
-    def bucket(number: int, worth: float, *missing: str) -> TentativeBucket:
-        return TentativeBucket(number, (Part("s", Lane.MAIN, None, 0, True),), number >= 7, worth, worth, missing)
-
-    forking.extend(ExtendFork(1, (bucket(5, 1.0), bucket(6, 0.4, "t"))), [(6 * SECOND, ()), (7 * SECOND, ())])
-    forking.extend(ExtendFork(1, (bucket(7, 0.7, "u"), bucket(8, 1.0))), [(8 * SECOND, ()), (9 * SECOND, ())])
-    root = forking._output.branch()
-    assert root is not None
-    assert Worths(forking._output.folder).read(root.id) == {
-        7: Worth(7, 0.8, ("s",), 0.4, ("t",)), 8: Worth(8, 0.7, ("s",), 0.4, ("t", "u"))
+    queries.coverage = Coverage(3 * SECOND, 0, 3 * SECOND)
+    forking.extend(ExtendFork(1, (lacking(5), lacking(6, 0.4, "t"))), [(6 * SECOND, ()), (7 * SECOND, ())])
+    forking.extend(ExtendFork(1, (lacking(7, 0.7, "u"), lacking(8))), [(8 * SECOND, ()), (9 * SECOND, ())])
+    assert told(forking) == {
+        7: Worth(7, 0.8, ("s",), 0.4, ("t",)), 8: Worth(8, 0.7, ("s",), 0.4, ("t", "u")),
+        9: Worth(9, 0.7, ("s",), 0.4, ("t", "u")),
     }  # fmt: skip
     forking.close()
+
+
+def test_results_that_lie_behind_their_input_are_worth_what_went_in_from_the_first_of_the_branch_on(
+    tmp_path: Path,
+) -> None:
+    """003 §5.8.3: of windows that have the time of their beginning, the branch begins with those that main has not
+    ended. These said that nothing was missing, and the note of what they lacked stood where they end."""
+    forking, queries = ready_fork(tmp_path)
+    queries.coverage = Coverage(0, 3 * SECOND, 3 * SECOND)
+    queries.promised_us = lambda until_us: until_us - 3 * SECOND
+    forking.extend(ExtendFork(1, (lacking(5), lacking(6))), [(6 * SECOND, ()), (7 * SECOND, ())])
+    forking.extend(ExtendFork(1, (lacking(7, 0.7, "u"), lacking(8))), [(8 * SECOND, ()), (9 * SECOND, ())])
+    root = forking._output.branch()
+    assert root is not None
+    assert root.root_us == 4 * SECOND
+    assert told(forking) == {
+        4: Worth(4, 1.0, ("s",), 1.0), 5: Worth(5, 0.9, ("s",), 0.7, ("u",)), 6: Worth(6, 0.9, ("s",), 0.7, ("u",))
+    }  # fmt: skip
+    forking.close()
+
+
+def lacking(number: int, worth: float = 1.0, *missing: str) -> TentativeBucket:
+    """A bucket that is seen from 7 on."""
+    return TentativeBucket(number, (Part("s", Lane.MAIN, None, 0, True),), number >= 7, worth, worth, missing)
+
+
+def told(forking: ForkRunner) -> dict[int, Worth]:
+    root = forking._output.branch()
+    assert root is not None
+    return Worths(forking._output.folder).read(root.id)
 
 
 def test_results_that_are_filed_until_the_query_has_stopped_do_not_lie_in_the_hole(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from holdfast.cli.host import be_host
 from holdfast.clock import pause
 from holdfast.diagram import NodeSpec
-from holdfast.engine import Description, Engine, NodeQueries, Query, Reading, Recovery, Work, create_output
+from holdfast.engine import Coverage, Description, Engine, NodeQueries, Query, Reading, Recovery, Work, create_output
 from holdfast.model.errors import HoldfastError, StorageError
 from holdfast.model.schema import STIME_TYPE
 from holdfast.model.time import BEGINNING_US, instant_text
@@ -311,8 +311,9 @@ class PlainQueries(CheckpointedQueries):
         return Description("window.end" if self._flow is None else "stime")
 
     @property
-    def span_us(self) -> int | None:
-        return self._settings.window * SECOND if self._flow is None else None
+    def coverage(self) -> Coverage:
+        window_us = self._settings.window * SECOND
+        return Coverage(window_us, 0, window_us) if self._flow is None else Coverage()
 
     def promised_us(self, until_us: int) -> int:
         return until_us

@@ -14,6 +14,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 import holdfast
+from holdfast.engine import Coverage
 from holdfast.model.errors import SchemaError, UsageError
 from holdfast.spark import read_stream
 from holdfast.spark.event_time import boundaries_instead_of_watermarks
@@ -295,23 +296,48 @@ def test_a_watermark_on_the_time_of_the_inputs_is_taken_and_does_not_wait(
 
 
 @pytest.mark.parametrize(
-    ("function", "span_s"),
+    ("function", "stime", "before_s", "after_s", "step_s"),
     [
-        (lambda rows: rows.filter("value > 1"), 0),
-        (lambda rows: rows.dropDuplicates(["key"]), 0),
-        (lambda rows: rows.groupBy(F.window("stime", "1 minute"), "key").count(), 60),
-        (lambda rows: rows.groupBy(F.window("stime", "1 minute", "10 seconds")).count(), 60),
-        (lambda rows: rows.groupBy(F.window("stime", "10 seconds"), "key").count()
-            .groupBy(F.window("window", "1 minute")).count(), 70),
-        (lambda rows: joined(rows, "inner").select("l.stime", "l.key"), 5.001),
-        (lambda rows: rows.groupBy(F.session_window("stime", "10 seconds"), "key").count(), None),
+        (lambda rows: rows.filter("value > 1"), None, 0, 0, 0),
+        (lambda rows: rows.dropDuplicates(["key"]), None, 0, 0, 0),
+        (lambda rows: rows.selectExpr("stime - interval 5 seconds AS at"), "at", -5, 5, 0),
+        (lambda rows: rows.selectExpr("stime + interval 5 seconds AS at"), "at", 5, 0, 0),
+        (lambda rows: windowed(rows, "1 minute"), None, 60, 0, 60),
+        (lambda rows: windowed(rows, "1 minute"), "window.start", 0, 60, 60),
+        (lambda rows: windowed(rows, "1 minute", "1 minute", "15 seconds"), None, 60, 0, 15),
+        (lambda rows: windowed(rows, "1 minute", "10 seconds"), None, 60, 0, 10),
+        (lambda rows: windowed(rows, "1 minute").select(F.window_time("window").alias("at")), "at", 60, 0, 0),
+        (lambda rows: picked("min(stime) AS stime")(rows), None, 2, 2, 0),
+        (lambda rows: windowed(rows, "10 seconds").groupBy(F.window("window", "1 minute")).count(), None, 70, 0, 60),
+        (lambda rows: windowed(rows, "10 seconds").groupBy(F.window("window", "1 minute")).count(), "window.start",
+         10, 60, 60),
+        (lambda rows: joined(rows, "inner").select("l.stime", "l.key"), None, 5.001, 5.001, 0),
+        (lambda rows: joined(rows, "inner").select(F.greatest("l.stime", "r.stime").alias("stime")), None, 5.001, 0, 0),
+        (lambda rows: joined(rows, "left").groupBy(F.window("l.stime", "1 second")).count(), None, 6.001, 5.001, 1),
+        (lambda rows: by_key(rows).select(F.greatest("l.stime", "r.stime").alias("stime")), None, None, 0, 0),
+        (lambda rows: rows.groupBy(F.session_window("stime", "10 seconds"), "key").count(), None, None, 0, 0),
     ],
 )  # fmt: skip
-def test_the_span_of_a_result_is_read_off_the_plan(
-    function: Callable[..., DataFrame], span_s: float | None, rows: DataFrame
+def test_which_input_goes_into_a_result_is_read_off_the_plan(
+    function: Callable[..., DataFrame],
+    stime: str | None,
+    before_s: float | None,
+    after_s: float,
+    step_s: int,
+    rows: DataFrame,
 ) -> None:
     """003 §5.8.3: what a tentative result is worth covers all of it."""
-    assert plan(function, rows).span_us == (None if span_s is None else round(span_s * 1_000_000))
+    before_us = None if before_s is None else round(before_s * 1_000_000)
+    found = plan(function, rows, stime).coverage(None)
+    assert found == Coverage(before_us, round(after_s * 1_000_000), step_s * 1_000_000)
+
+
+def test_how_much_input_goes_into_a_result_is_less_where_the_user_says_so(rows: DataFrame) -> None:
+    session = plan(lambda r: r.groupBy(F.session_window("stime", "10 seconds"), "key").count(), rows)
+    assert session.coverage(30_000_000) == Coverage(30_000_000, 0, 0)
+    window = plan(lambda r: windowed(r, "1 minute"), rows)
+    assert window.coverage(30_000_000) == Coverage(30_000_000, 0, 60_000_000)
+    assert window.coverage(90_000_000) == Coverage(60_000_000, 0, 60_000_000)
 
 
 def test_functions_with_a_state_run_bucket_by_bucket_and_those_with_timers_keep_results(rows: DataFrame) -> None:

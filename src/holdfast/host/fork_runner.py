@@ -20,17 +20,17 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from holdfast.clock import monotonic_us
-from holdfast.engine import Failure, Fork, NodeQueries
+from holdfast.engine import Coverage, Failure, Fork, NodeQueries
 from holdfast.host.log_lines import Bucket, ReplicaLog
 from holdfast.host.span_worth import SpanWorth
 from holdfast.model.errors import HoldfastError, StorageError
 from holdfast.model.time import BEGINNING_US, SECOND_US, closed_until
-from holdfast.protocol.dpc.effects import ExtendFork, StopFork, TentativeBucket
+from holdfast.protocol.dpc.effects import ExtendFork, StopFork
 from holdfast.protocol.dpc.signals import ForkCompleted, ForkFailed, ForkPrepared, ForkSignal
 from holdfast.stream.branch import BranchReader
 from holdfast.stream.store import Stream
 from holdfast.stream.tentative import PlannedPiece, PlanWriter
-from holdfast.stream.worth import Worth, note_worth
+from holdfast.stream.worth import note_worth
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class ForkRunner:
         #: Whether the fork at work has its branch, and up to where it has committed its input.
         self._branched = False
         self._done_us = BEGINNING_US
-        self._spans = SpanWorth(None, bucket_us)
+        self._spans = SpanWorth(Coverage(), bucket_us, bucket_us)
         self._batch = -1
         self._failed: tuple[int, int] | None = None
         self._health_us = 0
@@ -162,28 +162,22 @@ class ForkRunner:
 
     def _feed(self, fork: Fork, order: ExtendFork, planned: Sequence[tuple[int, tuple[PlannedPiece, ...]]]) -> None:
         """Rule 2."""
+        size = self._output.definition.bucket_us
+        if self._plan is None:
+            self._plan = PlanWriter(fork.plan)
+            self._spans = SpanWorth(self._queries.coverage, self._size, size)
         seen = [bucket for bucket in order.buckets if bucket.emit]
         if seen and not self._branched:
             # Where main's results end that come of the input before: a join's lie behind its input.
             promised_us = self._queries.promised_us(seen[0].bucket * self._size)
             self._drop_branch()
-            root_us = closed_until(promised_us, self._output.definition.bucket_us)
+            root_us = closed_until(promised_us, size)
             self._output.create_branch(root_us, id=fork.branch, kept_us=self._kept_us)
+            self._spans.begin(root_us // size)
             self._branched = True
-        if self._plan is None:
-            self._plan = PlanWriter(fork.plan)
-            self._spans = SpanWorth(self._queries.span_us, self._size)
-        worths = [self._worth(bucket) for bucket in order.buckets]
-        if seen:
-            told = [worth for worth, bucket in zip(worths, order.buckets, strict=True) if bucket.emit]
+        if told := [worth for bucket in order.buckets for worth in self._spans.take(bucket)]:
             note_worth(self._output.folder, self._output.definition, told)
         self._plan.append(planned, self._done_us)
-
-    def _worth(self, given: TentativeBucket) -> Worth:
-        inputs = tuple(part.stream for part in given.parts if part.lane is not None)
-        mean, least, missing = self._spans.of(given)
-        bucket = given.bucket * self._size // self._output.definition.bucket_us
-        return Worth(bucket, round(mean, 4), inputs, round(least, 4), missing)
 
     def stop(self, order: StopFork) -> None:
         if self._fork is not None and order.fork == self._fork.id:

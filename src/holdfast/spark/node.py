@@ -12,6 +12,7 @@ Rules:
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import threading
@@ -27,7 +28,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 
 from holdfast.diagram import NodeSpec
-from holdfast.engine import Description, Failure, Operator, Query, Reading, Saves, Work, create_output
+from holdfast.engine import Coverage, Description, Failure, Operator, Query, Reading, Saves, Work, create_output
 from holdfast.model.errors import UsageError
 from holdfast.model.time import BEGINNING_US, instant_text
 from holdfast.model.tuples import STREAM_COLUMN
@@ -291,11 +292,11 @@ class SparkQueries(CheckpointedQueries):
         return "before" if self._query.drops_at_watermark else "exact"
 
     @property
-    def span_us(self) -> int | None:
+    def coverage(self) -> Coverage:
         """What the plan says, or the user, who knows more of a function with a state of its own and of a flow."""
-        known = None if self._flow is not None and self._flow.keeps_state else self._query.span_us
-        said = self._node.convergent_us
-        return said if known is None else known if said is None else min(known, said)
+        unknown = self._flow is not None and self._flow.keeps_state
+        query = dataclasses.replace(self._query, span_us=None) if unknown else self._query
+        return query.coverage(self._node.convergent_us)
 
     def promised_us(self, until_us: int) -> int:
         if not self._query.keeps_rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,12 +46,33 @@ def window_us(node: Any) -> int | None:
     """The length of the window that a node of the plan makes, if it does: Spark writes it as a struct of two times, of
     which the second is the first and a number of microseconds."""
     lengths = []
+    for struct in _windows(node):
+        end = struct.valExprs().apply(1)
+        while kind_of(end) in ("PreciseTimestampConversion", "KnownNullable", "Cast"):
+            end = end.child()
+        if kind_of(end) == "Add" and kind_of(end.right()) == "Literal":
+            lengths.append(int(end.right().value()))
+    return max(lengths, default=None)
+
+
+def window_step_us(node: Any) -> int:
+    """The greatest length of which all its windows begin and end at a multiple; 0 if that cannot be seen. Spark has
+    them begin where the time less an offset leaves no rest of their slide."""
+    lengths, slides = {window_us(node) or 0}, set[int]()
+    for struct in _windows(node):
+        for rest in nodes(struct.valExprs().apply(0)):
+            if kind_of(rest) != "Remainder" or kind_of(rest.right()) != "Literal":
+                continue
+            slides.add(int(rest.right().value()))
+            offset = rest.left()
+            if kind_of(offset) != "Subtract" or kind_of(offset.right()) != "Literal":
+                return 0
+            lengths.add(int(offset.right().value()))
+    return math.gcd(*lengths, *slides) if slides else 0
+
+
+def _windows(node: Any) -> Iterator[Any]:
     for expression in each(node.expressions()):
         for part in nodes(expression):
             if kind_of(part) == "CreateNamedStruct" and [str(n) for n in each(part.names())] == ["start", "end"]:
-                end = part.valExprs().apply(1)
-                while kind_of(end) in ("PreciseTimestampConversion", "KnownNullable", "Cast"):
-                    end = end.child()
-                if kind_of(end) == "Add" and kind_of(end.right()) == "Literal":
-                    lengths.append(int(end.right().value()))
-    return max(lengths, default=None)
+                yield part

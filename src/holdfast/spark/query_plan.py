@@ -35,11 +35,12 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StatefulProcessor
 
+from holdfast.engine import Coverage
 from holdfast.model.errors import UsageError
 from holdfast.model.tuples import RESERVED
 from holdfast.spark.failure import sentence
 from holdfast.spark.plan_tree import each, kind_of, nodes, python_function, text_of, window_us
-from holdfast.spark.result_time import older_us
+from holdfast.spark.result_time import Older, older
 from holdfast.spark.time_column import DELAY
 
 log = logging.getLogger(__name__)
@@ -95,12 +96,23 @@ class QueryPlan:
     time_is_known: bool = True
     """Whether `older_us` is more than a guess."""
     span_us: int | None = 0
-    """How much input goes into one result (`holdfast.engine.NodeQueries.span_us`)."""
+    """How much input goes into one result, in stime: that of its windows and of what its joins pair; 0: that of one
+    instant; None: that is not known, and may be all of it."""
+    older_us_min: int = 0
+    """As `older_us`, at least; less than nothing where results have later times."""
+    step_us: int = 0
+    """Of which all times of results are multiples; 0: they may be any."""
 
     @property
     def behind_us(self) -> int:
         """How far the output's boundary stays behind that of the input, or behind the watermark where rows are kept."""
         return self.older_us + (self.lag_us if self.keeps_rows else 0)
+
+    def coverage(self, said_us: int | None) -> Coverage:
+        """Which input goes into a result; `said_us`: how much of it does, as the user says."""
+        known_us = [us for us in (self.span_us, said_us) if us is not None]
+        before_us = min(known_us) - self.older_us_min if known_us else None
+        return Coverage(before_us, self.behind_us, self.step_us if self.span_us else 0)
 
     @property
     def drops_at_watermark(self) -> bool:
@@ -161,11 +173,14 @@ def plan_of(frame: DataFrame, stime: tuple[str, ...], whose: str) -> QueryPlan:
     span_us = _span_us(analysed, names, lag_ms * 1000)
     by_time = any(_by_time(operator) for operator in operators if kind_of(operator) == _AGGREGATE)
     groups = any(kind_of(node) in _GROUPS for node in nodes(physical))
-    waiting = set[int]() if later else _waiting_for_ever(frame, operators)
-    older = older_us(analysed, stime, whose, lag_ms * 1000, waiting)
+    waiting = _waiting_for_ever(frame, operators)
+    if waiting:
+        span_us = None
+    time = older(analysed, stime, whose, lag_ms * 1000, set() if later else waiting)
     in_order, keeps_rows = _deduplicates_in_order(analysed, whose), timers or not at_once
-    known = older is not None
-    plan = QueryPlan(names, lag_ms * 1000, keeps_rows, by_time, groups, in_order, older or 0, known, span_us)
+    us_min, us_max, step_us = time or Older(0, 0)
+    plan = QueryPlan(names, lag_ms * 1000, keeps_rows, by_time, groups, in_order, max(0, us_max), time is not None,
+                     span_us, us_min, step_us)  # fmt: skip
     if plan.may_be_late:
         log.warning("%s: the time of its results, %s, is not derived from the inputs' time, as far as its plan says; "
                     "a result below the boundary stops the query (LateTuple); give results stime, a window of it or "

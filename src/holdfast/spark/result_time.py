@@ -1,4 +1,4 @@
-"""How far the time that a query gives a result may lie before its event time.
+"""How far the time that a query gives a result lies before its event time, at least and at most.
 
 Rules:
 1. The expression of the column is followed down to a column with event time. That column, and the end of a window, have
@@ -17,12 +17,13 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Set
-from typing import Any
+import math
+from collections.abc import Iterable, Set
+from typing import Any, NamedTuple
 
 from holdfast.model.errors import UsageError
 from holdfast.model.time import SECOND_US
-from holdfast.spark.plan_tree import each, kind_of, nodes, window_us
+from holdfast.spark.plan_tree import each, kind_of, nodes, window_step_us, window_us
 from holdfast.spark.time_column import DELAY
 
 _HOUR_US = 3_600 * SECOND_US
@@ -47,18 +48,31 @@ _SAME = ("Alias", "KnownNullable", "PreciseTimestampConversion")
 _CAST_US = {"timestamp": 0, "timestamp_ntz": 0, "date": _UNITS_US["DAY"]}
 
 
-def older_us(analysed: Any, path: tuple[str, ...], whose: str, lag_us: int, waiting: Set[int]) -> int | None:
+class Older(NamedTuple):
+    """How far a time lies before the event time."""
+
+    us_min: int
+    """Less than nothing if it lies behind it."""
+    us_max: int
+    step_us: int = 0
+    """It is always a multiple of this, as the ends of windows are; 0: it may be any time."""
+
+
+_NOT, _EVER = Older(0, 0), Older(0, _EVER_US)
+
+
+def older(analysed: Any, path: tuple[str, ...], whose: str, lag_us: int, waiting: Set[int]) -> Older | None:
     """Of the results of an analysed plan whose column `path` is their stime; None where it is not known. `lag_us`: how
     far apart rows may lie that its joins pair, at most. `waiting`: ids of times of rows that a join keeps for ever."""
     column = next(a for a in each(analysed.output()) if a.name() == path[0])
     found = _Times(analysed, whose, lag_us, waiting).at(column, path[1:])
-    if found is not None and found >= _EVER_US // 2:  # Something may have been added to it or taken off.
+    if found is not None and found.us_max >= _EVER_US // 2:  # Something may have been added to it or taken off.
         raise UsageError(
             f"{whose} must give results a time that advances; got that of a row which may wait for its partner as long "
             f"as it likes; bound the join from both sides (r.stime between l.stime - interval 5 seconds and l.stime + "
             f"interval 5 seconds), or let greatest(l.stime, r.stime) be stime"
         )
-    return None if found is None else max(0, found)
+    return found
 
 
 class _Times:
@@ -68,6 +82,7 @@ class _Times:
         self._whose, self._lag_us, self._waiting = whose, lag_us, waiting
         self._named: dict[int, Any] = {}
         self._windows: dict[int, int] = {}
+        self._steps: dict[int, int] = {}
         #: Windows of rows that a join keeps for ever.
         self._endless: set[int] = set()
         #: What a union puts below the first part's column: it goes on under the name of that.
@@ -92,6 +107,7 @@ class _Times:
                 below = {a.exprId().id() for child in each(node.children()) for a in each(child.output())}
                 made = {a.exprId().id() for a in each(node.output())} - below
                 self._windows |= dict.fromkeys(made, length)
+                self._steps |= dict.fromkeys(made, window_step_us(node))
                 if waiting and self._is_of_waiting(node):
                     self._endless |= made
 
@@ -101,11 +117,11 @@ class _Times:
         structs = (part for part in parts if kind_of(part) == "CreateNamedStruct")
         return any(a.exprId().id() in self._waiting for struct in structs for a in each(struct.references().toSeq()))
 
-    def at(self, part: Any, path: tuple[str, ...]) -> int | None:
+    def at(self, part: Any, path: tuple[str, ...]) -> Older | None:
         """Of what is found in a value by the names of fields."""
         return self.field(part, path) if path else self.of(part)
 
-    def of(self, part: Any) -> int | None:
+    def of(self, part: Any) -> Older | None:
         kind = kind_of(part)
         if kind == "AttributeReference":
             return self._attribute(part)
@@ -116,26 +132,28 @@ class _Times:
         if kind in _OF_LISTS:
             return self.of(part.children().apply(0))
         if kind == "Cast":
-            return _plus(self.of(part.child()), _CAST_US.get(str(part.child().dataType().typeName())))
+            return _cut(self.of(part.child()), _CAST_US.get(str(part.child().dataType().typeName())))
         if kind == "GetStructField":
             return self.field(part.child(), (str(part.extractFieldName()),))
         if kind == "TruncTimestamp":
             unit = str(part.format().value()).upper() if _literal(part.format()) else ""
-            return _plus(self.of(part.timestamp()), _UNITS_US.get(unit))
+            return _cut(self.of(part.timestamp()), _UNITS_US.get(unit))
         if kind == "Subtract" and kind_of(part.left()) == "PreciseTimestampConversion":
             # `window_time`: the last instant before the end of a window. No watermark lies between the two.
-            return self.of(part.left())
+            last = self.of(part.left())
+            return None if last is None else last._replace(step_us=0)
         if kind in ("DatetimeSub", "TimestampAddInterval"):
             return self._moved(part, kind)
         if kind == "Greatest":
-            return min((us for child in each(part.children()) if (us := self.of(child)) is not None), default=None)
+            known = [time for child in each(part.children()) if (time := self.of(child)) is not None]
+            return Older(min(time.us_min for time in known), min(time.us_max for time in known)) if known else None
         if kind in ("Least", "Coalesce", "If", "CaseWhen"):
             times = [child for child in each(part.children()) if child.dataType().typeName() != "boolean"]
-            found = [self.of(time) for time in times if not _null(time)]
-            return None if None in found else max((us for us in found if us is not None), default=None)
+            chosen = [self.of(child) for child in times if not _null(child)]
+            return None if None in chosen else _one_of(chosen)
         return None
 
-    def field(self, struct: Any, path: tuple[str, ...]) -> int | None:
+    def field(self, struct: Any, path: tuple[str, ...]) -> Older | None:
         """A field of a window, or of another struct, also of one within it."""
         kind = kind_of(struct)
         if kind in _SAME:
@@ -153,7 +171,7 @@ class _Times:
             return self.at(values[path[0]], path[1:]) if path[0] in values else None
         return None
 
-    def _field_of_attribute(self, struct: Any, path: tuple[str, ...]) -> int | None:
+    def _field_of_attribute(self, struct: Any, path: tuple[str, ...]) -> Older | None:
         id = struct.exprId().id()
         if path[0] == "start" and _is_session(struct):
             raise UsageError(
@@ -161,30 +179,31 @@ class _Times:
                 f"lie back as far as it likes; use its end (session_window, or session_window.end)"
             )
         if id in self._endless:
-            return _EVER_US
+            return _EVER
         own = None
         if id in self._windows:
-            own = self._windows[id] if path[0] == "start" else 0
+            length = self._windows[id] if path[0] == "start" else 0
+            own = Older(length, length, self._steps[id])
         elif id in self._named:
             own = self.field(self._named[id], path)
-        return self._oldest(own, id, path)
+        return self._united_with(own, id, path)
 
-    def _oldest(self, own: int | None, id: int, path: tuple[str, ...]) -> int | None:
+    def _united_with(self, own: Older | None, id: int, path: tuple[str, ...]) -> Older | None:
         """Rule 5: of a column that goes on through a union, with what its other parts have there."""
         # Below the union the column is that of its first part alone, of which others may be made, too.
         united = self._united.pop(id, [])
         found = [own, *(self.at(other, path) for other in united)]
         self._united[id] = united
-        return max((us for us in found if us is not None), default=None)
+        return _one_of(found)
 
-    def _picked(self, aggregate: Any, path: tuple[str, ...]) -> int | None:
+    def _picked(self, aggregate: Any, path: tuple[str, ...]) -> Older | None:
         """Rule 4: what an aggregate function takes from the rows of its group."""
         function = aggregate.aggregateFunction()
         if kind_of(function) not in _PICKS:
             return None
         value = function.valueColumn() if kind_of(function) == "PivotFirst" else function.children().apply(0)
-        us = self.at(value, path)
-        return None if us is None else us + self._group_us(self._aggregations[aggregate.resultId().id()], aggregate)
+        row = self.at(value, path)
+        return _cut(row, self._group_us(self._aggregations[aggregate.resultId().id()], aggregate))
 
     def _group_us(self, aggregation: Any, aggregate: Any) -> int:
         """How far the rows of a group may lie before its time: a window's length, if it is made for this aggregation
@@ -215,16 +234,16 @@ class _Times:
             id = self._named[id].exprId().id()
         return id
 
-    def _attribute(self, part: Any) -> int | None:
+    def _attribute(self, part: Any) -> Older | None:
         id = part.exprId().id()
         if id in self._waiting:
-            return _EVER_US
+            return _EVER
         own = self.of(self._named[id]) if id in self._named else None
         if own is None and part.metadata().contains(DELAY):
-            own = 0
-        return self._oldest(own, id, ())
+            own = _NOT
+        return self._united_with(own, id, ())
 
-    def _moved(self, part: Any, kind: str) -> int | None:
+    def _moved(self, part: Any, kind: str) -> Older | None:
         """A time and an interval, as Spark has it before it optimises."""
         start, interval = part.start(), part.interval()
         sign = 1 if kind == "DatetimeSub" else -1
@@ -234,9 +253,9 @@ class _Times:
             return None
         value = interval.value()
         if isinstance(value, int):  # A day-time interval.
-            return _plus(self.of(start), sign * value)
+            return _moved_by(self.of(start), sign * value)
         days = value.days() if hasattr(value, "days") else 0
-        return None if value.months() else _plus(self.of(start), sign * (days * _DAY_US + value.microseconds()))
+        return None if value.months() else _moved_by(self.of(start), sign * (days * _DAY_US + value.microseconds()))
 
 
 def _is_session(attribute: Any) -> bool:
@@ -253,5 +272,24 @@ def _null(part: Any) -> bool:
     return kind_of(part) == "Literal" and part.value() is None
 
 
-def _plus(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other
+def _moved_by(time: Older | None, us: int) -> Older | None:
+    """It less an interval."""
+    if time is None:
+        return None
+    return Older(time.us_min + us, time.us_max + us, math.gcd(time.step_us, us) if time.step_us else 0)
+
+
+def _cut(time: Older | None, us_max: int | None) -> Older | None:
+    """It less any time up to this; None: as much as one likes."""
+    if time is None or us_max is None:
+        return None
+    return Older(time.us_min, time.us_max + us_max) if us_max else time
+
+
+def _one_of(times: Iterable[Older | None]) -> Older | None:
+    """Any of them, as far as they are known."""
+    known = [time for time in times if time is not None]
+    if not known:
+        return None
+    step_us = math.gcd(*(time.step_us for time in known)) if all(time.step_us for time in known) else 0
+    return Older(min(time.us_min for time in known), max(time.us_max for time in known), step_us)

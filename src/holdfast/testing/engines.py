@@ -210,6 +210,18 @@ class Replica:
     def results(self) -> list[Group]:
         return list(self.by_time().values())
 
+    def beyond_coverage(self) -> list[int]:
+        """Results of seconds of which the engine says that other input went into them."""
+        before_us, after_us, step_us = self.queries.coverage
+        inclusive_us = 0 if step_us else 1
+        beyond = []
+        for second, at in enumerate(self.by_time()):
+            first_us = _T0 + second * _SECOND
+            early = before_us is not None and first_us < at - before_us
+            if early or first_us + _SECOND > at + after_us + inclusive_us or (step_us and at % step_us):
+                beyond.append(second)
+        return beyond
+
 
 def _boundary_us(reader: LogReader) -> int:
     """What a log promises."""
@@ -292,6 +304,9 @@ class EngineConformance(ABC):
             assert replica.queries.position() == before
             replica.ends(query)
             assert replica.results() == Input.expected(range(6))
+            assert not replica.beyond_coverage(), "what a tentative result is worth counts what went into it"
+            until_us = _T0 + 6 * _SECOND
+            assert replica.queries.coverage.after_us <= until_us - replica.queries.promised_us(until_us)
             for branch in forks:
                 assert branch.by_time, "a fork gives something"
                 assert branch.by_time == branch.part_of(replica.by_time())
