@@ -23,7 +23,7 @@ from holdfast.host.stream_server import StreamServer
 from holdfast.host.wire import Portion, Position
 from holdfast.model.errors import PeerError, Removed, UsageError
 from holdfast.protocol.dpc.messages import Message
-from holdfast.protocol.dpc.signals import Lane
+from holdfast.protocol.dpc.signals import Arrival, Lane
 from holdfast.stream.checking.verify import verify
 from holdfast.stream.definition import Definition, Retention
 from holdfast.stream.disk import Disk
@@ -380,11 +380,16 @@ def test_a_copy_follows_a_branch_through_its_lives(tmp_path: Path) -> None:
             assert not arrived(told)
             first = origin.stream.create_branch(4 * SECOND)
             worth = origin.stream.folder / "tentative" / "worth"
-            worth.write_text('{"bucket": 4, "worth": 0.5}\n{"bucket": 5, "worth": 0.25}\n')
+            worth.write_text(
+                '{"bucket": 4, "worth": 0.5, "inputs": ["x"], "least": 0.25, "missing": ["y"]}\n'
+                '{"bucket": 5, "worth": 0.25}\n'
+            )
             origin.add((4.5, 44), (4.6, 45), boundary=6, writer=origin.stream.branch_writer())
             await until(lambda: told and told[-1].boundary_us == 6 * SECOND)
             assert {a.branch for a in told} == {first.id}
-            assert [(a.bucket, a.tuples, a.worth) for t in told for a in t.arrivals] == [(4, 2, 0.5), (5, 0, 0.25)]
+            assert [a for t in told for a in t.arrivals] == [
+                Arrival(4, 2, 0.5, 0.25, ("y",), ("x",)), Arrival(5, 0, 0.25)
+            ]  # fmt: skip
             old = copy.pieces(4)
             assert numbers(old, copy.definition) == [44, 45]
             origin.stream.drop_branch()

@@ -19,7 +19,7 @@ import pytest
 from holdfast.host.link import Cuts, HttpLink
 from holdfast.host.service import Service
 from holdfast.host.stream_server import StreamServer
-from holdfast.host.wire import MESSAGE_BYTES_MAX, PORTION_BYTES, PORTION_TYPE, decode_portion, encode_message
+from holdfast.host.wire import MESSAGE_BYTES_MAX, PORTION_BYTES, PORTION_TYPE, Span, decode_portion, encode_message
 from holdfast.inputs.http_server import ImpatientProtocol
 from holdfast.inputs.network import Access
 from holdfast.model.errors import PeerError, UsageError
@@ -29,6 +29,7 @@ from holdfast.stream.definition import Retention
 from holdfast.stream.reader import LogReader
 from holdfast.stream.retention import Removal
 from holdfast.stream.store import Stream, StreamStore
+from holdfast.stream.worth import Worth, note_worth
 from holdfast.stream.writer import Event
 from tests.host.conftest import SECOND, TOKEN, VIEW_TOKEN, Origin, hosted, linked, never, until
 
@@ -87,6 +88,29 @@ def test_who_may_look_may_not_act(origin: Origin) -> None:
             assert "look but not act" in answer.json()["error"]
 
     ask(origin, talk, view_token=VIEW_TOKEN, status=lambda: {"state": "STABLE"})
+
+
+def test_a_reader_of_an_earlier_version_is_told_what_it_knows_of_what_results_are_worth(origin: Origin) -> None:
+    """Whatever it does not know would be refused: the schema of a portion is closed."""
+    origin.stream.create_branch(5 * SECOND)
+    lines = [Worth(5, 0.5, ("a",), 0.25, ("b",)), Worth(6, 1.0, ("a", "b"), 1.0)]
+    note_worth(origin.stream.folder, origin.definition, lines)
+    origin.add((5.5, 55), boundary=7, writer=origin.stream.branch_writer())
+
+    async def talk(client: httpx.AsyncClient) -> None:
+        found = {}
+        for asked in ("", "&spans=1", "&spans=1&portions=3", "&spans=1&portions=9"):
+            answer = await client.get(f"/v1/streams/s/branch?from_us=0{asked}", headers=VIEWER)
+            portion = decode_portion(answer.content)
+            assert portion.worth == ((5, 0.5), (6, 1.0))
+            found[asked] = answer.content[8], portion.spans
+        newest = 3, (Span(5, 0.25, ("b",), ("a",)), Span(6, 1.0, (), ("a", "b")))
+        assert found == {
+            "": (1, ()), "&spans=1": (2, (Span(5, 0.25, ("b",)),)), "&spans=1&portions=3": newest,
+            "&spans=1&portions=9": newest,
+        }  # fmt: skip
+
+    ask(origin, talk, view_token=VIEW_TOKEN)
 
 
 def test_an_operator_may_act(origin: Origin) -> None:

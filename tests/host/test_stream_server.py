@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from holdfast.host.stream_server import StreamServer
-from holdfast.host.wire import Portion
+from holdfast.host.wire import Portion, Span
 from holdfast.model.errors import BadName, CorruptLog, PeerError, UnknownStream, UsageError
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US
 from holdfast.protocol.dpc.signals import Lane
 from holdfast.stream.definition import Retention
 from holdfast.stream.disk import Disk
 from holdfast.stream.holes import note_hole, read_holes
+from holdfast.stream.worth import Worth, note_worth
 from tests.host.conftest import SECOND, Origin, until
 
 
@@ -150,6 +151,29 @@ def test_a_branch_tells_its_id_and_what_its_buckets_are_worth(tmp_path: Path) ->
     portion = serving.pull("s", Lane.BRANCH, portion.cursor)
     assert portion.worth == ((6, 0.75), (7, 1.0)), "nothing said: worth everything"
     assert [e.bucket for e in portion.events] == [6, 7]
+    assert not portion.spans
+
+
+def test_what_a_branch_has_of_a_bucket_that_is_open_is_worth_what_came_before_it(tmp_path: Path) -> None:
+    """What that bucket is worth is known once all input is there that it covers. A reader who cannot wait so long took
+    it for whole."""
+    origin = Origin(tmp_path)
+    origin.fill(1, 4)
+    serving = StreamServer(origin.store)
+    origin.stream.create_branch(4 * SECOND)
+    note_worth(origin.stream.folder, origin.definition, [Worth(4, 0.5, ("a",), 0.25, ("b",))])
+    branch = origin.stream.branch_writer()
+    origin.add((4.5, 44), (6.5, 66), boundary=5, writer=branch)
+    portion = serving.pull("s", Lane.BRANCH, SECOND)
+    assert portion.worth == ((4, 0.5), (6, 0.5))
+    assert portion.spans == (Span(4, 0.25, ("b",), ("a",)), Span(6, 0.25, ("b",), ("a",)))
+    note_worth(
+        origin.stream.folder, origin.definition, [Worth(5, 0.75, ("a",), 0.5, ("b",)), Worth(6, 1.0, ("a",), 1.0)]
+    )
+    origin.add(boundary=7, writer=branch)
+    portion = serving.pull("s", Lane.BRANCH, portion.cursor)
+    assert portion.worth == ((5, 0.75), (6, 1.0)), "told again once it is known"
+    assert portion.spans == (Span(5, 0.5, ("b",), ("a",)), Span(6, 1.0, (), ("a",)))
 
 
 def test_a_branch_that_was_replaced_is_sent_from_its_own_root(tmp_path: Path) -> None:

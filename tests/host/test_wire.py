@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from holdfast.host.wire import (
     DEFINITION_BYTES_MAX,
     EVENTS_MAX,
+    INPUTS_VERSION,
     MESSAGE_BYTES_MAX,
+    SPANS_VERSION,
     Cursor,
     Portion,
     Span,
@@ -68,9 +70,11 @@ def test_every_message_arrives_as_it_was_said(sender: str, to: str, message: obj
 @given(PORTION)
 def test_every_portion_arrives_as_it_was_cut(portion: Portion) -> None:
     assert decode_portion(b"".join(encode_portion(portion))) == portion
-    told = replace(portion, spans=(Span(4, 0.25, ("monitor3",)),))
-    assert decode_portion(b"".join(encode_portion(told, spans=True))) == told
+    told = replace(portion, spans=(Span(4, 0.25, ("monitor3",), ("monitor1",)), Span(5, 1.0, (), ("monitor1",))))
+    assert decode_portion(b"".join(encode_portion(told, INPUTS_VERSION))) == told
     assert encode_portion(told) == encode_portion(portion), "who does not ask for more gets what it knows"
+    before = decode_portion(b"".join(encode_portion(told, SPANS_VERSION)))
+    assert before == replace(portion, spans=(Span(4, 0.25, ("monitor3",)),)), "what a host of the version before sends"
 
 
 @settings(max_examples=300)

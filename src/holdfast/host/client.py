@@ -286,7 +286,7 @@ class Client:
                 self._told(Stable(delivery.bucket * self._size, delivery.end * self._size))
             elif delivery.kind is TupleType.TENTATIVE:
                 assert isinstance(signal, InputAdvanced)
-                worths = {a.bucket: Worth(a.bucket, a.worth, (), a.least, a.missing) for a in signal.arrivals}
+                worths = {a.bucket: Worth(a.bucket, a.worth, a.inputs, a.least, a.missing) for a in signal.arrivals}
                 for bucket in range(delivery.bucket, delivery.end):
                     self._told(self._tentative(bucket, worths.get(bucket), signal))
             else:

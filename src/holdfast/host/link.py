@@ -27,6 +27,7 @@ from holdfast.host.stream_server import StreamServer
 from holdfast.host.wire import (
     DEFINITION_BYTES_MAX,
     HEAD_BYTES_MAX,
+    INPUTS_VERSION,
     PORTION_BYTES,
     PORTION_BYTES_MAX,
     PORTION_TYPE,
@@ -186,8 +187,9 @@ class HttpLink(Link):
     async def pull(
         self, stream: str, lane: Lane, position: Position, wait_s: float, bytes_max: int = PORTION_BYTES
     ) -> Portion:
-        limits = {"wait_ms": str(round(wait_s * 1000)), "bytes_max": str(bytes_max), "spans": "1"}
-        asked, path = {**encode_position(position), **limits}, f"{_path(stream)}/{lane.name.lower()}"
+        limits = {"wait_ms": str(round(wait_s * 1000)), "bytes_max": str(bytes_max)}
+        known = {"spans": "1", "portions": str(INPUTS_VERSION)}  # Hosts of an earlier version know the former alone.
+        asked, path = {**encode_position(position), **limits, **known}, f"{_path(stream)}/{lane.name.lower()}"
         data = await self._ask("GET", path, wait_s, PORTION_BYTES_MAX + HEAD_BYTES_MAX, params=asked, kind=PORTION_TYPE)
         portion = decode_portion(data)
         if (portion.stream, portion.lane) != (stream, lane):

@@ -275,7 +275,7 @@ class Copy:
         else:
             for bucket in worth:
                 totals.setdefault(bucket, 0)
-        spans = {span.bucket: (span.least, span.missing) for span in portion.spans}
+        spans = {span.bucket: (span.least, span.missing, span.inputs) for span in portion.spans}
         arrivals = tuple(Arrival(b, totals[b], worth.get(b, 1.0), *spans.get(b, ())) for b in sorted(totals))
         if not arrivals and current.held.boundary_us <= before:
             return None

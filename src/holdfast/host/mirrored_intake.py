@@ -223,4 +223,5 @@ def _together(bucket: int, within: list[Arrival]) -> Arrival:
     """What has arrived of a bucket of the node, in several of the stream."""
     least = [arrival.worth if arrival.least is None else arrival.least for arrival in within]
     missing = tuple(dict.fromkeys(name for arrival in within for name in arrival.missing))
-    return Arrival(bucket, sum(a.tuples for a in within), min(a.worth for a in within), min(least), missing)
+    inputs = tuple(dict.fromkeys(name for arrival in within for name in arrival.inputs))
+    return Arrival(bucket, sum(a.tuples for a in within), min(a.worth for a in within), min(least), missing, inputs)

@@ -36,6 +36,7 @@ from holdfast.host.wire import (
     MESSAGE_BYTES_MAX,
     PORTION_BYTES,
     PORTION_TYPE,
+    SPANS_VERSION,
     AckOrder,
     Position,
     decode_message,
@@ -343,8 +344,9 @@ class Service:
         bytes_max = min(number_of(request, "bytes_max", PORTION_BYTES), PORTION_BYTES)
         work = self._serving.wait(stream, lane, position, wait_s, bytes_max)
         portion = await self._cuts.guard(work, stream, *_hosts(request))
-        spans = request.query_params.get("spans") == "1"
-        return Response(b"".join(encode_portion(portion, spans=spans)), media_type=PORTION_TYPE)
+        # Who asks for `spans` alone is of a version that knows no later ones.
+        version = number_of(request, "portions", SPANS_VERSION if request.query_params.get("spans") == "1" else 1)
+        return Response(b"".join(encode_portion(portion, version)), media_type=PORTION_TYPE)
 
     async def _get_status(self, request: Request) -> Response:
         return Response(msgspec.json.encode(self._status()), media_type="application/json")

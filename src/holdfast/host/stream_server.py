@@ -20,6 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 
 from holdfast.host.wire import (
@@ -57,7 +58,7 @@ from holdfast.stream.holes import read_holes
 from holdfast.stream.index import Fields
 from holdfast.stream.reader import LogReader
 from holdfast.stream.store import StreamStore
-from holdfast.stream.worth import Worths
+from holdfast.stream.worth import Worth, Worths
 from holdfast.stream.writer import Event
 
 #: How often streams that somebody waits for are looked at: at first for latency, later so that idle ones cost little.
@@ -227,19 +228,25 @@ class ServedStream:
             raise _Again
         gap = cut_us if max(start, root.root_us) < (cut_us := self._branch.cut_us) and not known.next_id else None
         size = self.definition.bucket_us
-        told = {e.bucket: worth[e.bucket].worth if e.bucket in worth else 1.0 for e in cut.events}
+        told = {e.bucket: self._worth_of(e.bucket, worth, cut.boundary_us) for e in cut.events}
         if cut.boundary_us < END_OF_TIME_US:
             # Not through all that are known: after a day of failure they are a million; a reader lacks the last few.
             last = cut.boundary_us // size
             first = max(max(start, root.root_us, gap or start) // size, last - WORTHS_MAX)
-            told |= {b: worth[b].worth for b in range(first, last) if b in worth}
-        newest = sorted(told.items())[-WORTHS_MAX:]
-        noted = [worth[bucket] for bucket, _ in newest[-SPANS_MAX:] if bucket in worth]
-        spans = tuple(Span(w.bucket, w.least, w.missing) for w in noted if w.least is not None and w.missing)
+            told |= {b: worth[b] for b in range(first, last) if b in worth}
+        newest = [told[bucket] for bucket in sorted(told)[-WORTHS_MAX:]]
+        spans = tuple(Span(w.bucket, w.least, w.missing, w.inputs) for w in newest[-SPANS_MAX:] if w.least is not None)
         cursor = Cursor(root.id, known.from_us, cut.next_id, cut.boundary_us)
         return Portion(self.definition.name, Lane.BRANCH, self.definition.id, self._shape, cursor.text,
                        cut.boundary_us, log.closed and cut.whole, log.wall_us, cut.events, gap, root.id, root.root_us,
-                       tuple(newest), spans)  # fmt: skip
+                       tuple((w.bucket, w.worth) for w in newest), spans)  # fmt: skip
+
+    def _worth_of(self, bucket: int, noted: dict[int, Worth], boundary_us: int) -> Worth:
+        """What some of a bucket is worth. Of one that is still open, as where results lie behind their input, nothing
+        may be noted yet: until then it is taken for the newest of those before it."""
+        if bucket in noted or not noted or (bucket + 1) * self.definition.bucket_us <= boundary_us:
+            return noted.get(bucket, Worth(bucket, 1.0))
+        return msgspec.structs.replace(next(reversed(noted.values())), bucket=bucket)
 
     def _no_branch(self, position: Position) -> Portion:
         cursor = Cursor("", self._known(position, "").from_us, 0, BEGINNING_US)

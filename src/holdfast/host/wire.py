@@ -35,8 +35,9 @@ from holdfast.stream.sealed import decoder_of
 from holdfast.stream.writer import Event
 
 WIRE_VERSION: Literal[1] = 1
-#: Of a portion that says what its results lack (`Span`): sent to readers that ask for it.
-SPANS_VERSION = 2
+#: Of a portion that says what its results lack (`Span`), and of one that says it of every bucket, with the inputs that
+#: went in: sent to readers that know them.
+SPANS_VERSION, INPUTS_VERSION = 2, 3
 PORTION_TYPE = "application/vnd.holdfast.portion"
 #: What a reader asks for at a time: some milliseconds of a fast network, so that a long catch-up does not hold up the
 #: event loop of either host.
@@ -298,11 +299,14 @@ def mends_of(origin: str) -> int:
 
 
 class Span(NamedTuple):
-    """What the results of a tentative bucket lack: the least of the buckets that they cover, and the inputs."""
+    """What the results of a tentative bucket have and lack: the least of the buckets that they cover, the inputs that
+    are missing and those that went in."""
 
     bucket: int
     least: float
     missing: tuple[str, ...]
+    inputs: tuple[str, ...] = ()
+    """None if nobody has said so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +337,7 @@ class Portion:
     worth: tuple[tuple[int, float], ...] = ()
     """What buckets of the branch are worth, also those without a tuple."""
     spans: tuple[Span, ...] = ()
-    """More of the same, for readers that know of it: where something is missing."""
+    """More of the same, for readers that know of it. Those of version 2 are told where something is missing."""
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -356,6 +360,10 @@ class _SpannedHead(_Head, frozen=True, array_like=True, forbid_unknown_fields=Tr
     spans: Annotated[tuple[tuple[_I64, float, _Names], ...], Meta(max_length=SPANS_MAX)]
 
 
+class _InputsHead(_Head, frozen=True, array_like=True, forbid_unknown_fields=True):
+    spans: Annotated[tuple[tuple[_I64, float, _Names, _Names], ...], Meta(max_length=SPANS_MAX)]
+
+
 class _Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     bucket: _I64
     partition: Annotated[int, Meta(ge=0, lt=PARTITIONS_MAX)]
@@ -367,9 +375,10 @@ class _Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     crc: _U32
 
 
-_heads: dict[int, msgspec.msgpack.Decoder[_Head] | msgspec.msgpack.Decoder[_SpannedHead]] = {
+_heads: dict[int, msgspec.msgpack.Decoder[Any]] = {
     WIRE_VERSION: msgspec.msgpack.Decoder(_Head),
     SPANS_VERSION: msgspec.msgpack.Decoder(_SpannedHead),
+    INPUTS_VERSION: msgspec.msgpack.Decoder(_InputsHead),
 }
 
 
@@ -388,8 +397,8 @@ def same_columns(one: Definition, other: Definition) -> bool:
     return alike and shape_of(one) == shape_of(other)
 
 
-def encode_portion(portion: Portion, *, spans: bool = False) -> list[bytes]:
-    """The parts of the body, in order; with `spans` for a reader that has said that it knows them."""
+def encode_portion(portion: Portion, version: int = WIRE_VERSION) -> list[bytes]:
+    """The parts of the body, in order, for a reader that knows portions up to this version."""
     p = portion
     frames = tuple(
         _Frame(e.bucket, e.partition, e.rows, e.first_tuple_id or 0, e.stime_min_us, e.stime_max_us, len(e.body),
@@ -398,9 +407,13 @@ def encode_portion(portion: Portion, *, spans: bool = False) -> list[bytes]:
     )  # fmt: skip
     told = (p.stream, p.lane, p.origin, p.shape, p.cursor, p.boundary_us, p.closed, p.wall_us, p.gap_us, p.branch,
             p.root_us, p.worth, frames)  # fmt: skip
-    spanned = spans and bool(p.spans)
-    head = msgspec.msgpack.encode(_SpannedHead(*told, p.spans) if spanned else _Head(*told))
-    version = SPANS_VERSION if spanned else WIRE_VERSION
+    lacking = tuple((s.bucket, s.least, s.missing) for s in p.spans if s.missing)
+    if version >= INPUTS_VERSION and p.spans:
+        version, head = INPUTS_VERSION, msgspec.msgpack.encode(_InputsHead(*told, p.spans))
+    elif version >= SPANS_VERSION and lacking:
+        version, head = SPANS_VERSION, msgspec.msgpack.encode(_SpannedHead(*told, lacking))
+    else:
+        version, head = WIRE_VERSION, msgspec.msgpack.encode(_Head(*told))
     return [_PREFIX.pack(_MAGIC, version, 0, len(head), crc32c(head)), head, *(e.body for e in p.events)]
 
 
@@ -412,7 +425,7 @@ def decode_portion(data: bytes) -> Portion:
     if magic != _MAGIC:
         raise PeerError("a portion must begin with its mark; something else came; check the address of the host")
     if version not in _heads or reserved:
-        raise PeerError(f"a portion must be of version {SPANS_VERSION} or before; got {version}; upgrade this host")
+        raise PeerError(f"a portion must be of version {INPUTS_VERSION} or before; got {version}; upgrade this host")
     body = memoryview(data)[_PREFIX.size + length :]
     raw = data[_PREFIX.size : _PREFIX.size + length]
     if length > HEAD_BYTES_MAX or len(raw) != length or crc32c(raw) != crc:
@@ -432,7 +445,7 @@ def decode_portion(data: bytes) -> Portion:
                 f"stream {head.stream}: the event of bucket {f.bucket} does not match its checksum; pull again"
             )
         events.append(Event(f.bucket, f.partition, f.rows, f.stime_min_us, f.stime_max_us, content, f.first_tuple_id))
-    spans = tuple(Span(*span) for span in head.spans) if isinstance(head, _SpannedHead) else ()
+    spans = tuple(Span(*span) for span in getattr(head, "spans", ()))
     return Portion(head.stream, head.lane, head.origin, head.shape, head.cursor, head.boundary_us, head.closed,
                    head.wall_us, tuple(events), head.gap_us, head.branch, head.root_us, head.worth, spans)  # fmt: skip
 

@@ -39,6 +39,8 @@ class Arrival:
     """The least of the buckets that went into it; None: nothing was said of that."""
     missing: tuple[str, ...] = ()
     """The inputs that the producer misses."""
+    inputs: tuple[str, ...] = ()
+    """Those of which it had something, for people; none if it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
