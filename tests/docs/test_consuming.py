@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast.stream.worth import Worth, note_worth
 from tests.docs.test_docs import HOME, blocks
 from tests.operators.test_database import postgres
 from tests.spark.processes import wait_for
@@ -18,7 +19,7 @@ from tests.spark.processes import wait_for
 __all__ = ["postgres"]
 
 SECOND = 1_000_000
-FIRST, UNDO, PANDAS, SQLITE, POSTGRES = blocks(HOME / "docs" / "consuming.md", "python")
+FIRST, UNDO, WORTH, PANDAS, SQLITE, POSTGRES = blocks(HOME / "docs" / "consuming.md", "python")
 
 
 class Totals:
@@ -78,6 +79,15 @@ def test_the_three_rules_of_a_consumer_leave_what_is_right(totals: Totals) -> No
     other.join()
     assert [row.values["total"] for row in names["stable"]] == [0, 1, 2, 3, 4, 5]  # type: ignore[attr-defined]
     assert names["tentative"] == []
+
+
+def test_rows_say_what_they_lack(totals: Totals, capsys: pytest.CaptureFixture[str]) -> None:
+    totals.stable(0, 3)
+    totals.tentative(3, 5)
+    lines = [Worth(3, 0.7, ("m1",), 0.5, ("m2", "m3")), Worth(4, 1.0, ("m1", "m2", "m3"), 1.0)]
+    note_worth(totals.stream.folder, totals.stream.definition, lines)
+    exec(WORTH.replace('timeout="1s"', "timeout=0"), {"stream": totals.stream, "TupleType": holdfast.TupleType})
+    assert capsys.readouterr().out.splitlines() == ["north lacks ['m2', 'm3']: worth 70%"]
 
 
 def test_a_stream_is_a_frame_of_pandas_and_the_next_run_gets_the_rest(

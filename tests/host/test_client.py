@@ -247,9 +247,11 @@ def test_tentative_tuples_are_undone_replaced_and_closed_across_a_switch(scene: 
         client.until(lambda: len(client.tentative) == 4)
         worth = client.subscriber.worth(client.rows[-1].stime)
         assert worth is not None
-        assert (worth.worth, worth.least, worth.missing) == (0.5, 0.25, ("y",)), "as the producer noted it"
-        assert {row.values["worth"] for row in client.rows if row.type is TupleType.TENTATIVE} == {0.5}
-        assert {row.values["worth"] for row in client.rows if row.type is TupleType.INSERTION} == {None}
+        assert worth == Worth(worth.bucket, 0.5, ("x",), 0.25, ("y",)), "as the producer noted it"
+        for row in client.rows:
+            told = 0.5, 0.25, ["y"]
+            values = [row.values[name] for name in ("worth", "worth_least", "worth_missing")]
+            assert values == (list(told) if row.type is TupleType.TENTATIVE else [None] * 3)
         scene.a.stop()
         scene.b.branch(4, 8)
         client.until(lambda: len(client.tentative) == 8)

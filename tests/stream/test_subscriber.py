@@ -550,7 +550,7 @@ def test_a_position_whose_tuples_were_removed_is_refused_and_not_skipped(tmp_pat
         stream.subscribe(after=position)
 
 
-def test_what_tentative_tuples_are_worth_is_a_column_on_request(tmp_path: Path) -> None:
+def test_what_tentative_tuples_are_worth_is_in_columns_on_request(tmp_path: Path) -> None:
     """003 §5.8.3."""
     stream = filled(tmp_path, 2)
     publish(stream, StreamState.UP_FAILURE)
@@ -558,11 +558,16 @@ def test_what_tentative_tuples_are_worth_is_a_column_on_request(tmp_path: Path) 
     note_worth(stream.folder, stream.definition, [Worth(2, 0.7, ("a",), 0.5, ("b",))])
     tentative(stream, range(2, 4))
     with stream.subscribe(tentative=True, worth=True) as subscriber:
-        assert subscriber.schema.names[-1] == "worth"
         batches = list(subscriber.poll())
-        assert [w for batch in batches for w in batch.column("worth").to_pylist()] == [None, None, 0.7, None]
+        names = subscriber.schema.names[-3:]
+        found = {name: [value for batch in batches for value in batch.column(name).to_pylist()] for name in names}
+        assert found == {
+            "worth": [None, None, 0.7, None], "worth_least": [None, None, 0.5, None],
+            "worth_missing": [None, None, ["b"], None],
+        }  # fmt: skip
         stime = batches[-2].column("stime")[0].as_py()
         assert subscriber.worth(stime) == Worth(2, 0.7, ("a",), 0.5, ("b",))
-    own = StreamStore(tmp_path / "own").create("s", "worth double")
-    with pytest.raises(UsageError, match="has a column worth of its own"):
-        own.subscribe(worth=True)
+    for name in ("worth", "worth_least", "worth_missing"):
+        own = StreamStore(tmp_path / name).create("s", f"{name} double")
+        with pytest.raises(UsageError, match=f"has a column {name} of its own"):
+            own.subscribe(worth=True)

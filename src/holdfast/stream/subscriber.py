@@ -36,7 +36,7 @@ from holdfast.stream.look import StreamLook, earlier
 from holdfast.stream.position import Position, ahead, parse_position
 from holdfast.stream.presence import Presence
 from holdfast.stream.reader import with_header
-from holdfast.stream.worth import WORTH, Worth, Worths
+from holdfast.stream.worth import WORTH_COLUMNS, Worth, Worths
 
 _logger = logging.getLogger(__name__)
 
@@ -68,13 +68,13 @@ WorthOf = Callable[[int], Worth | None]
 
 
 def asked_schema(definition: Definition, worth: bool) -> pa.Schema:
-    """The columns of a reader; with `worth`, one more that says what tentative tuples are worth."""
+    """The columns of a reader; with `worth`, those behind them that say what tentative tuples are worth."""
     schema = reader_schema(definition.schema)
     if not worth:
         return schema
-    if WORTH in schema.names:
-        raise UsageError(f"stream {definition.name} has a column {WORTH} of its own; read it without worth=True")
-    return schema.append(pa.field(WORTH, pa.float64()))
+    if own := [name for name in WORTH_COLUMNS.names if name in schema.names]:
+        raise UsageError(f"stream {definition.name} has a column {own[0]} of its own; read it without worth=True")
+    return pa.schema([*schema, *WORTH_COLUMNS])
 
 
 class Marks:
@@ -84,7 +84,7 @@ class Marks:
     def __init__(
         self, schema: pa.Schema, definition: Definition, position: Position, worth: WorthOf | None = None
     ) -> None:
-        """`worth` says what a tentative bucket is worth, where the schema has a column for it."""
+        """`worth` says what a tentative bucket is worth, where the schema has columns for it."""
         self._schema, self._definition, self._worth = schema, definition, worth
         self._begun, self._holds = position, position.tentative
         #: After what was last handed out.
@@ -121,11 +121,13 @@ class Marks:
     def tentative(self, fields: Fields, batch: pa.RecordBatch) -> pa.RecordBatch:
         self.held(fields.bucket)
         worth = None if self._worth is None else self._worth(fields.bucket)
-        return self._headed(fields, batch, TupleType.TENTATIVE, None if worth is None else worth.worth)
+        return self._headed(fields, batch, TupleType.TENTATIVE, worth)
 
-    def _headed(self, fields: Fields, batch: pa.RecordBatch, kind: TupleType, worth: float | None) -> pa.RecordBatch:
+    def _headed(self, fields: Fields, batch: pa.RecordBatch, kind: TupleType, worth: Worth | None) -> pa.RecordBatch:
         if self._worth is not None:
-            batch = batch.append_column(WORTH, pa.repeat(pa.scalar(worth, pa.float64()), batch.num_rows))
+            values = (None,) * len(WORTH_COLUMNS) if worth is None else worth.values
+            for column, value in zip(WORTH_COLUMNS, values, strict=True):
+                batch = batch.append_column(column, pa.repeat(pa.scalar(value, column.type), batch.num_rows))
         return with_header(fields, batch, kind, self._schema)
 
     def held(self, bucket: int) -> None:
@@ -194,7 +196,8 @@ class SubscriberOptions(TypedDict, total=False):
     """A position to go on behind."""
     resume: bool
     worth: bool
-    """One more column: what tentative tuples are worth, 0 to 1 (`Subscriber.worth` says more)."""
+    """More columns, null for stable tuples: what tentative ones are worth, 0 to 1 (`worth`), the least of the buckets
+    that they cover (`worth_least`), and the names of the inputs that they lack (`worth_missing`)."""
 
 
 class Subscriber:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 
 from holdfast.model.errors import CorruptLog
 from holdfast.stream.branch import branch_folder, cut_of
@@ -22,8 +23,9 @@ from holdfast.stream.disk import VolatileDisk
 _STEP_BYTES = 16 << 10
 #: As many as that are remembered: as many as any reader is told of at once (`wire.WORTHS_MAX`).
 _BUCKETS_MAX = 65_536
-#: The column of readers that ask for it.
-WORTH = "worth"
+#: The columns of readers that ask for them.
+WORTH_COLUMNS = pa.schema([("worth", pa.float64()), ("worth_least", pa.float64()),
+                           ("worth_missing", pa.list_(pa.string()))])  # fmt: skip
 
 
 class Worth(msgspec.Struct, frozen=True):
@@ -34,11 +36,17 @@ class Worth(msgspec.Struct, frozen=True):
     """The share of the expected tuples that went in, over all buckets that the results cover: 1.0 if nothing was
     missing."""
     inputs: tuple[str, ...] = ()
-    """The inputs of which something went into this bucket. Not told over the network."""
+    """The inputs of which something went into any of them; none: nobody has said, as an earlier version would not over
+    the network."""
     least: float | None = None
     """The least of those buckets; None: a host of an earlier version has not said."""
     missing: tuple[str, ...] = ()
     """The inputs of which something was missing from any of them."""
+
+    @property
+    def values(self) -> tuple[float, float | None, tuple[str, ...]]:
+        """Of the columns."""
+        return self.worth, self.least, self.missing
 
 
 _decoder = msgspec.json.Decoder(Worth)
