@@ -306,7 +306,7 @@ class Span(NamedTuple):
     least: float
     missing: tuple[str, ...]
     inputs: tuple[str, ...] = ()
-    """None if nobody has said so."""
+    """Empty if nobody has said which."""
 
 
 @dataclass(frozen=True, slots=True)
