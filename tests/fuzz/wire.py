@@ -82,7 +82,7 @@ class Wire(Target):
 
     def _portion(self, chance: random.Random) -> None:
         portion = _some_portion(chance)
-        data = b"".join(wire.encode_portion(portion))
+        data = b"".join(wire.encode_portion(portion, wire.INPUTS_VERSION))
         raw = mutated(data, chance)
         found = self.refused_or("portion", lambda: wire.decode_portion(raw), raw)
         if found is not None and found != portion:
@@ -170,4 +170,5 @@ def _some_portion(chance: random.Random) -> wire.Portion:
         None,
         0,
         ((1, 0.5),),
+        tuple(wire.Span(n, 0.25, ("a",), ("b", "c")) for n in range(chance.randrange(3))),
     )

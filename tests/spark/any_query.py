@@ -142,14 +142,15 @@ class Case:
         self.running = running = self.app.start(spark=self._spark)
         running.wait_until_stable("240s")
         out = self.store.open("out")
-        subscriber = out.subscribe(tentative=True)
+        subscriber = out.subscribe(tentative=True, worth=True)
         seen: Counter[TupleType] = Counter()
-        last, silence, arrivals = monotonic_us(), 0, 0
+        last, silence, arrivals, valued = monotonic_us(), 0, 0, 0
 
         def look() -> Counter[TupleType]:
-            nonlocal last, silence, arrivals
+            nonlocal last, silence, arrivals, valued
             for batch in subscriber.poll():
                 seen.update(TupleType(t) for t in batch.column("tuple_type").to_pylist())
+                valued += batch.num_rows - batch.column("worth_least").null_count
                 silence, last, arrivals = max(silence, monotonic_us() - last), monotonic_us(), arrivals + 1
             return seen
 
@@ -175,7 +176,7 @@ class Case:
         self.feeder.pause_s = RESTING_S
         return {
             "usual_s": usual / SECOND, "silence_s": silence / SECOND, "tentative": look()[TupleType.TENTATIVE],
-            "undo": look()[TupleType.UNDO],
+            "undo": look()[TupleType.UNDO], "valued": valued,
         }  # fmt: skip
 
     def status(self) -> list[dict[str, Any]]:

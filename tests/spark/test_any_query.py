@@ -120,6 +120,7 @@ def test_any_query_is_on_time_and_right_in_the_end(name: str, results: dict[str,
     cut, end = results[name].get("cut", {}), results[name].get("end", {})
     assert "error" not in cut, f"while an input was cut: {cut}"
     assert cut["tentative"] > 0
+    assert cut["valued"] > 0, "what a tentative result is worth is noted under its own bucket"
     assert cut["silence_s"] <= MAX_DELAY_S + cut["usual_s"] + _MARGIN_S, cut
     assert "error" not in end, f"after kill -9: {end}"
     assert end["rows"] > 0
