@@ -7,7 +7,8 @@ import pytest
 from holdfast.engine import Coverage
 from holdfast.host.span_worth import SpanWorth
 from holdfast.protocol.dpc.effects import Part, TentativeBucket
-from holdfast.protocol.dpc.signals import Lane
+from holdfast.protocol.dpc.signals import Arrival, InputAdvanced, Lane
+from holdfast.protocol.dpc.sunion import SUnion
 from holdfast.stream.worth import Worth
 
 SECOND = 1_000_000
@@ -105,6 +106,17 @@ def test_a_fork_that_follows_main_for_days_remembers_no_more_than_its_results_co
     taken(spans, *(bucket(number, 1.0, emit=False) for number in range(10_000)))
     assert len(spans._ahead) < 20
     assert not spans._kept
+
+
+def test_a_node_downstream_passes_on_what_its_input_lacks_with_its_own_window() -> None:
+    union = SUnion(("totals",), SECOND, 0, 0)
+    arrivals = Arrival(0, 3, 0.8, 0.5, ("monitor3",), ("monitor1",)), Arrival(1, 3)
+    union.advance(InputAdvanced("totals", "a", Lane.BRANCH, 2 * SECOND, arrivals), 0)
+    spans, found = spans_of(Coverage(0, 2 * SECOND, 2 * SECOND), 0), {}
+    for number in range(2):
+        parts, share = union.parts(number)
+        found |= taken(spans, TentativeBucket(number, parts, True, *share))
+    assert found == {0: Worth(0, 0.9, ("totals",), 0.5, ("monitor3",))}
 
 
 def covered(coverage: Coverage, output: int, bucket_us: int, output_us: int) -> set[int]:
