@@ -235,7 +235,7 @@ class Receiver(BaseHTTPRequestHandler):
 def receiver() -> Iterator[tuple[str, type[Receiver]]]:
     Receiver.bodies, Receiver.answers = [], []
     server = HTTPServer(("127.0.0.1", 0), Receiver)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/hook", Receiver
     server.shutdown()
     server.server_close()

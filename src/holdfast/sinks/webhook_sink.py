@@ -5,15 +5,18 @@ Rules:
    {"stream", "id", "undo", "rec_done", "rows": [{"tuple_id", "stime", "tentative", "values"}, …]}.
 2. `id` is the position behind the rows, also in the header `Idempotency-Key`. A request that was answered and whose
    sender was killed before it could note that is sent again, or another with those rows and more (T3): a receiver that
-   keeps rows by tuple id is exact. Tentative rows of such a request are taken back first (rule 3 of `foreach_sink`).
+   keeps rows by tuple id is exact. Tentative rows of such a request are taken back first (rule 3 of `position_file`).
 3. 4xx (but 408 and 429) will be the same at every attempt and ends the sink with the answer's first words; all else is
    tried again.
-4. The position is kept in a file.
+4. The position is kept in a file, which is this address's alone: two hooks of a stream have two, or are told so.
+5. What may be secret travels to other machines by https only: headers, a name and a password, a token in the query.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,14 +26,20 @@ import pyarrow as pa
 
 from holdfast.inputs.network import is_loopback
 from holdfast.model.errors import PeerError, UsageError
-from holdfast.sinks.foreach_sink import PositionFile
 from holdfast.sinks.json_values import json_bytes
+from holdfast.sinks.position_file import PositionFile, Target
 from holdfast.sinks.sink import Changes, Promise, Sink, Source
 
 _ANSWER_S = 30
 _WORDS = 200
 #: Answers of the kind "not now".
 _NOT_NOW = frozenset((408, 425, 429))
+#: Names of parameters that hold a secret at most receivers; others may say where a request belongs.
+_SECRET = re.compile(
+    r"(token|secret|passwo?r?d|signature|credentials?|api[-_]?key)$|(^|[-_])(key|sig|auth|pwd)$", re.IGNORECASE
+)
+#: Enough of a digest that no two hooks of one folder share it, and few enough letters for a name.
+_DIGITS = 12
 
 
 def webhook(
@@ -41,7 +50,7 @@ def webhook(
     tentative: bool = False,
 ) -> WebhookSink:
     """Send changes to an address. `position` is a file to keep the position in; otherwise one in this folder, named
-    after the stream. `headers` may carry a token."""
+    after the stream and the address. `headers` may carry a token."""
     return WebhookSink(url, position, headers or {}, tentative)
 
 
@@ -63,8 +72,8 @@ class WebhookSink(Sink):
             raise UsageError(
                 f"a webhook's address must look like https://example.org/hook; got {parts.scheme!r} and {parts.host!r}"
             )
-        if parts.scheme == "http" and headers and not is_loopback(parts.host):
-            raise UsageError(f"headers must not travel in the clear: {parts.host} needs https")
+        if parts.scheme == "http" and not is_loopback(parts.host) and (secret := _secret(parts, headers)):
+            raise UsageError(f"{secret} must not travel in the clear: {parts.host} needs https")
         self._url, self._headers, self.tentative = parts, dict(headers), tentative
         self._path = None if position is None else Path(position)
         self._note: PositionFile | None = None
@@ -78,9 +87,20 @@ class WebhookSink(Sink):
     def resume(self, source: Source) -> str | None:
         self.close()
         self._stream = source.stream
-        self._note = PositionFile(self._path or Path(f"{source.stream}.webhook.position"))
+        self._note, earlier = self._position_file(source.stream)
+        position = self._note.open(source.stream, earlier)
         self._client = httpx.Client(headers=self._headers, timeout=_ANSWER_S, follow_redirects=False)
-        return self._note.read(source.stream)
+        return position
+
+    def _position_file(self, stream: str) -> tuple[PositionFile, Path | None]:
+        """Rule 4: the file, and where an earlier version kept the position of every hook of the stream."""
+        # A password may change; behind a `#` stands nothing that is sent.
+        address = str(self._url.copy_with(username=None, password=None, fragment=None))
+        target = Target(self.target, hashlib.sha256(address.encode()).hexdigest())
+        if self._path is not None:
+            return PositionFile(self._path, target), None
+        path = Path(f"{stream}.webhook-{target.digest[:_DIGITS]}.position")
+        return PositionFile(path, target), Path(f"{stream}.webhook.position")
 
     def apply(self, changes: Changes, position: str) -> None:
         assert self._client is not None
@@ -116,6 +136,19 @@ class WebhookSink(Sink):
         if self._client is not None:
             self._client.close()
             self._client = None
+        if self._note is not None:
+            self._note.close()
+            self._note = None
+
+
+def _secret(url: httpx.URL, headers: Mapping[str, str]) -> str | None:
+    """Rule 5: what of a request is not for everybody's eyes, in words."""
+    if headers:
+        return "headers"
+    if url.userinfo:
+        return "a name and a password"
+    named = next((name for name in url.params if _SECRET.search(name)), None)
+    return None if named is None else f"the parameter {named!r}"
 
 
 def _rows(table: pa.Table, tentative: bool) -> list[dict[str, Any]]:
