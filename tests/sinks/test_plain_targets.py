@@ -12,10 +12,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from holdfast.sinks import Changes, Sink, foreach, parquet, webhook
+from holdfast.model.errors import SchemaError
+from holdfast.model.schema import parse_schema
+from holdfast.sinks import Changes, Sink, Source, foreach, parquet, webhook
 from holdfast.sinks.runner import LocalOrigin, SinkRunner
 from holdfast.stream.store import StreamStore
 from holdfast.testing.sinks import EACH, STREAM, Script, Seen, SinkConformance
@@ -35,6 +38,35 @@ class TestParquet(SinkConformance):
     def select(self, key: Sequence[str]) -> list[Seen]:
         tables = [pq.read_table(path, columns=["n", "v"]) for path in sorted(self.folder.glob("*.parquet"))]
         return [(row["n"], row["v"], False) for table in tables for row in table.to_pylist()]
+
+
+def test_a_folder_whose_files_have_other_types_is_refused(tmp_path: Path) -> None:
+    """One file of integers beside one of texts is a folder that nobody can read."""
+
+    def resumed(columns: str) -> str | None:
+        sink = parquet(tmp_path / "t", every=0)
+        try:
+            return sink.resume(Source("s", parse_schema(columns)))
+        finally:
+            sink.close()
+
+    columns = "n bigint, at timestamp, notes array<struct<a: map<string, decimal(9,2)>, b: array<int>>>"
+    schema = parse_schema(columns)
+    rows = pa.Table.from_arrays(
+        [pa.array([1]), pa.array([0], pa.timestamp("us", tz="UTC")), *(pa.nulls(1, field.type) for field in schema)],
+        names=["tuple_id", "stime", *schema.names],
+    )
+    sink = parquet(tmp_path / "t", every=0)
+    sink.resume(Source("s", schema))
+    sink.apply(Changes(False, rows, rows.slice(0, 0)), "one")
+    sink.close()
+    assert resumed(columns) == "one"
+    with pytest.raises(SchemaError, match=r"column n of the files of .*t must be string as in stream s, .* is bigint;"):
+        resumed(columns.replace("bigint", "string"))
+    with pytest.raises(SchemaError, match=r"column notes of .* must be .*decimal\(10,2\).* it is .*decimal\(9,2\)"):
+        resumed(columns.replace("9,2", "10,2"))
+    with pytest.raises(SchemaError, match="have the columns n, at, notes; stream s has n, at; name another folder"):
+        resumed("n bigint, at timestamp")
 
 
 class Store:

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.model.errors import SchemaError, StorageError, UsageError
+from holdfast.model.schema import type_text
 from holdfast.model.time import duration_us
 from holdfast.sinks.sink import Changes, Promise, Sink, Source
 from holdfast.stream.disk import Disk, storage_error
@@ -96,6 +97,13 @@ class ParquetSink(Sink):
                 f"the files of {self._folder} have the columns {', '.join(schema.names[2:])}; stream {source.stream} "
                 f"has {', '.join(source.columns.names)}; name another folder"
             )
+        for there, ours in zip(list(schema)[2:], source.columns, strict=True):
+            if there.type != ours.type:
+                raise SchemaError(
+                    f"column {ours.name} of the files of {self._folder} must be {type_text(ours.type)} as in stream "
+                    f"{source.stream}, or readers could not take them together; it is {type_text(there.type)}; cast in "
+                    "the query, or name another folder"
+                )
         match = _NAME.fullmatch(last.name)
         assert match is not None
         self._number, self._position = int(match[1]), said[_META_POSITION].decode()
