@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sqlite3
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +17,7 @@ import holdfast
 from holdfast.cli.running import Running
 from holdfast.host.deployment import load_deployment
 from holdfast.model.errors import UsageError
+from holdfast.model.schema import parse_schema
 from tests.cli.conftest import Cli
 from tests.cli.test_tail_hosts import APP, Net
 from tests.spark.processes import wait_for
@@ -124,8 +129,17 @@ def test_each_target_has_its_address(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no columns of its own") as refused:
         sink_at("https://ann:secret@example.org/hook", "totals", add_columns=True)
     assert "secret" not in str(refused.value)
-    with pytest.raises(UsageError, match="config_file, which has the settings of a client of Kafka"):
+    with pytest.raises(UsageError, match="takes no config_file, since it has no settings of a client; leave it out"):
         sink_at("sqlite:///totals.db", "totals", config_file=tmp_path / "client.properties")
+    with pytest.raises(UsageError, match="takes no position, since it holds its position itself; leave it out"):
+        sink_at("delta:t", "totals", position=tmp_path / "place")
+    for gathering in ("duckdb:///t.duckdb", "delta:t", "iceberg:shop.totals", "parquet:t"):
+        assert sink_at(gathering, "totals", every="30s").every_us == 30_000_000
+    for at_once in ("sqlite:///t.db", "postgresql://db/shop", "kafka://broker:9092", "https://example.org/hook"):
+        with pytest.raises(UsageError, match="takes no every, since it takes changes as they come; leave it out"):
+            sink_at(at_once, "totals", every="30s")
+    with pytest.raises(UsageError, match="soon"):
+        sink_at("parquet:t", "totals", every="soon")
     for wrong in (
         "totals.db", "oracle://ann:secret@db/shop", "sqlite:totals.db", "duckdb:///", "delta:", "parquet:", "kafka://",
         "https://ann:secret@", "https://ann:secret/word@example.org/hook",
@@ -134,6 +148,82 @@ def test_each_target_has_its_address(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"address (of a sink )?must") as refused:
             sink_at(wrong, "totals")
         assert "secret" not in str(refused.value)
+
+
+class Hook(BaseHTTPRequestHandler):
+    server: Hooked
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.keys.append(self.headers["X-Key"])
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class Hooked(HTTPServer):
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Hook)
+        self.keys: list[str | None] = []
+
+
+@pytest.fixture
+def hook() -> Iterator[Hooked]:
+    with Hooked() as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def test_headers_and_position_of_a_webhook_come_from_files(cli: Cli, hook: Hooked, tmp_path: Path) -> None:
+    """What `ps` shows has no secret, and two hooks of one stream have a position each."""
+    stream = holdfast.open(cli.root).create("totals", "n bigint", bucket="1s")
+    with stream.producer(stime="stime") as producer:
+        producer.send({"n": 1, "stime": 1})
+        producer.close(end=True)
+    headers = tmp_path / "headers"
+    url, words = f"http://127.0.0.1:{hook.server_port}/hook", ("--config-file", headers)
+    headers.write_text("X-Key=a ${HOME} $${KEY}\n")
+    for place, rows in (("one", 1), ("one", 0), ("other", 1)):
+        done = cli.ok("sink", "totals", f"{url}/{place}", *words, "--position", tmp_path / place)
+        assert f"{rows} row" in done
+    assert hook.keys == [f"a {os.environ['HOME']} ${{KEY}}"] * 2
+
+
+def test_settings_of_a_store_and_of_a_catalog_are_read_when_they_are_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.inputs.settings_file import read_settings
+    from holdfast.sinks import Source
+    from holdfast.sinks.address import sink_at
+
+    seen: list[dict[str, str]] = []
+
+    def resume(sink: Any, _: Source) -> None:
+        seen.append(getattr(sink, "_storage", None) or sink._properties)
+
+    monkeypatch.setattr("holdfast.sinks.delta_sink.DeltaSink.resume", resume)
+    monkeypatch.setattr("holdfast.sinks.iceberg_sink.IcebergSink.resume", resume)
+    file = tmp_path / "settings"
+    for address in ("delta:s3://b/t", "iceberg:shop.totals"):
+        sink = sink_at(address, "totals", every="1m", tentative=True, config_file=file)
+        assert (sink.kind, sink.every_us, sink.tentative) == (address.partition(":")[0], 60_000_000, True)
+        with pytest.raises(UsageError, match=r"settings must be in .*settings;"):
+            sink.resume(Source("totals", parse_schema("n bigint")))
+        file.write_text("type=sql\nuri=a=b\n")
+        sink.resume(Source("totals", parse_schema("n bigint")))
+        sink.close()
+        file.unlink()
+    assert seen == [{"type": "sql", "uri": "a=b"}, {"name": "default", "type": "sql", "uri": "a=b"}]
+    file.write_text("# ours\nkey = a ${HOLDFAST_NO_SUCH_KEY}\n")
+    with pytest.raises(UsageError, match=r"settings line 2 takes the variable HOLDFAST_NO_SUCH_KEY, which must be set"):
+        read_settings(file)
+    file.write_text("password: secret\n")
+    with pytest.raises(UsageError, match=r"line 1 must be name=value; got a line without") as refused:
+        read_settings(file)
+    assert "secret" not in str(refused.value)
 
 
 def test_a_command_line_that_names_no_sink_is_refused_as_such(cli: Cli) -> None:

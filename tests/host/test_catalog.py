@@ -223,6 +223,20 @@ def test_what_the_file_says_of_a_sink_takes_effect_when_its_host_next_starts(tmp
     assert _later("a", before, other) == []
 
 
+def test_a_sink_of_the_file_gathers_as_it_says_and_its_settings_may_be_elsewhere(tmp_path: Path) -> None:
+    """Whoever only looks at the deployment has no file with passwords."""
+    rest = (
+        "sources: {totals: a}\nsinks:\n  past: {stream: totals, to: 'delta:t', every: 30s, config_file: none}\n"
+        "  hook: {stream: totals, to: 'https://example.org/hook', config_file: none, position: place}\n"
+    )
+    app = App("shop")
+    app.node(inputs=["totals"], name="sums")(lambda rows: rows)
+    placed = placed_sinks(app, Catalog(app.diagram(), deploy(tmp_path, "a b", rest)))
+    assert {name: (spec.sink.target, spec.sink.every_us) for name, (spec, _) in placed.items()} == {
+        "past": (f"Delta table {tmp_path}/t", 30 * SECOND), "hook": ("https://example.org/hook", 0),
+    }  # fmt: skip
+
+
 def test_a_sink_of_the_file_that_takes_no_stream_of_the_application_is_refused(tmp_path: Path) -> None:
     rest = f"{SOURCES}\nsinks: {{totals: {{to: 'sqlite:///t.db'}}}}"
     with pytest.raises(UsageError, match=r"sink 'totals' in .*d\.yaml must take a stream of .*; got 'totals'"):
@@ -240,7 +254,9 @@ def test_a_sink_of_the_file_that_takes_no_stream_of_the_application_is_refused(t
         ("{to: 'delta:t', key: [n]}", "takes no key, since"),
         ("{to: 'sqlite:///t.db', tentative: maybe}", "maybe"),
         ("{to: 'sqlite:///t.db', start: soon}", "sink 't' in .*soon"),
-        ("{to: 'sqlite:///t.db', position: p}", "position goes with a webhook"),
+        ("{to: 'sqlite:///t.db', position: p}", "takes no position, since it holds its position itself"),
+        ("{to: 'sqlite:///t.db', every: 3s}", "takes no every, since"),
+        ("{to: 'parquet:t', every: soon}", "sink 't' in .*soon"),
     ],
 )
 def test_a_sink_that_the_file_describes_wrongly_is_refused_in_a_sentence(tmp_path: Path, said: str, why: str) -> None:

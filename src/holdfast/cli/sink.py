@@ -39,8 +39,29 @@ def command(
     add_columns: Annotated[
         bool, typer.Option("--add-columns", help="Add columns that the table lacks, instead of refusing.")
     ] = False,
-    kafka_config: Annotated[
-        Path | None, typer.Option(help="With kafka://: file of name=value settings of its client, for SASL and TLS.")
+    every: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="How long to gather for one commit or file, such as 30s: DuckDB, Delta, Iceberg, Parquet.",
+        ),
+    ] = None,
+    config_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--config-file",
+            "--kafka-config",
+            metavar="FILE",
+            help="File of name=value lines: settings of Kafka's client, of Delta's object store or of "
+            "Iceberg's catalog, or headers of a webhook. ${NAME} is a variable of the environment.",
+        ),
+    ] = None,
+    position: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Of a webhook: where its position is kept; otherwise in this folder, named after stream and address.",
+        ),
     ] = None,
     start: Annotated[
         str, typer.Option("--from", help="beginning, live or a time; for a target that holds nothing yet.")
@@ -70,6 +91,8 @@ def command(
     A folder of Parquet files takes stable rows only, and a webhook may get the last request again after a kill;
     docs/connect.md has the table of what each promises.
 
+    What ps or the shell's history should not show (a password, a token) has its place in the file of --config-file.
+
     \b
     holdfast sink totals sqlite:///totals.db --tentative
     holdfast sink totals postgresql://ann@db.example/shop --table totals --key shop --tentative
@@ -77,7 +100,8 @@ def command(
     holdfast sink totals delta:totals_delta --tentative
     holdfast sink totals iceberg:shop.totals --tentative
     holdfast sink totals parquet:totals/
-    holdfast sink totals https://example.org/hook --tentative
+    holdfast sink totals delta:s3://shop/totals --every 30s --config-file store.properties
+    holdfast sink totals https://example.org/hook --tentative --config-file headers --position totals.place
     holdfast sink active_sources sqlite:///active.db --deployment netmon.yaml --tentative
     """
     from holdfast.sinks.address import sink_at
@@ -86,7 +110,7 @@ def command(
     session = Session(root, json)
     try:
         sink = sink_at(target, table or name, key=tuple(key or ()), tentative=tentative, add_columns=add_columns,
-                       config_file=kafka_config)  # fmt: skip
+                       every=every, config_file=config_file, position=position)  # fmt: skip
     except UsageError as error:
         raise typer.BadParameter(str(error)) from None
     origin: Origin

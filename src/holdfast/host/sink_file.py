@@ -9,9 +9,10 @@ sinks:
     table: reports.totals             # where it is not named like the stream
     key: [shop]
     tentative: true
+  past: {stream: totals, to: "delta:s3://shop/totals", every: 30s, config_file: store.properties}
 
-Paths are relative to the file. Passwords have no place in it: PostgreSQL has a password file, and the settings of a
-client of Kafka have a file of their own (`config_file`).
+Paths are relative to the file. Passwords have no place in it: PostgreSQL has a password file, and the settings of other
+clients, a webhook's headers among them, have a file of their own (`config_file`: `holdfast.inputs.settings_file`).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class SinkWords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: tuple[str, ...] = ()
     tentative: Literal["true", "false"] = "false"
     add_columns: Literal["true", "false"] = "false"
+    every: str | None = None
     start: str = "beginning"
     position: str | None = None
     config_file: str | None = None
@@ -55,15 +57,15 @@ def sink_spec(file: Path, name: str, said: SinkWords, notes: Path) -> SinkSpec:
     from holdfast.sinks.sink import SinkSpec
 
     stream = said.stream or name
-    position = notes / f"{name}.position" if said.position is None else file.parent / said.position
+    position = None if said.position is None else file.parent / said.position
+    if position is None and said.to.startswith(("http:", "https:")):
+        position = notes / f"{name}.position"
     try:
         if said.start not in ("beginning", "live"):
             instant_us(said.start)
-        if said.position is not None and not said.to.startswith(("http:", "https:")):
-            raise UsageError("position goes with a webhook; other targets hold it themselves; leave it out")
         sink = sink_at(
             said.to, said.table or stream, key=said.key, tentative=said.tentative == "true",
-            add_columns=said.add_columns == "true", position=position, folder=file.parent,
+            add_columns=said.add_columns == "true", every=said.every, position=position, folder=file.parent,
             config_file=None if said.config_file is None else file.parent / said.config_file,
         )  # fmt: skip
     except UsageError as error:

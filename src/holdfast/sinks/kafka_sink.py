@@ -25,8 +25,8 @@ import msgspec
 import pyarrow as pa
 
 from holdfast.clock import monotonic_us, pause
-from holdfast.inputs.kafka import read_config
 from holdfast.inputs.kafka_client import refusal, silent
+from holdfast.inputs.settings_file import read_settings
 from holdfast.model.errors import PeerError, SchemaError, UsageError
 from holdfast.model.time import SECOND_US
 from holdfast.sinks.json_values import json_bytes
@@ -152,7 +152,7 @@ class KafkaSink(Sink):
             )
 
     def _settings(self) -> dict[str, Any]:
-        asked = {**({} if self._config_file is None else read_config(os.fspath(self._config_file))), **self._config}
+        asked = {**({} if self._config_file is None else read_settings(self._config_file)), **self._config}
         if forbidden := _OURS.intersection(asked):
             raise UsageError(f"the Kafka sink sets {', '.join(sorted(forbidden))} itself; leave them out of config")
         self._refused = None
