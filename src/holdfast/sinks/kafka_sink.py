@@ -10,7 +10,10 @@ Rules:
 4. One writer: the transactional id is that of the target, and whoever begins with it fences the one before.
 5. A row goes to the partition that its key gives without the mark: order between a tentative row, its retraction and
    the stable one that replaces it is kept. Kafka shows a transaction partition by partition: a look at all of them at
-   one instant there is only where there is one partition (T3).
+   one instant there is only where there is one partition (T3). Keys are dealt among as many partitions as the topic had
+   at the beginning: one that is added stays empty, since a key that moved would leave its old record behind for ever.
+6. The position's record says of which topic it is (by the brokers' id), and by which key and with which kind of rows it
+   is filled. Whatever of that has changed is refused, before anything is written or the topic is made.
 """
 
 from __future__ import annotations
@@ -46,8 +49,12 @@ _STEP_S = 1.0
 _READY_S, _POLL_US = 10.0, 20_000
 #: How long to wait where the producer's queue is full, before looking again.
 _QUEUE_S = 0.1
+#: The id of every topic where brokers have none.
+_NO_ID = "A" * 22
 #: Settings that the sink makes itself: with others it could lose or repeat records.
 _OURS = frozenset(("bootstrap.servers", "transactional.id", "enable.idempotence", "acks", "isolation.level"))
+#: Of the position's record; the last is written.
+_FORMATS = (1, 2)
 _ID, _TENTATIVE, _TYPE = "holdfast_id", "tentative", "type"
 
 
@@ -57,7 +64,20 @@ class _Place(msgspec.Struct, frozen=True):
     stream: str
     position: str | None
     writer: int
-    format: int = 1
+    key: tuple[str, ...] | None = None
+    """This and what follows is not said by format 1; it is then as it is found, and said from now on."""
+    tentative: bool | None = None
+    partitions: int = 0
+    topic_id: str = ""
+    """Also empty where the brokers are too old to have ids."""
+    format: int = _FORMATS[-1]
+
+
+class _Topic(NamedTuple):
+    """A topic as the brokers describe it; without partitions if there is none."""
+
+    id: str
+    partitions: int
 
 
 class _Record(NamedTuple):
@@ -106,7 +126,6 @@ class KafkaSink(Sink):
         self._place = _Place("", None, 0)
         self._standing: dict[bytes, int] = {}
         """Tentative keys that the topic holds, and their partitions."""
-        self._partitions = 1
 
     @property
     def target(self) -> str:
@@ -120,23 +139,52 @@ class KafkaSink(Sink):
         self.close()
         self._check_columns(source)
         settings = self._settings()
-        anew = self._prepare_topics(settings)
+        admin = self._made(library_admin.AdminClient, settings)
+        if self._places not in self._topics(admin):
+            self._make(admin, self._places, compacted=True)  # Or it would be forgotten.
         self._producer = self._made(
             library.Producer, {**settings, "transactional.id": f"holdfast-{self._topic}", "linger.ms": 0}
         )
         self.run(self._producer.init_transactions, _ANSWER_S)  # Rule 4: what was open before is ended now.
         found = self._read_places(settings)
-        if found is not None and found.stream != source.stream:
-            raise UsageError(f"{self.target} holds stream {found.stream}; got {source.stream}; name another topic")
-        if anew and found is not None and found.position is not None:
-            raise UsageError(
-                f"{self.target} was not there, though {self._places} says what it held; the rows before that would be "
-                f"missing; restore the topic, or delete {self._places} as well to have it filled again"
-            )
-        writer = 1 if found is None else found.writer + 1
-        self._place = _Place(source.stream, None if found is None else found.position, writer)
+        self._place = self._begun(admin, source, found)
         self._commit(())
         return self._place.position
+
+    def _begun(self, admin: Any, source: Source, found: _Place | None) -> _Place:
+        """Rule 6: the record with which this life of the sink begins."""
+        if found is not None and found.stream != source.stream:
+            raise UsageError(f"{self.target} holds stream {found.stream}; got {source.stream}; name another topic")
+        writer = 1 if found is None else found.writer + 1
+        known = self._topic in self._topics(admin)
+        if found is None or found.position is None:
+            if not known:
+                self._make(admin, self._topic, compacted=bool(self._key))
+            topic = self._described(admin)
+            return _Place(source.stream, None, writer, self._key, self.tentative, topic.partitions, topic.id)
+        topic = self._described(admin) if known else _Topic("", 0)
+        self._check_same(found, topic)
+        return msgspec.structs.replace(
+            found, writer=writer, key=self._key, tentative=self.tentative, format=_FORMATS[-1],
+            partitions=found.partitions or topic.partitions, topic_id=found.topic_id or topic.id,
+        )  # fmt: skip
+
+    def _check_same(self, found: _Place, topic: _Topic) -> None:
+        """Refuse to go on in a topic that is not, or would not be, what the position says."""
+        other = bool(topic.id and found.topic_id) and topic.id != found.topic_id
+        if other or topic.partitions < max(1, found.partitions):
+            how = "was deleted and made again" if topic.partitions else "was not there"
+            raise UsageError(
+                f"{self.target} {how}, though {self._places} says what it held; the rows before that would be missing; "
+                f"restore the topic, or delete {self._places} as well to have it filled again"
+            )
+        begun = (found.key, found.tentative)
+        if None not in begun and begun != (self._key, self.tentative):
+            raise UsageError(
+                f"{self.target} was begun with key=[{','.join(found.key or ())}] and tentative={found.tentative}; got "
+                f"key=[{','.join(self._key)}] and tentative={self.tentative}, and records of before would stay beside "
+                f"those of now for ever; name another topic, or delete it and {self._places} to have it filled anew"
+            )
 
     def _check_columns(self, source: Source) -> None:
         ours = {_ID, "stime"} | ({_TENTATIVE} if self.tentative else set())
@@ -164,20 +212,17 @@ class KafkaSink(Sink):
         except (library.KafkaException, ValueError, TypeError) as error:
             raise UsageError(f"{self.target}: the settings of the client are refused: {_words(error)}") from None
 
-    def _prepare_topics(self, settings: dict[str, Any]) -> bool:
-        """Make the topics that are not there; the position's must be compacted, or it would be forgotten. Whether the
-        target is new."""
-        admin = self._made(library_admin.AdminClient, settings)
-        known = self._topics(admin)
-        compacted = {"cleanup.policy": "compact"}
-        wanted = [library_admin.NewTopic(self._places, 1, config=compacted)]
-        wanted += [library_admin.NewTopic(self._topic, config=compacted if self._key else {})]
-        missing = [topic for topic in wanted if topic.topic not in known]
-        for made in admin.create_topics(missing).values() if missing else ():
-            with contextlib.suppress(_AlreadyThere):
-                self.run(made.result, _ANSWER_S)
-        self._partitions = self._count_partitions(admin)
-        return any(topic.topic == self._topic for topic in missing)
+    def _make(self, admin: Any, topic: str, *, compacted: bool) -> None:
+        wanted = library_admin.NewTopic(topic, 1, config={"cleanup.policy": "compact"} if compacted else {})
+        with contextlib.suppress(_AlreadyThere):
+            self.run(admin.create_topics([wanted])[topic].result, _ANSWER_S)
+        until = monotonic_us() + int(_READY_S * SECOND_US)
+        while (found := self._topics(admin).get(topic)) is None or found.error is not None or not found.partitions:
+            if monotonic_us() > until:
+                raise PeerError(
+                    f"topic {topic} of Kafka at {self._brokers} was made and is not ready yet; trying again"
+                )
+            pause(_POLL_US)
 
     def _topics(self, admin: Any) -> dict[str, Any]:
         """Asked in small steps: what the brokers refuse is heard between them."""
@@ -191,21 +236,18 @@ class KafkaSink(Sink):
                 if monotonic_us() > until:
                     raise self._told(error.args[0]) from error
 
-    def _count_partitions(self, admin: Any) -> int:
-        until = monotonic_us() + int(_READY_S * SECOND_US)
-        while True:
-            found = self._topics(admin).get(self._topic)
-            if found is not None and found.error is None and found.partitions:
-                return len(found.partitions)
-            if monotonic_us() > until:
-                raise PeerError(f"{self.target} was made and is not ready yet; trying again")
-            pause(_POLL_US)
+    def _described(self, admin: Any) -> _Topic:
+        asked = admin.describe_topics(library.TopicCollection([self._topic]), request_timeout=_ANSWER_S)
+        found = self.run(asked[self._topic].result, _ANSWER_S + 1)
+        id = str(found.topic_id)
+        return _Topic("" if id == _NO_ID else id, len(found.partitions))
 
     def _read_places(self, settings: dict[str, Any]) -> _Place | None:
         """Rules 1 and 3: all that is committed. Nobody else writes there, and our own transactions are ended."""
         consumer = self._made(library.Consumer, {
             **settings, "group.id": "holdfast", "enable.auto.commit": False, "enable.partition.eof": True,
             "isolation.level": "read_committed", "auto.offset.reset": "error",
+            "fetch.wait.max.ms": 10,  # Nothing more will come: brokers would wait half a second for it.
         })  # fmt: skip
         place, self._standing = None, {}
         try:
@@ -243,7 +285,7 @@ class KafkaSink(Sink):
                 f"topic {self._places} must hold the position of this sink and nothing else; it holds a record that is "
                 f"none ({error}); name another topic"
             ) from None
-        if place.format != 1:
+        if place.format not in _FORMATS:
             raise UsageError(
                 f"topic {self._places} was written by a later version (format {place.format}); use that one"
             )
@@ -281,7 +323,7 @@ class KafkaSink(Sink):
             row = {_ID: -id if tentative else id, **row, **({_TENTATIVE: tentative} if self.tentative else {})}
             plain = {name: row[name] for name in self._key} or {_ID: id}
             key = json_bytes(plain, self.target)
-            partition = zlib.crc32(key) % self._partitions  # Rule 5.
+            partition = zlib.crc32(key) % self._place.partitions  # Rule 5.
             if tentative:
                 key = json_bytes({**plain, _TENTATIVE: True} if self._key else {_ID: -id}, self.target)
             yield _Record(self._topic, partition, key, json_bytes(row, self.target), kind)
