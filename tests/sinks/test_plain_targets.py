@@ -21,7 +21,7 @@ from holdfast.model.schema import parse_schema
 from holdfast.sinks import Changes, Sink, Source, foreach, parquet, webhook
 from holdfast.sinks.runner import LocalOrigin, SinkRunner
 from holdfast.stream.store import StreamStore
-from holdfast.testing.sinks import EACH, STREAM, Script, Seen, SinkConformance
+from holdfast.testing.sinks import EACH, KILLS, STREAM, Script, Seen, SinkConformance
 
 pytestmark = pytest.mark.slow
 
@@ -115,6 +115,48 @@ class TestFunction(SinkConformance):
             return [(n, v, bool(t)) for n, v, t in database.execute("select n, v, tentative from rows")]
 
 
+class StoreById:
+    """A user's function that keeps rows by their tuple id, and no position."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def open(self) -> sqlite3.Connection:
+        database = sqlite3.connect(self.path, isolation_level=None, timeout=60)
+        database.execute("pragma journal_mode=wal")
+        database.execute("create table if not exists rows (id integer primary key, n integer, v integer)")
+        return database
+
+    def __call__(self, changes: Changes, position: str) -> None:
+        with closing(self.open()) as database:
+            database.execute("begin immediate")
+            if changes.undo:
+                database.execute("delete from rows where id < 0")
+            for rows, sign in ((changes.stable, 1), (changes.tentative, -1)):
+                for row in rows.to_pylist():
+                    values = (sign * row["tuple_id"], row["n"], row["v"])
+                    database.execute("insert or replace into rows values (?, ?, ?)", values)
+            database.execute("commit")
+
+
+class TestFunctionWithAFile(SinkConformance):
+    """At least once: a receiver that knows repetitions by the tuple id is exact."""
+
+    kills = max(2, KILLS // 4)
+    keyed = replaced = False
+
+    def start(self, folder: Path) -> None:
+        folder.mkdir()
+        self.store, self.place = StoreById(folder / "rows.db"), folder / "place"
+
+    def sink(self, key: Sequence[str]) -> Sink:
+        return foreach(self.store, position=self.place, tentative=True)
+
+    def select(self, key: Sequence[str]) -> list[Seen]:
+        with closing(self.store.open()) as database:
+            return [(n, v, id < 0) for id, n, v in database.execute("select id, n, v from rows")]
+
+
 class Receiver(ThreadingHTTPServer):
     """Keeps rows by their tuple id, as the documentation says."""
 
@@ -122,7 +164,7 @@ class Receiver(ThreadingHTTPServer):
         self.rows: dict[tuple[bool, int], Seen] = {}
         self.mutex = threading.Lock()
         super().__init__(("127.0.0.1", 0), _Request)
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
     def take(self, body: dict[str, Any]) -> None:
         with self.mutex:
