@@ -106,6 +106,32 @@ def test_with_columns_nothing_is_decoded() -> None:
         records(source, "n bigint")
 
 
+@pytest.mark.parametrize(("kind", "first", "last"), [("binary", b"a", b"b"), ("string", "a", "b")])
+def test_headers_that_repeat_a_name_are_all_in_an_array_and_the_last_in_a_map(kind: str, first: Any, last: Any) -> None:
+    source = kafka("b:1", topic="t", columns={"headers": "notes"})
+    given = Record(b'{"n": 1}', notes=[("trace", b"a"), ("tag", None), ("trace", b"b")])
+    rows, refused = read(source, f"n bigint, notes array<struct<key: string, value: {kind}>>", given, Record(b"{}", 1))
+    pairs = [("trace", first), ("tag", None), ("trace", last)]
+    assert refused == []
+    assert rows == [{"n": 1, "notes": [{"key": k, "value": v} for k, v in pairs]}, {"n": None, "notes": []}]
+    rows, _ = read(source, f"n bigint, notes map<string, {kind}>", given)
+    assert rows == [{"n": 1, "notes": [("trace", last), ("tag", None)]}]
+    for other in ("array<string>", "array<struct<value: binary, key: string>>", "array<struct<key: string>>"):
+        with pytest.raises(UsageError, match="use array<struct<key: string, value: binary>>"):
+            records(source, f"n bigint, notes {other}")
+
+
+def test_a_record_without_a_timestamp_has_null_for_it_and_cannot_be_filed_by_it() -> None:
+    """It was the last millisecond of 1969."""
+    source = kafka("b:1", topic="t", stime="n", stime_unit="s", columns={"timestamp": "ts"})
+    rows, refused = read(source, "n bigint, ts timestamp", Record(b'{"n": 1}', ms=-1), Record(b'{"n": 2}', 1, ms=0))
+    assert refused == []
+    assert rows == [{"n": 1, "ts": None}, {"n": 2, "ts": datetime(1970, 1, 1, tzinfo=UTC)}]
+    rows, refused = read(kafka("b:1", topic="t"), "n bigint", Record(b'{"n": 1}', ms=-1), Record(b'{"n": 2}', 1))
+    assert rows == [{"n": 2}]
+    assert ["must have a timestamp" in why and "got none" in why for why in refused] == [True]
+
+
 def test_stime_is_the_timestamp_or_a_column() -> None:
     chunk, _ = records(kafka("b:1", topic="t"), "n bigint").chunk([Record(b"{}", ms=1234)])
     assert chunk.stimes.tolist() == [1_234_000]

@@ -3,7 +3,8 @@
 Rules:
 1. Nothing is guessed, as for lines (`holdfast.inputs.decode`): a record that does not fit is given back and why.
 2. `value="columns"` decodes nothing: columns named key, value, topic, partition, offset, timestamp and headers take the
-   parts of the record, as in Spark's own source.
+   parts of the record, as in Spark's own source. A header may be there several times: a column array<struct<key,
+   value>> has all of them in their order, a map the last of each name.
 3. A record without a value (a tombstone) is a row of nulls with its key, or is skipped.
 4. stime is the record's timestamp, or a column.
 """
@@ -27,7 +28,9 @@ from holdfast.stream.rows import Columns, stimes_of
 from holdfast.stream.values import STIME_US_MAX
 
 PARTS = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
-_HEADERS = (pa.map_(pa.string(), pa.string()), pa.map_(pa.string(), pa.binary()))
+_HEADER_MAPS = (pa.map_(pa.string(), pa.string()), pa.map_(pa.string(), pa.binary()))
+#: What a client library says for a record without a timestamp.
+_NO_TIMESTAMP = -1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -192,8 +195,11 @@ class Records:
     def _timed(self, batch: pa.RecordBatch, messages: Sequence[Message]) -> Chunk:
         if self._stime == "timestamp":
             times_ms = np.fromiter((m.timestamp()[1] for m in messages), np.int64, len(messages))
-            if len(times_ms) and int(times_ms.min()) < 0:
-                raise SchemaError(f"stream {self._stream}: the record must have a timestamp to be its stime; got none")
+            if len(times_ms) and (least_ms := int(times_ms.min())) < 0:
+                got = "none" if least_ms == _NO_TIMESTAMP else f"{least_ms} milliseconds since 1970"
+                raise SchemaError(
+                    f"stream {self._stream}: the record must have a timestamp, 1970 or later, to be its stime; got {got}"
+                )
             # Any number of 64 bits can stand there; as microseconds it would become another time without a word.
             if len(times_ms) and int(times_ms.max()) > STIME_US_MAX // 1000:
                 raise SchemaError(f"stream {self._stream}: {_beyond(int(times_ms.max()))}")
@@ -238,15 +244,30 @@ def _part(part: str, kind: pa.DataType, stream: str) -> Part:
         return lambda m, _: m.offset()
     if part == "timestamp" and t.is_timestamp(kind) and kind.tz:
         return lambda m, _: _moment(m.timestamp()[1])
-    if part == "headers" and kind in _HEADERS:
+    if part == "headers" and kind in _HEADER_MAPS:
         text = bool(t.is_string(kind.item_type))
         return lambda m, _: [(k, _bytes(v, text, f"header {k}")) for k, v in dict(m.headers() or ()).items()]
+    if part == "headers" and (values := _header_values(kind)) is not None:
+        text = bool(t.is_string(values))
+        return lambda m, _: [{"key": k, "value": _bytes(v, text, f"header {k}")} for k, v in m.headers() or ()]
     wanted = {"topic": "string", "partition": "int or bigint", "offset": "bigint", "timestamp": "timestamp",
-              "headers": "map<string, binary> or map<string, string>"}  # fmt: skip
+              "headers": "array<struct<key: string, value: binary>> or map<string, binary>, each also with value "
+                         "string"}  # fmt: skip
     raise UsageError(f"{wrong}use {wanted[part]}")
 
 
-def _moment(ms: int) -> datetime:
+def _header_values(kind: pa.DataType) -> pa.DataType | None:
+    """Of the list that keeps every header, as in Spark's own source; None: it is another type."""
+    if not pa.types.is_list(kind) or not pa.types.is_struct(kind.value_type):
+        return None
+    found = {field.name: field.type for field in kind.value_type}
+    fits = list(found) == ["key", "value"] and found["key"] == pa.string()
+    return found["value"] if fits and found["value"] in (pa.string(), pa.binary()) else None
+
+
+def _moment(ms: int) -> datetime | None:
+    if ms == _NO_TIMESTAMP:
+        return None
     if ms > STIME_US_MAX // 1000:
         raise SchemaError(_beyond(ms))
     return _EPOCH + timedelta(milliseconds=ms)
