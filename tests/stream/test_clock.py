@@ -172,7 +172,7 @@ def jumping(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_wall_clock_that_jumps_takes_no_silent_source_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """D19: where nothing comes, boundaries of topics and of Spark's sources follow a clock, too."""
     wrong, stream = jumping(monkeypatch), create(tmp_path)
-    topic = KafkaInput(holdfast.kafka("nowhere:9092", topic="t", stime="n", idle="advance"), stream, None)
+    topic = KafkaInput(holdfast.kafka("nowhere:9092", topic="t", stime="n", idle="advance"), stream, tmp_path)
     told = EngineSource(lambda spark: None, "ts", slack_us=0, idle_us=0, trigger_us=None)
     ingest = SparkInput(told, "s", holdfast.open(tmp_path), tmp_path, None, None)  # type: ignore[arg-type]
     before_us = now_us()

@@ -9,8 +9,8 @@ Rules:
 2. A topic that was deleted and made again is another topic, even under the same name; one whose stime is read from
    another place gives other buckets. Both are refused instead of mixed: a new `id` begins anew.
 3. Offsets that Kafka has removed before they were read are an error; nothing is passed over in silence.
-4. A record that does not fit, is too late or far too early goes to the dead letters, durable before the unit behind it;
-   where there are none, it stops the input with the reason.
+4. A record that does not fit, is too late or far too early goes to the dead letters, once, settled by the unit with its
+   place (`holdfast.inputs.unit_letters`); where there are none, it stops the input with the reason.
 5. A topic with LogAppendTime may be read by several hosts (`shared`), each with a copy of the stream of its own. Then
    no decision depends on a host's clock: time is the brokers' (`holdfast.inputs.broker_clock`), late is what its own
    partition makes late, every copy begins with the same record. So the copies are alike, byte for byte (K3).
@@ -97,8 +97,7 @@ class KafkaSource:
     def open(self, stream: Stream, home: Path) -> KafkaInput:
         from holdfast.inputs.kafka_input import KafkaInput
 
-        path = home / f"{stream.name}.dead-letters.jsonl" if self.dead_letters is True else self.dead_letters
-        return KafkaInput(self, stream, path)
+        return KafkaInput(self, stream, home)
 
     def settings(self) -> dict[str, str]:
         """Those of the client. The file is read here: tools that only look at a deployment need not have it."""

@@ -18,11 +18,12 @@ import numpy.typing as npt
 
 from holdfast.clock import ArrivalClock, Clock, monotonic_us
 from holdfast.inputs.broker_clock import BrokerClock
-from holdfast.inputs.feed import DeadLetters, Sent, letter_text
+from holdfast.inputs.feed import Sent, letter_text
 from holdfast.inputs.kafka import KafkaSource
 from holdfast.inputs.kafka_client import KafkaClient, Read
 from holdfast.inputs.kafka_records import Message, Records, Refused
 from holdfast.inputs.partition_merge import Chunk, PartitionMerge
+from holdfast.inputs.unit_letters import UnitLetters
 from holdfast.model.errors import EarlyTuple, LateTuple, UsageError
 from holdfast.model.names import check_name
 from holdfast.model.time import BEGINNING_US, instant_text
@@ -45,12 +46,14 @@ _RATE_S = 5
 
 
 class KafkaInput:
-    """Feeds one stream from one topic. `producer`: one that is open already, for rows with their own stime."""
+    """Feeds one stream from one topic. `home`: a folder of ours, where the dead letters lie unless the source names
+    another place. `producer`: one that is open already, for rows with their own stime."""
 
-    def __init__(
-        self, source: KafkaSource, stream: Stream, dead_letters: Path | None, producer: Producer | None = None
-    ) -> None:
-        self._source, self._stream, self._dead_path, self._given = source, stream, dead_letters, producer
+    def __init__(self, source: KafkaSource, stream: Stream, home: Path, producer: Producer | None = None) -> None:
+        self._source, self._stream, self._given = source, stream, producer
+        beside = home / f"{stream.name}.dead-letters.jsonl"
+        self._dead_path = beside if source.dead_letters is True else source.dead_letters
+        self._letters = UnitLetters(home / f"{stream.name}.kafka-put-aside", self._dead_path)
         # Offsets lost with their rows would be read again below a boundary that was promised: those rows were late.
         stream.definition.require_replay("a topic of Kafka that fills it")
         schema = stream.definition.schema
@@ -91,10 +94,7 @@ class KafkaInput:
                 stack.callback(lambda: self._producer.close(end=False))
             else:
                 self._producer = self._given
-            self._dead: DeadLetters | None = None
-            if self._dead_path is not None:
-                self._dead_path.parent.mkdir(parents=True, exist_ok=True)
-                self._dead = stack.enter_context(DeadLetters(self._dead_path))
+            self._letters.begin(self._producer.writer.state.tokens)
             self._merge = self._begin(topic.id)
             if self._brokers is not None and self._merge.reached_us > BEGINNING_US:
                 self._brokers.saw(self._merge.reached_us)  # Or a silent topic stood still until its next record.
@@ -204,7 +204,7 @@ class KafkaInput:
                 refused += early
                 chunk = chunk.only(~np.isin(chunk.offsets, [r.message.offset() for r in early]))
             refused = [r for r in refused if not self._merge.was_seen(number, r.message.offset())]
-            if refused and self._dead is None:
+            if refused and not self._letters.is_wanted:
                 self._stop_before(min(refused, key=lambda r: r.message.offset()), number, chunk, messages)
             self._put_aside(refused)
             self.total += Sent(dead=len(refused))
@@ -240,7 +240,7 @@ class KafkaInput:
         self.total += Sent(late=len(late))
         if self._source.late == "refuse":
             found = _of(messages, late, why, LateTuple)
-            if self._dead is None:
+            if not self._letters.is_wanted:
                 raise self._error(found[0])
             self._put_aside(found)
 
@@ -254,25 +254,26 @@ class KafkaInput:
 
     def _put_aside(self, refused: list[Refused]) -> None:
         """Rule 4 of `kafka`."""
-        if refused and self._dead is not None:
-            self._dead.put_entries([
-                {
-                    "where": self._records.where(r.message), "topic": self._source.topic,
-                    "partition": r.message.partition(), "offset": r.message.offset(), "error": r.why,
-                    **letter_text(r.message.value()),
-                }
-                for r in refused
-            ])  # fmt: skip
+        self._letters.put([
+            {
+                "where": self._records.where(r.message), "topic": self._source.topic,
+                "partition": r.message.partition(), "offset": r.message.offset(), "error": r.why,
+                **letter_text(r.message.value()),
+            }
+            for r in refused
+        ])  # fmt: skip
 
     def _error(self, refused: Refused) -> UsageError:
         return refused.kind(f"stream {self._stream.name}: {self._records.where(refused.message)}: {refused.why}")
 
     def _commit(self, *, places: bool) -> bool:
-        unit = self._merge.unit(self._clock(), positions=places)
+        unit = self._merge.unit(self._clock(), positions=places or self._letters.is_full)
         if unit is None:
             return False
+        self._letters.before_unit(unit.numbers)
         ack = self._producer.send_unit(unit.rows, numbers=unit.numbers, boundary=unit.boundary_us)
         self._merge.committed(unit)
+        self._letters.behind_unit()
         self.total += Sent(rows=ack.rows)
         return True
 

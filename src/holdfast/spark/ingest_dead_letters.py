@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.inputs.feed import DeadLetters
-from holdfast.model.errors import StorageError
+from holdfast.inputs.letter_note import FORMAT, LetterNote
 from holdfast.model.time import instant_text
 from holdfast.stream.disk import Disk
 
@@ -40,8 +40,6 @@ class PutAside(NamedTuple):
 
 
 class _Note(msgspec.Struct, frozen=True):
-    """The first line of the file; letters follow as they are to stand in the dead letters."""
-
     format: int
     query: str
     batch: int
@@ -53,15 +51,13 @@ class _Note(msgspec.Struct, frozen=True):
     """How long the dead letters were before it."""
 
 
-_FORMAT = 1
 #: Rows that are Python's at once: a whole batch may be late.
 _ROWS_AT_ONCE = 1000
-_decoder = msgspec.json.Decoder(_Note)
 
 
 def put_aside(note: Path) -> PutAside:
     """What the query has put aside since it began."""
-    found = _read(note, letters=False)
+    found = LetterNote(note, _Note).read(letters=False)
     return PutAside() if found is None else found[0].since
 
 
@@ -69,7 +65,8 @@ class IngestDeadLetters:
     """Those of one stream. `letters`: the file; None where late rows are dropped and others stop the query."""
 
     def __init__(self, stream: str, note: Path, letters: Path | None, *, drop_late: bool) -> None:
-        self._stream, self._note, self._letters, self._drop_late = stream, note, letters, drop_late
+        self._stream, self._letters, self._drop_late = stream, letters, drop_late
+        self._note = LetterNote(note, _Note)
 
     def judge(
         self, batches: list[pa.RecordBatch], before_us: int, early_us: int | None, query: str, batch: int
@@ -107,7 +104,7 @@ class IngestDeadLetters:
 
     def _remember(self, query: str, batch: int, found: PutAside, text: bytes | bytearray) -> None:
         """Rule 1, the first half; rule 2."""
-        known = _read(self._note)
+        known = self._note.read()
         again = known is not None and (known[0].query, known[0].batch) == (query, batch)
         if not any(found) and not again:
             return
@@ -116,14 +113,11 @@ class IngestDeadLetters:
             before = known[0].before if again else known[0].since
         since = PutAside(before.late + found.late, before.dead + found.dead)
         at = self._letters.stat().st_size if self._letters is not None and self._letters.exists() else 0
-        note = _Note(_FORMAT, query, batch, before, since, at)
-        disk = Disk()
-        disk.make_dir(self._note.parent)
-        disk.replace_file(self._note, msgspec.json.encode(note) + b"\n" + text)
+        self._note.write(_Note(FORMAT, query, batch, before, since, at), text)
 
     def append(self, query: str, batch: int) -> None:
         """Rule 1, the second half: the log has the batch."""
-        known = _read(self._note)
+        known = self._note.read()
         if known is None or self._letters is None:
             return
         note, text = known
@@ -132,21 +126,6 @@ class IngestDeadLetters:
         Disk().make_dir(self._letters.parent)
         with DeadLetters(self._letters) as letters:
             letters.complete(note.at, text)
-
-
-def _read(path: Path, *, letters: bool = True) -> tuple[_Note, bytes] | None:
-    try:
-        with path.open("rb") as file:
-            head, text = file.readline(), file.read() if letters else b""
-    except FileNotFoundError:
-        return None
-    try:
-        note = _decoder.decode(head)
-    except msgspec.MsgspecError as error:
-        raise StorageError(f"{path}: what the ingest query put aside cannot be read ({error})") from None
-    if note.format != _FORMAT:
-        raise StorageError(f"{path} has format {note.format}; this Holdfast reads {_FORMAT}")
-    return note, text
 
 
 def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
