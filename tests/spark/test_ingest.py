@@ -80,6 +80,9 @@ def test_files_that_spark_reads_become_a_stream_once_over_restarts_k1(spark: Spa
         until(lambda: "clicks" in holdfast.open(silent.root).names())
         stream = holdfast.open(silent.root).open("clicks")
         until(lambda: len(list(stream.subscribe().rows(timeout=0))) == 5)
+    holdfast.open(silent.root).delete("clicks")
+    with pytest.raises(UsageError, match="must have the batches of the query that fills it"):
+        silent.start(spark=spark)
 
 
 JSON_SCHEMA = "n bigint, ts timestamp"

@@ -14,8 +14,10 @@ import pytest
 import holdfast
 from holdfast.clock import now_us
 from holdfast.inputs.feed import DeadLetters
+from holdfast.inputs.source import EngineSource
 from holdfast.model.errors import EarlyTuple, LateTuple, SchemaError, StorageError, UsageError
 from holdfast.model.schema import STIME_TYPE
+from holdfast.spark.ingest import SparkInput
 from holdfast.spark.ingest_dead_letters import put_aside
 from holdfast.spark.sink import StreamSink
 from holdfast.stream.writer import LogWriter
@@ -217,6 +219,43 @@ def test_a_stream_that_has_ended_takes_nothing_and_says_so(ingest: Ingest) -> No
     with pytest.raises((LateTuple, UsageError)):
         ingest.run(1, (3, 20))
     assert ingest.dead() == []
+
+
+def test_a_stream_that_lacks_batches_of_its_query_is_not_filled_from_the_middle_k1(
+    ingest: Ingest, tmp_path: Path
+) -> None:
+    """It was deleted, or brought back from an older copy, and the checkpoint of its query was not."""
+    commits = tmp_path / "home" / "s.checkpoint" / "commits"
+    commits.mkdir(parents=True)
+    (commits.parent / "metadata").write_text('{"id": "query"}')
+    source = EngineSource(lambda spark: None, "ts", slack_us=0, idle_us=None, trigger_us=None)
+
+    def start() -> None:
+        SparkInput(source, "s", holdfast.open(ingest.root), commits.parent.parent, None, None)._check_checkpoint()  # type: ignore[arg-type]
+
+    start()  # A first batch that nobody has committed comes again.
+    ingest.run(0, (1, 0))
+    ingest.run(1, (2, 1))
+    (commits / "0").touch()
+    start()
+    (commits / "1").touch()
+    start()
+    StreamSink(ingest._given, SCHEMA).commit([], 2)  # A batch without tasks does not know whose it is.
+    ingest.run(3, (3, 2))
+    for batch in (2, 3):
+        (commits / str(batch)).touch()
+    start()
+    (commits / "4").touch()
+    with pytest.raises(UsageError, match=r"up to 4, .* by its checkpoint .*; it has them up to 3: an older"):
+        start()
+    with pytest.raises(UsageError, match=r"up to 4.* remove both, to fill it from the beginning of the source"):
+        ingest.run(5, (4, 3))
+    holdfast.open(ingest.root).delete("s")
+    with pytest.raises(UsageError, match=r"it has none of them: it was removed, .* remove that folder as well"):
+        start()
+    with pytest.raises(UsageError, match="it has none of them"):
+        ingest.run(5, (4, 3))
+    assert ingest.stream() == []
 
 
 def test_a_note_of_another_format_is_refused(ingest: Ingest) -> None:

@@ -2,7 +2,8 @@
 
 Rules:
 1. The query's checkpoint belongs to the stream. A stream that has batches of a query whose checkpoint is gone is not
-   filled again from the beginning: rows would come twice, so it is refused.
+   filled again from the beginning: rows would come twice, so it is refused. Nor is one filled from the middle that
+   lacks batches which the checkpoint counts as done, as a stream that was deleted does: rows would be missing.
 2. The boundary trails the largest stime by the slack. Where silence means that nothing came (`idle`), it follows the
    clock once nothing has come for so long and the query has read all there is.
 3. A row that is late, far ahead of the clock or without a time goes to the dead letters (`ingest_dead_letters`); where
@@ -12,6 +13,7 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from pathlib import Path
 from typing import Any
@@ -25,10 +27,14 @@ from holdfast.inputs.source import EngineSource
 from holdfast.model.errors import PeerError, StreamBusy, UnknownStream, UsageError
 from holdfast.model.time import closed_until, duration_text, instant_text
 from holdfast.spark.failure import is_permanent, sentence
+from holdfast.spark.fork import last_commit
 from holdfast.spark.ingest_dead_letters import put_aside
+from holdfast.spark.node_checkpoint import query_id
 from holdfast.spark.session import make_active, with_format
+from holdfast.spark.sink import check_batches
 from holdfast.stream.filing import file_results
 from holdfast.stream.store import StreamStore
+from holdfast.stream.waiting import waiting_results
 
 #: How often the query is looked at.
 _LOOK_S = 0.2
@@ -82,6 +88,7 @@ class SparkInput:
     def _check_checkpoint(self) -> None:
         """Rule 1."""
         if self._checkpoint.exists():
+            self._check_batches()
             return
         try:
             writer = self._store.open(self._stream).writer(owner="spark:ingest")
@@ -95,6 +102,22 @@ class SparkInput:
                 f"{self._checkpoint}; it is gone, and from its beginning rows would come twice; bring it back, or fill "
                 "a new stream"
             )
+
+    def _check_batches(self) -> None:
+        last = last_commit(self._checkpoint)
+        if last < 0:
+            return  # Whatever it had begun comes again.
+        tokens: dict[str, int] = {}
+        with contextlib.suppress(UnknownStream):
+            stream = self._store.open(self._stream)
+            with contextlib.closing(stream.reader()) as reader:
+                if reader.closed:
+                    return  # What came behind its end was left out.
+            found = waiting_results(stream)
+            if found is None:
+                return  # Somebody is just opening it: the sink will look.
+            tokens = found.tokens
+        check_batches(self._stream, tokens, query_id(self._checkpoint), last, self._checkpoint)
 
     def _start(self, session: SparkSession) -> StreamingQuery:
         with_format(session)

@@ -13,7 +13,8 @@ Rules:
 4. `filing` orders the rows: the stream does not depend on how Spark cut the batches (D9).
 5. Of two drivers on one checkpoint, the later one wins and the earlier one fails (L7). Each run of a query notes itself
    in the log with the number after the last run's; a run that finds a later one there gives up.
-6. An ingest query puts rows aside that the stream cannot take (`ingest_dead_letters`), settled by the batch's unit.
+6. An ingest query puts rows aside that the stream cannot take (`ingest_dead_letters`), settled by the batch's unit. Its
+   stream has all its batches from the first one on: a gap before this one would stay one, as the source is read once.
 7. A fork writes to the tentative branch, and only what lies behind the branch's root. Until it has one, it files
    nothing: what would wait for its bucket to be complete is kept in a file, and is the branch's when that begins.
 """
@@ -21,7 +22,7 @@ Rules:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -312,6 +313,8 @@ class Target:
             )
         if done >= batch_id:
             return
+        if query_id and self.options.get("putaside") is not None and not writer.state.closed:
+            check_batches(self.stream.name, known, query_id, batch_id - 1, self.options.get("checkpointlocation") or "")
         closed = boundary_us >= FOREVER_US
         before_us = writer.state.boundary_us
         results = self._timely(self._wanted(messages, before_us), before_us)
@@ -336,6 +339,22 @@ class Target:
             control.discard(self.staging, max(c.position_us for c in checkpoints))
         if (path := self.options.get("waiting")) is not None:
             Path(path).unlink(missing_ok=True)
+
+
+def check_batches(stream: str, tokens: Mapping[str, int], query_id: str, last: int, checkpoint: str | Path) -> None:
+    """Refuse a stream that lacks batches of its ingest query up to `last`, which the query will not read again."""
+    # A batch without tasks does not know whose it is.
+    has = max(tokens.get(f"spark-{query_id}", -1), tokens.get("spark-", -1))
+    if has >= last:
+        return
+    if has < 0:
+        found = "it has none of them: it was removed, or lost; bring it back, or remove that folder as well"
+    else:
+        found = f"it has them up to {has}: an older copy was brought back; bring the later one, or remove both"
+    raise UsageError(
+        f"stream {stream} must have the batches of the query that fills it up to {last}, which are done by its "
+        f"checkpoint {checkpoint}; {found}, to fill it from the beginning of the source, or fill a new stream"
+    )
 
 
 def _since(first_us: int, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
