@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,17 @@ class Topic:
 
         self.admin.create_partitions([NewPartitions(self.name, total)])[self.name].result(60)
         self._producer = self._connect()  # The old one would hear of it in some minutes.
+
+    def delete(self) -> None:
+        self.admin.delete_topics([self.name])[self.name].result(60)
+        until(lambda: self.name not in self.admin.list_topics(timeout=10).topics)
+
+    def remove_before(self, partition: int, offset: int) -> None:
+        """As retention does."""
+        from confluent_kafka import TopicPartition
+
+        for future in self.admin.delete_records([TopicPartition(self.name, partition, offset)]).values():
+            future.result(60)
 
     def content(self, partition: int) -> list[tuple[int, int]]:
         """Offsets and numbers of a partition, by a client of its own."""
@@ -172,6 +184,14 @@ class Sender(threading.Thread):
         assert any(n < 0 for numbers in found.values() for _, n in numbers)
 
 
+def run_again(one: KafkaInput) -> None:
+    """As a host would: brokers may not have heard yet of a topic that was just made."""
+    while True:
+        with contextlib.suppress(PeerError):
+            one.run()
+            return
+
+
 class Filled:
     """A stream that is filled from a topic, by inputs that come and go."""
 
@@ -185,14 +205,10 @@ class Filled:
         raised: list[BaseException] = []
 
         def guarded() -> None:
-            while True:
-                try:
-                    one.run()
-                except PeerError:
-                    continue  # As a host would: brokers may not have heard yet of a topic that was just made.
-                except BaseException as error:
-                    raised.append(error)
-                return
+            try:
+                run_again(one)
+            except BaseException as error:
+                raised.append(error)
 
         thread = threading.Thread(target=guarded)
         thread.start()
@@ -208,6 +224,20 @@ class Filled:
         assert not thread.is_alive()
         if raised:
             raise raised[0]
+
+    @contextlib.contextmanager
+    def stopped_by(self, sentence: str, source: KafkaSource) -> Iterator[KafkaInput]:
+        """What is done to the topic ends its input."""
+        one = source.open(self.stream, self.root / "home")
+        with ThreadPoolExecutor(1) as thread:
+            ended = thread.submit(run_again, one)
+            try:
+                yield one
+                until(ended.done)
+            finally:
+                one.stop()
+        with pytest.raises(UsageError, match=sentence):
+            ended.result()
 
     def run_to_its_end(self, source: KafkaSource) -> None:
         """As a host would: what may pass is tried again."""
@@ -491,16 +521,57 @@ def test_a_topic_that_was_made_again_is_not_taken_for_the_old_one(broker: Kafka,
     topic.flush()
     with filled.run(kafka(broker.address, topic="again", slack="0s")):
         until(lambda: filled.numbers() == [0, 1])
-    topic.admin.delete_topics(["again"])["again"].result(60)
-    until(lambda: "again" not in topic.admin.list_topics(timeout=10).topics)
+    topic.delete()
     Topic(broker, "again", partitions=1)
     with pytest.raises(UsageError, match="deleted and made again"):
         filled.run_to_its_end(kafka(broker.address, topic="again"))
 
 
-def test_records_that_kafka_removed_before_they_were_read_are_not_passed_over(broker: Kafka, filled: Filled) -> None:
-    from confluent_kafka import TopicPartition
+@pytest.mark.parametrize(
+    ("name", "partitions", "records"), [("longer", 2, 9), ("shorter", 2, 1), ("fewer", 1, 9), ("idle-again", 2, 0)]
+)
+def test_a_topic_that_is_made_again_under_a_running_bridge_ends_it_and_leaves_nothing_in_its_place_k1(
+    name: str, partitions: int, records: int, broker: Kafka, filled: Filled
+) -> None:
+    topic = Topic(broker, name, partitions=2)
+    for n in range(3):
+        topic.send(0, n, n * 200)
+    topic.flush()
+    source = kafka(broker.address, topic=name, slack="0s")
+    sentence = r"must be the one that was read before, .* it was deleted and made again"
+    with filled.stopped_by(sentence, source) as one:
+        until(lambda: filled.numbers() == [0, 1] and one.status().get("lag") == 0)
+        topic.delete()
+        successor = Topic(broker, name, partitions=partitions)
+        for n in range(records):
+            successor.send(n % partitions, 100 + n, 1000 + n * 200)
+        successor.flush()
+    with pytest.raises(UsageError, match=sentence):
+        filled.run_to_its_end(source)
+    with filled.run(kafka(broker.address, topic=name, slack="0s", id="second")) as one:
+        until(lambda: one.status().get("lag") == 0)
+        until(lambda: len(filled.numbers()) >= 2 + max(0, records - 1))
+    assert [n for n in filled.numbers() if n >= 100] == list(range(100, 100 + max(0, records - 1)))
 
+
+def test_records_that_kafka_removes_while_they_wait_are_said_as_at_a_start_k1(broker: Kafka, filled: Filled) -> None:
+    """A partition that is far ahead waits for the others; retention does not."""
+    topic = Topic(broker, "passed", partitions=1)
+    for n in range(3):
+        topic.send(0, n, n * 200)
+    topic.flush()
+    sentence = "partition 0 must still have the record at offset 3, where reading goes on; it has 5 to 6; records were"
+    with filled.stopped_by(sentence, kafka(broker.address, topic="passed")) as one:
+        until(lambda: one.status().get("lag") == 0)
+        one._client.pause({0})
+        for n in range(3, 6):
+            topic.send(0, n, n * 200)
+        topic.flush()
+        topic.remove_before(0, 5)
+        one._client.resume({0})
+
+
+def test_records_that_kafka_removed_before_they_were_read_are_not_passed_over(broker: Kafka, filled: Filled) -> None:
     topic = Topic(broker, "removed", partitions=1)
     for n in range(3):
         topic.send(0, n, n * 200)
@@ -510,8 +581,7 @@ def test_records_that_kafka_removed_before_they_were_read_are_not_passed_over(br
     topic.send(0, 3, 800)
     topic.send(0, 4, 900)
     topic.flush()
-    for future in topic.admin.delete_records([TopicPartition("removed", 0, 4)]).values():
-        future.result(60)
+    topic.remove_before(0, 4)
     with pytest.raises(UsageError, match="offset 2, where reading goes on; it has 4 to 5; records were removed"):
         filled.run_to_its_end(kafka(broker.address, topic="removed"))
 

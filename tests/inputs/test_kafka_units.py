@@ -265,3 +265,59 @@ def test_a_note_of_another_format_is_refused(bridge: Bridge) -> None:
     note.write_text(text.replace('"format":1', '"format":2'))
     with pytest.raises(StorageError, match="has format 2; this Holdfast reads 1"):
         bridge.run()
+
+
+@pytest.mark.parametrize("more", [0, 3])
+def test_a_topic_that_is_made_again_while_it_is_read_brings_nothing_into_the_old_ones_place_k1(
+    more: int, bridge: Bridge
+) -> None:
+    """The client goes on by name: it reads a longer successor at the old offset, and a shorter one has no such."""
+    bridge.topic.put(row(0), row(1), row(2))
+    one = bridge.input()
+
+    def made_again() -> None:
+        bridge.topic.made("second", *(row(10 + n) for n in range(1 + more)))
+
+    bridge.topic.read_hook = lambda: setattr(bridge.topic, "read_hook", made_again)
+    with pytest.raises(UsageError, match=r"must be the one that was read before, .* it was deleted and made again"):
+        one.run()
+    assert not set(bridge.numbers()) & {10, 11, 12, 13}
+    before = bridge.numbers()
+    with pytest.raises(UsageError, match="it was deleted and made again"):
+        bridge.run()
+    bridge.run(id="second")
+    assert bridge.numbers()[: len(before)] == before
+
+
+def test_nothing_is_committed_while_the_brokers_do_not_say_that_the_topic_is_the_same_k1(bridge: Bridge) -> None:
+    bridge.topic.put(row(0), row(1))
+    bridge.topic.silent = True
+    assert bridge.run().rows == 0
+    bridge.topic.silent = False
+    assert bridge.run().rows == 1
+    assert bridge.numbers() == [0]
+
+
+def test_records_that_are_removed_while_they_wait_to_be_read_are_said_as_at_a_start_k1(bridge: Bridge) -> None:
+    bridge.topic.put(row(0), row(1))
+    one = bridge.input()
+
+    def removed() -> None:
+        bridge.topic.put(row(2), row(3), row(4))
+        bridge.topic.removed = 4
+
+    bridge.topic.read_hook = lambda: setattr(bridge.topic, "read_hook", removed)
+    sentence = "partition 0 must still have the record at offset 2, where reading goes on; it has 4 to 5; records were"
+    with pytest.raises(UsageError, match=sentence):
+        one.run()
+
+
+def test_an_offset_that_is_refused_and_yet_there_is_tried_again(bridge: Bridge) -> None:
+    """A broker that had not heard yet of what another one gave us."""
+    bridge.topic.put(row(0))
+    one = bridge.input()
+    read = bridge.topic.read
+    bridge.topic.read = lambda wait_s: Read({}, {}, (0,))  # type: ignore[method-assign]
+    with pytest.raises(PeerError, match="partition 0 at offset 0; trying again"):
+        one.run()
+    bridge.topic.read = read  # type: ignore[method-assign]

@@ -6,8 +6,8 @@ Rules:
 1. Offsets go into the log with the rows that they brought (`holdfast.inputs.partition_merge`); nothing is committed to
    Kafka, and no consumer group is joined: the stream has one writer, so its input reads every partition itself and
    takes up new ones when they appear.
-2. A topic that was deleted and made again is another topic, even under the same name; one whose stime is read from
-   another place gives other buckets. Both are refused instead of mixed: a new `id` begins anew.
+2. A topic that was deleted and made again, also while it is read, is another topic, even under the same name; one whose
+   stime is read from another place gives other buckets. Both are refused instead of mixed: a new `id` begins anew.
 3. Offsets that Kafka has removed before they were read are an error; nothing is passed over in silence.
 4. A record that does not fit, is too late or far too early goes to the dead letters, once, settled by the unit with its
    place (`holdfast.inputs.unit_letters`); where there are none, it stops the input with the reason.

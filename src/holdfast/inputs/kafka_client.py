@@ -4,13 +4,14 @@ about topics and ends that come when they come.
 Rules:
 1. An error that no retry can mend (authentication, authorisation, a certificate, an unknown topic) is raised at once,
    as `UsageError`. All others are counted and remembered, and the library itself tries again with growing pauses.
-2. No call here waits longer than `_ASK_S`.
+2. No call here waits longer than `ASK_S`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from concurrent.futures import wait
 from typing import Any, NamedTuple
 
 from holdfast.clock import Clock, monotonic_us, now_us
@@ -24,7 +25,7 @@ except ImportError:  # The extra is optional; whoever opens a topic is told.
     library = None
 
 #: For an answer of the brokers, before the question counts as failed and is asked again.
-_ASK_S = 5.0
+ASK_S = 5.0
 #: How long a topic that was there may be unknown: brokers that have just started may not have heard of it.
 _MISSING_US = 10_000_000
 #: Records taken from the library at once: enough to make a unit worth its sync, few enough to be quick.
@@ -56,6 +57,8 @@ class Read(NamedTuple):
 
     messages: dict[int, list[Message]]
     ends: dict[int, int]
+    gaps: tuple[int, ...] = ()
+    """Partitions that have not the record that comes next, or never had it."""
 
 
 class KafkaClient:
@@ -108,7 +111,7 @@ class KafkaClient:
         if self._topic is None:
             self._topic_us = self._clock()
             names = library.TopicCollection([self.topic])
-            self._topic = self._admin.describe_topics(names, request_timeout=_ASK_S)[self.topic]
+            self._topic = self._admin.describe_topics(names, request_timeout=ASK_S)[self.topic]
 
     def topic_told(self) -> Topic | None:
         """The answer to `ask_topic`, once it is there."""
@@ -124,6 +127,13 @@ class KafkaClient:
                 raise UsageError(self._unknown) from None
             return None
 
+    def topic_now(self, wait_s: float = ASK_S) -> Topic | None:
+        """The topic as it is now; waits for the answer. None if there is none in time."""
+        self._topic = None  # What was asked before says nothing of now.
+        self.ask_topic()
+        wait((self._topic,), wait_s)
+        return self.topic_told()
+
     def _described(self, found: Any) -> Topic:
         self._missing_us = 0
         return Topic(str(found.topic_id), tuple(sorted(p.id for p in found.partitions)), self._topic_us)
@@ -132,8 +142,8 @@ class KafkaClient:
         """Refuse a topic that does not give every reader the same records with the same times, in order of time."""
         resource = library_admin.ConfigResource(library_admin.ConfigResource.Type.TOPIC, self.topic)
         try:
-            asked = self._admin.describe_configs([resource], request_timeout=_ASK_S)[resource]
-            found = {name: entry.value for name, entry in asked.result(_ASK_S + 1).items()}
+            asked = self._admin.describe_configs([resource], request_timeout=ASK_S)[resource]
+            found = {name: entry.value for name, entry in asked.result(ASK_S + 1).items()}
         except TimeoutError:
             raise PeerError(f"Kafka at {self._brokers} does not answer; trying again") from None
         except library.KafkaException as error:
@@ -163,7 +173,7 @@ class KafkaClient:
     def _offsets(self, partitions: Sequence[int], *specs: Any) -> list[dict[int, int]]:
         try:
             asked = [self._list(partitions, spec) for spec in specs]
-            return [{tp.partition: f.result(_ASK_S + 1).offset for tp, f in one.items()} for one in asked]
+            return [{tp.partition: f.result(ASK_S + 1).offset for tp, f in one.items()} for one in asked]
         except TimeoutError:
             raise PeerError(f"Kafka at {self._brokers} does not answer; trying again") from None
         except library.KafkaException as error:
@@ -194,7 +204,7 @@ class KafkaClient:
     def _list(self, partitions: Sequence[int], spec: Any) -> dict[Any, Any]:
         wanted = {library.TopicPartition(self.topic, p): spec for p in partitions}
         uncommitted = library.IsolationLevel.READ_UNCOMMITTED
-        found: dict[Any, Any] = self._admin.list_offsets(wanted, isolation_level=uncommitted, request_timeout=_ASK_S)
+        found: dict[Any, Any] = self._admin.list_offsets(wanted, isolation_level=uncommitted, request_timeout=ASK_S)
         return found
 
     # -- records -----------------------------------------------------------------------------------------------------
@@ -202,7 +212,7 @@ class KafkaClient:
     def assign(self, offsets: Mapping[int, int]) -> None:
         """Read these partitions as well, from these offsets on."""
         try:
-            self._consumer.list_topics(self.topic, _ASK_S)  # So that it knows them now, and not at its next look.
+            self._consumer.list_topics(self.topic, ASK_S)  # So that it knows them now, and not at its next look.
         except library.KafkaException as error:
             raise self._told(error) from None
         self._consumer.incremental_assign([library.TopicPartition(self.topic, p, at) for p, at in offsets.items()])
@@ -219,6 +229,7 @@ class KafkaClient:
         """What has come within `wait_s`, or sooner if it is much."""
         messages: dict[int, list[Message]] = {}
         ends: dict[int, int] = {}
+        gaps: list[int] = []
         for message in self._consumer.consume(RECORDS_MAX, wait_s):
             error = message.error()
             if error is None:
@@ -226,16 +237,12 @@ class KafkaClient:
             elif error.code() == library.KafkaError._PARTITION_EOF:
                 ends[message.partition()] = message.offset()
             elif error.code() == library.KafkaError._AUTO_OFFSET_RESET:
-                raise UsageError(
-                    f"topic {self.topic} partition {message.partition()}: the record at offset {message.offset()} must "
-                    "still be there, or there must never have been one; Kafka has removed it before it was read, or "
-                    "has lost it; under a new id the topic is read from what it has now"
-                )
+                gaps.append(message.partition())
             else:
                 self._note(error)
         self._admin.poll(0)
         self._check()
-        return Read(messages, ends)
+        return Read(messages, ends, tuple(gaps))
 
     def close(self) -> None:
         self._consumer.close()

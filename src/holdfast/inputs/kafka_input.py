@@ -2,6 +2,9 @@
 
 One thread: look what came, decode it, hold it (`holdfast.inputs.partition_merge`), commit what is complete. The client
 library fetches meanwhile.
+
+The library goes on by the topic's name: of one that was deleted and made again it reads the successor, at the old
+places. So the brokers are asked for the topic's id behind what was read, before a unit with it is committed.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import contextlib
 import re
 import threading
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +24,11 @@ from holdfast.clock import ArrivalClock, Clock, monotonic_us
 from holdfast.inputs.broker_clock import BrokerClock
 from holdfast.inputs.feed import Sent, letter_text
 from holdfast.inputs.kafka import KafkaSource
-from holdfast.inputs.kafka_client import KafkaClient, Read
+from holdfast.inputs.kafka_client import ASK_S, KafkaClient, Read, Topic
 from holdfast.inputs.kafka_records import Message, Records, Refused
 from holdfast.inputs.partition_merge import Chunk, PartitionMerge
 from holdfast.inputs.unit_letters import UnitLetters
-from holdfast.model.errors import EarlyTuple, LateTuple, UsageError
+from holdfast.model.errors import EarlyTuple, LateTuple, PeerError, UsageError
 from holdfast.model.names import check_name
 from holdfast.model.time import BEGINNING_US, instant_text
 from holdfast.stream.frame import crc32c
@@ -35,10 +39,12 @@ from holdfast.stream.store import Stream
 _LOOK_S = 0.02
 #: How often the ends of partitions are asked for. A silent partition is known to be silent up to then.
 _ENDS_US = 200_000
-#: How often new partitions are looked for.
+#: How often new partitions are looked for, and whether the topic is still the same where nothing is read.
 _TOPIC_US = 500_000
 #: How often places are committed where records brought no rows (bad ones, tombstones).
 _PLACES_US = 1_000_000
+#: How long an input that is to stop waits for the brokers, to commit what it has: it would be read again.
+_LAST_WORD_S = 1.0
 #: What a record's timestamp is, in the words of the protocol: 1 is its producer's.
 APPEND_TIME = 2
 #: Over how many seconds the rate is taken.
@@ -95,6 +101,8 @@ class KafkaInput:
             else:
                 self._producer = self._given
             self._letters.begin(self._producer.writer.state.tokens)
+            self._topic_id, self._is_confirmed = topic.id, True
+            self._topic: Topic | None = None  # Told when a unit was committed; the loop takes up its partitions.
             self._merge = self._begin(topic.id)
             if self._brokers is not None and self._merge.reached_us > BEGINNING_US:
                 self._brokers.saw(self._merge.reached_us)  # Or a silent topic stood still until its next record.
@@ -113,17 +121,20 @@ class KafkaInput:
         id = check_name(f"{stem}-{crc32c(decides.encode()):08x}")
         others = [i for i in state.tokens if i.startswith(f"{stem}-") and not i.startswith(f"{id}-")]
         if others:
-            raise UsageError(
-                f"stream {self._stream.name}: topic {source.topic} must be the one that was read before, with the same "
-                "stime (with several hosts also slack and begin); it was deleted and made again, or one of these was "
-                "changed; choose a new id to read it from its beginning, with several hosts into a new stream"
-            )
+            raise self._other_topic()
         return PartitionMerge(
             self._records.schema, id, state.tokens, bucket_us=self._stream.definition.bucket_us,
             slack_us=source.slack_us, boundary_us=state.boundary_us,
             by_clock=source.stime == "timestamp" or source.idle_us is not None, idle_us=source.idle_us,
             shared=source.copies,
         )  # fmt: skip
+
+    def _other_topic(self) -> UsageError:
+        return UsageError(
+            f"stream {self._stream.name}: topic {self._source.topic} must be the one that was read before, with the "
+            "same stime (with several hosts also slack and begin); it was deleted and made again, or one of these was "
+            "changed; choose a new id to read it from its beginning, with several hosts into a new stream"
+        )
 
     def _take_up(self, partitions: tuple[int, ...], *, first: bool) -> None:
         """Begin with partitions that are new to us, where the log says or at their beginning (or end, if asked for)."""
@@ -139,14 +150,17 @@ class KafkaInput:
                 at = self._beginning(p, low, end, first=first)
             self._merge.add(p, at)
             if not low <= at <= self._merge.partitions[p].seen <= end:
-                raise UsageError(
-                    f"topic {self._source.topic} partition {p} must still have the record at offset {at}, where "
-                    f"reading goes on; it has {low} to {end}; records were removed before they were read, or lost; "
-                    "choose a new id to begin with what is there"
-                )
+                raise self._gap(p, at, low, end)
             begins[p] = at
         self._merge.ends({p: end for p, (_, end) in limits.items()}, asked_us)
         self._client.assign(begins)
+
+    def _gap(self, number: int, at: int, low: int, end: int) -> UsageError:
+        return UsageError(
+            f"topic {self._source.topic} partition {number} must still have the record at offset {at}, where reading "
+            f"goes on; it has {low} to {end}; records were removed before they were read, or lost; choose a new id to "
+            "begin with what is there"
+        )
 
     def _beginning(self, number: int, low: int, end: int, *, first: bool) -> int:
         """Where a partition begins that was never read; partitions that came later begin with their first record."""
@@ -169,7 +183,10 @@ class KafkaInput:
         paused: set[int] = set()
         ends_us = topic_us = places_us = monotonic_us()
         while not self._stop.is_set():
-            self._hold(self._client.read(_LOOK_S))
+            read = self._client.read(_LOOK_S)
+            self._hold(read)
+            if read.gaps:
+                raise self._stopped_by(read.gaps)
             steady_us = monotonic_us()
             if steady_us >= ends_us:
                 ends_us = steady_us + _ENDS_US
@@ -180,9 +197,11 @@ class KafkaInput:
                 self._client.ask_topic()
             if (told := self._client.ends_told()) is not None:
                 self._merge.ends(*told)
-            if (topic := self._client.topic_told()) is not None:
+            if (topic := self._client.topic_told() or self._topic) is not None:
+                self._check_topic(topic)
                 self._take_up(topic.partitions, first=False)
                 self._merge.partitions_known(topic.asked_us)
+                self._topic = None
             if self._commit(places=steady_us >= places_us):
                 places_us = steady_us + _PLACES_US
             wanted = self._merge.waiting(self._clock(), paused)
@@ -192,7 +211,35 @@ class KafkaInput:
         self._commit(places=True)
         self._tell(monotonic_us())
 
+    def _check_topic(self, topic: Topic) -> None:
+        if topic.id != self._topic_id:
+            raise self._other_topic()
+
+    def _is_same_topic(self) -> bool:
+        """Whether all that was read is the topic's that we began with: it is if the topic is still there now. False:
+        the brokers do not say."""
+        if not self._is_confirmed:
+            self._topic = self._client.topic_now(_LAST_WORD_S if self._stop.is_set() else ASK_S)
+            if self._topic is None:
+                return False
+            self._check_topic(self._topic)
+            self._is_confirmed = True
+        return True
+
+    def _stopped_by(self, gaps: Sequence[int]) -> UsageError | PeerError:
+        """Kafka refuses the offset that comes next: it is another topic, or it removed or lost records."""
+        places = {number: self._merge.partitions[number].next for number in gaps}
+        if (topic := self._client.topic_now()) is not None:
+            self._check_topic(topic)
+            for number, (low, end) in self._client.limits(gaps).items():
+                if not low <= places[number] <= end:
+                    return self._gap(number, places[number], low, end)
+        at = ", ".join(f"partition {number} at offset {place}" for number, place in places.items())
+        return PeerError(f"topic {self._source.topic} cannot be read on for now, {at}; trying again")
+
     def _hold(self, read: Read) -> None:
+        if read.messages or read.ends:
+            self._is_confirmed = False
         for number, messages in read.messages.items():
             chunk, refused = self._records.chunk(messages)
             if self._brokers is not None:
@@ -268,7 +315,7 @@ class KafkaInput:
 
     def _commit(self, *, places: bool) -> bool:
         unit = self._merge.unit(self._clock(), positions=places or self._letters.is_full)
-        if unit is None:
+        if unit is None or not self._is_same_topic():
             return False
         self._letters.before_unit(unit.numbers)
         ack = self._producer.send_unit(unit.rows, numbers=unit.numbers, boundary=unit.boundary_us)

@@ -198,7 +198,7 @@ class Records:
             if len(times_ms) and (least_ms := int(times_ms.min())) < 0:
                 got = "none" if least_ms == _NO_TIMESTAMP else f"{least_ms} milliseconds since 1970"
                 raise SchemaError(
-                    f"stream {self._stream}: the record must have a timestamp, 1970 or later, to be its stime; got {got}"
+                    f"stream {self._stream}: the record must have a timestamp to be its stime, 1970 or later; got {got}"
                 )
             # Any number of 64 bits can stand there; as microseconds it would become another time without a word.
             if len(times_ms) and int(times_ms.max()) > STIME_US_MAX // 1000:
