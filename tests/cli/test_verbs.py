@@ -14,6 +14,8 @@ import httpx
 import pytest
 
 import holdfast
+from holdfast.inputs.kafka import KafkaSource
+from holdfast.inputs.kafka_values import ProtobufClass
 from holdfast.protocol.dpc.messages import StreamReport
 from holdfast.protocol.dpc.states import StreamState
 from holdfast.stream.report import ReportWriter, report_path
@@ -73,6 +75,22 @@ def test_status_without_a_file_looks_below_the_root(inside: Cli) -> None:
 def test_idle_is_for_columns_that_say_when(inside: Cli) -> None:
     inside.ok("create", "s", "--schema", SCHEMA)
     assert "--idle goes with --stime" in inside.fails("send", "s", "--idle", "5s", code=2)
+
+
+def test_send_says_of_a_topic_what_a_program_can_say(inside: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside.ok("create", "s", "--schema", SCHEMA)
+    send = ("send", "s", "--kafka", "127.0.0.1:1")
+    assert "--protobuf says what values are" in inside.fails(*send, "--protobuf", "a:B", "--value", "avro", code=2)
+    assert "go with --kafka BROKER:PORT" in inside.fails("send", "s", "--protobuf", "a:B", code=2)
+    assert "extra must be one of 'refuse', 'ignore'; got 'lift'" in inside.fails(*send, "--extra", "lift")
+    nowhere = inside.run(*send, "--protobuf", "nowhere_pb2:Order").stderr
+    assert "nowhere_pb2:Order of Protocol Buffers must be there for import" in nowhere
+    told: list[KafkaSource] = []
+    monkeypatch.setattr("holdfast.cli.send.feed_from", lambda session, name, source, until_read: told.append(source))
+    inside.ok(*send)
+    inside.ok(*send, "--uncommitted", "--extra", "ignore", "--protobuf", "shop_pb2:Order")
+    assert [one.committed for one in told] == [True, False]
+    assert told[1].values == ProtobufClass("shop_pb2:Order", Path(), extra=True)
 
 
 def test_mend_boundary_says_what_it_would_do_and_does_it(inside: Cli) -> None:

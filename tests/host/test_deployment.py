@@ -353,6 +353,11 @@ def test_a_source_may_say_what_fills_it(write: Write, tmp_path: Path) -> None:
     assert (spec.stream, spec.bucket_us) == ("monitor2", 1_000_000)
     assert spec.source.text() == "topic monitor2 of Kafka at b:9092"
     assert "hush" not in repr(deployment)
+    for word, committed in (("", True), (", committed: true", True), (", committed: false", False)):
+        said = f"monitor2: {{host: src, kafka: {{brokers: b{word}}}}}"
+        (spec,) = load_deployment(write(GOOD.replace("monitor2: src", said))).fed.values()
+        assert isinstance(spec.source, KafkaSource)
+        assert spec.source.committed == committed
 
 
 def test_a_source_may_name_a_class_of_protocol_buffers_by_its_module(write: Write, tmp_path: Path) -> None:
@@ -406,6 +411,7 @@ def test_a_source_that_cannot_be_filled_as_it_says_is_refused(write: Write) -> N
 
     refused(with_source("{host: src, kafka: {brokers: b, slack: soon}}"), "a duration must look like")
     refused(with_source("{host: src, kafka: {brokers: b, speed: high}}"), "unknown field `speed`")
+    refused(with_source("{host: src, kafka: {brokers: b, committed: no}}"), "Invalid enum value 'no'")
     refused(with_source("{host: src, bucket: 1s}"), "schema and bucket go with kafka or postgres")
     refused(with_source("{host: src, postgres: {url: u, table: a.b.c}}"), "a name, or schema.name")
     refused(with_source("{host: src, postgres: {url: u}, kafka: {brokers: b}}"), "kafka or postgres, not both")

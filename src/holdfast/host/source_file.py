@@ -54,6 +54,7 @@ class KafkaWords(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
     extra: str | None = None
     tombstones: str | None = None
     begin: str | None = None
+    committed: Literal["true", "false"] | None = None
     id: str | None = None
     dead_letters: str | None = None
     config: dict[str, str] | None = None
@@ -105,6 +106,7 @@ def source_spec(file: Path, stream: str, said: SourceWords) -> SourceSpec | None
         raise UsageError(f"source {stream!r} in {file}: kafka or postgres, not both; a stream has one writer")
     if said.kafka is not None:
         options: dict[str, Any] = {"topic": stream, **msgspec.to_builtins(said.kafka)}
+        options["committed"] = said.kafka.committed != "false"
     elif said.postgres is not None:
         options = {"table": stream, **msgspec.to_builtins(said.postgres)}
         options["snapshot"] = said.postgres.snapshot != "false"
