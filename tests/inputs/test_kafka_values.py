@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
+import ssl
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -21,6 +24,7 @@ from holdfast.inputs.kafka_records import Records
 from holdfast.inputs.typed_json import Misread, typed_json
 from holdfast.model.errors import PeerError, UsageError
 from holdfast.model.schema import parse_schema
+from tests.inputs.kafka_server import make_authority, make_server_keys
 
 fastavro = pytest.importorskip("fastavro", reason="fastavro is not installed; the extra [kafka] brings it")
 
@@ -54,7 +58,7 @@ class Record(NamedTuple):
 
 
 def records(source: KafkaSource, columns: str) -> Records:
-    return Records(parse_schema(columns), "s", source.topic, values=source.values, parts=source.parts,
+    return Records(parse_schema(columns), "s", source.topic, values=source.decoder(), parts=source.parts,
                    stime=source.stime, stime_unit=source.stime_unit, tombstones=source.tombstones)  # fmt: skip
 
 
@@ -216,33 +220,128 @@ def test_an_avro_decimal_with_more_digits_than_declared_is_refused_at_once_and_n
     assert ["4 digits at most" in why for why in refused] == [True, True, True]
 
 
+class SchemaServer(HTTPServer):
+    """A registry that has what it was given, for those who know the word."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.answers: dict[str, Any] = {"/schemas/ids/5": {"schema": json.dumps(SCHEMA)}}
+        self.word: str | None = None
+        super().__init__(("127.0.0.1", 0), _Answers)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def has(self, path: str, schema: Any, *references: str) -> None:
+        """`references`: subjects, each in its version 1."""
+        named = [{"name": subject, "subject": subject, "version": 1} for subject in references]
+        self.answers[path] = {"schema": json.dumps(schema), "references": named}
+
+
+class _Answers(BaseHTTPRequestHandler):
+    server: SchemaServer
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)
+        answer = self.server.answers.get(self.path)
+        refused = self.server.word not in (None, self.headers.get("Authorization"))
+        self.send_response(401 if refused else 404 if answer is None else 200)
+        self.end_headers()
+        self.wfile.write(answer if isinstance(answer, bytes) else json.dumps(answer or {}).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
 @pytest.fixture
-def registry() -> Iterator[tuple[str, list[str]]]:
-    asked: list[str] = []
-
-    class Answers(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_response(200 if self.path == "/schemas/ids/5" else 404)
-            self.end_headers()
-            self.wfile.write(json.dumps({"schema": json.dumps(SCHEMA)}).encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Answers)
-    thread = threading.Thread(target=server.serve_forever)
+def registry() -> Iterator[SchemaServer]:
+    server = SchemaServer()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
+        yield server
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
 
 
-def test_avro_with_a_registry_that_is_asked_once_for_each_schema(registry: tuple[str, list[str]]) -> None:
-    url, asked = registry
+CUSTOMER = {"type": "record", "name": "Customer", "namespace": "shop", "fields": [{"name": "who", "type": "string"}]}
+SALE = {"type": "record", "name": "Sale", "namespace": "shop",
+        "fields": [{"name": "n", "type": "long"}, {"name": "buyer", "type": "Customer"}]}  # fmt: skip
+
+
+def test_a_schema_of_a_registry_may_take_types_from_others_and_they_from_others(registry: SchemaServer) -> None:
+    registry.has("/schemas/ids/5", SALE, "shop.Customer")
+    registry.has("/schemas/ids/6", ["shop.Customer", "shop.Sale"], "shop.Sale", "shop.Customer")
+    registry.has("/schemas/ids/7", SALE, "shop/Nobody")
+    registry.has("/schemas/ids/8", SALE, "shop.Round")
+    registry.has("/subjects/shop.Customer/versions/1", CUSTOMER)
+    registry.has("/subjects/shop.Sale/versions/1", SALE, "shop.Customer")
+    registry.has("/subjects/shop.Round/versions/1", SALE, "shop.Round")
+    source = kafka("b:1", topic="t", value="avro", registry=registry.url)
+    given = [b"\x00\x00\x00\x00" + rest for rest in
+             (b"\x05\x0e\x06ann", b"\x06\x02\x0e\x06ann", b"\x07\x0e\x06ann", b"\x08\x0e\x06ann")]  # fmt: skip
+    rows, refused = read(
+        source, "n bigint, buyer struct<who: string>", *(Record(value, at) for at, value in enumerate(given))
+    )
+    assert rows == [{"n": 7, "buyer": {"who": "ann"}}] * 2
+    assert "offset 2: schema 7 of the registry must be Avro; it refers to version 1 of shop/Nobody" in refused[0]
+    assert "/subjects/shop%2FNobody/versions/1" in registry.asked
+    assert "offset 3: schema 8 of the registry must be Avro; shop.Customer" in refused[1]
+
+
+@pytest.mark.parametrize(
+    ("setting", "word"),
+    [("basic.auth.user.info=ann:a:b", "Basic YW5uOmE6Yg=="), ("bearer.auth.token=a:b", "Bearer a:b")],
+)
+def test_a_registry_that_wants_a_password_gets_it_from_the_settings_alone(
+    setting: str, word: str, registry: SchemaServer, tmp_path: Path
+) -> None:
+    registry.word, (name, _, secret) = word, setting.partition("=")
+    (tmp_path / "client.properties").write_text(f"client.id=shop\nschema.registry.{setting}\n")
+    source = kafka("b:1", topic="t", value="avro", registry=registry.url, config_file=tmp_path / "client.properties")
+    assert source.settings() == {"client.id": "shop"}
+    assert read(source, ORDERS, Record(b"\x00\x00\x00\x00\x05" + avro(ORDER)))[0] == [ORDER]
+    wrong = replace(source, config={f"schema.registry.{name}": "ann:wrong"})
+    with pytest.raises(UsageError, match=f"must let us in; it answers 401; .*schema.registry.{name}") as refused:
+        read(wrong, ORDERS, Record(b"\x00\x00\x00\x00\x05"))
+    assert not any(text in str(refused.value) + repr(source) for text in ("wrong", secret))
+    with pytest.raises(UsageError, match=r"must be of schema.registry.basic.* got schema.registry.password"):
+        read(replace(source, config={"schema.registry.password": "x"}), ORDERS)
+
+
+def test_a_registry_that_answers_something_else_is_no_fault_of_the_record(registry: SchemaServer) -> None:
+    registry.answers["/schemas/ids/5"] = b"<html>"
+    source = kafka("b:1", topic="t", value="avro", registry=registry.url)
+    with pytest.raises(PeerError, match="must answer with a JSON object; it answers otherwise"):
+        read(source, ORDERS, Record(b"\x00\x00\x00\x00\x05"))
+
+
+def test_a_registry_needs_a_certificate_that_we_trust(registry: SchemaServer, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("making certificates needs openssl")
+    ours, other = make_authority(tmp_path, "ours"), make_authority(tmp_path, "other")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(make_server_keys(tmp_path, ours))
+    registry.socket = context.wrap_socket(registry.socket, server_side=True)
+
+    def trusting(authority: Path) -> KafkaSource:
+        return kafka("b:1", topic="t", value="avro", registry=registry.url.replace("http:", "https:"),
+                     config={"schema.registry.ssl.ca.location": str(authority)})  # fmt: skip
+
+    given = Record(b"\x00\x00\x00\x00\x05" + avro(ORDER))
+    assert read(trusting(ours), ORDERS, given)[0] == [ORDER]
+    with pytest.raises(UsageError, match=r"must have a certificate that we trust \(schema.registry.ssl.ca.location"):
+        read(trusting(other), ORDERS, given)
+    for wrong in (tmp_path / "none.pem", tmp_path / "ours.key"):
+        with pytest.raises(UsageError, match="must be files in PEM"):
+            read(trusting(wrong), ORDERS, given)
+
+
+def test_avro_with_a_registry_that_is_asked_once_for_each_schema(registry: SchemaServer) -> None:
+    url, asked = registry.url, registry.asked
     source = kafka("b:1", topic="t", value="avro", registry=url)
     good = b"\x00\x00\x00\x00\x05" + avro(ORDER)
     rows, refused = read(source, ORDERS, Record(good), Record(good, 1), Record(avro(ORDER), 2),

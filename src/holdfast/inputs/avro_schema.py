@@ -11,12 +11,14 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Context, Decimal
 from typing import Any, NamedTuple
 
 from holdfast.model.errors import SchemaError
 
+#: The name of a record that we have put around a schema: its field `value` is what that describes.
+WHOLE = "holdfast.Whole"
 _PARTS_MAX = 100_000
 _DIGITS_MAX = 1000
 _DECIMAL = "holdfast-decimal"
@@ -30,12 +32,18 @@ class _Size(NamedTuple):
     """A value consists of so many at most, elements of arrays and maps counted once."""
 
 
-def parsed_schema(fastavro: Any, schema: Any) -> Any:
-    """The schema as fastavro takes it; `SchemaError` unless the rules hold."""
+def parsed_schema(fastavro: Any, schema: Any, references: Sequence[Any] = ()) -> Any:
+    """The schema as fastavro takes it; `SchemaError` unless the rules hold. `references`: schemas whose types it may
+    name, each behind those that it names itself."""
     for stored in ("bytes", "fixed"):
         fastavro.read.LOGICAL_READERS[f"{stored}-{_DECIMAL}"] = _decimal
-    found = fastavro.parse_schema(_with_decimals(schema))
-    check_bounded(found)
+    types: dict[str, Any] = {}
+    before = [fastavro.parse_schema(_with_decimals(one), types) for one in references]
+    if references and not isinstance(schema, Mapping):
+        # The library finds types of elsewhere in a record alone. One with a single field has the bytes of that field.
+        schema = {"type": "record", "name": WHOLE, "fields": [{"name": "value", "type": schema}]}
+    found = fastavro.parse_schema(_with_decimals(schema), types)
+    check_bounded(found, before)
     return found
 
 
@@ -69,9 +77,12 @@ def _decimal(data: bytes, writer_schema: Mapping[str, Any], reader_schema: Any =
     return Decimal(unscaled).scaleb(-writer_schema.get("scale", 0), Context(prec=precision))
 
 
-def check_bounded(parsed: Any) -> None:
-    """`SchemaError` unless the rules hold. `parsed` comes from fastavro: names are whole and stand before their use."""
-    _Sizes().of(parsed)
+def check_bounded(parsed: Any, before: Sequence[Any] = ()) -> None:
+    """`SchemaError` unless the rules hold. `parsed` comes from fastavro: names are whole and stand before their use,
+    there or in the schemas `before` it."""
+    sizes = _Sizes()
+    for one in (*before, parsed):
+        sizes.of(one)
 
 
 class _Sizes:

@@ -26,14 +26,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from holdfast.inputs.kafka_records import JsonValues, Values
-from holdfast.inputs.kafka_values import (
-    AvroValues,
-    ProtobufClass,
-    ProtobufValues,
-    Registry,
-    given_schema,
-    is_message,
-)
+from holdfast.inputs.kafka_values import AvroValues, ProtobufClass, ProtobufValues, given_schema, is_message
+from holdfast.inputs.schema_registry import PREFIX, Registry
 from holdfast.inputs.settings_file import read_settings
 from holdfast.model.errors import UsageError
 from holdfast.model.time import MAX_AHEAD, duration_us, instant_us
@@ -99,9 +93,20 @@ class KafkaSource:
 
         return KafkaInput(self, stream, home)
 
+    def decoder(self) -> Callable[[pa.Schema, str], Values] | None:
+        """`values` with what the registry wants to see of us."""
+        if not isinstance(self.values, _Encoding) or self.values.registry is None:
+            return self.values
+        ours = {name.removeprefix(PREFIX): value for name, value in self._settings().items() if name.startswith(PREFIX)}
+        return replace(self.values, registry=self.values.registry.let_in(ours))
+
+    def _settings(self) -> dict[str, str]:
+        """The file is read here: tools that only look at a deployment need not have it."""
+        return {**({} if self.config_file is None else read_settings(self.config_file)), **self.config}
+
     def settings(self) -> dict[str, str]:
-        """Those of the client. The file is read here: tools that only look at a deployment need not have it."""
-        found = {**({} if self.config_file is None else read_settings(self.config_file)), **self.config}
+        """Those of the client."""
+        found = {name: value for name, value in self._settings().items() if not name.startswith(PREFIX)}
         if forbidden := OURS.intersection(found):
             raise UsageError(f"the Kafka input sets {', '.join(sorted(forbidden))} itself; leave them out of config")
         return found
@@ -143,7 +148,7 @@ def kafka(
     producer; "advance" lets the boundary follow the clock where everything is read. `committed`: leave out records of
     transactions that were aborted, and wait for those that are open. `begin`: where a topic is begun that was never
     read: "earliest", "latest", or a time, that of the first record. `config`, `config_file`: settings of the client,
-    such as those of SASL and TLS.
+    such as those of SASL and TLS, and with `schema.registry.` in front of the registry.
     """
     values = _values(value, _word("extra", extra, "refuse", "ignore") == "ignore", avro_schema, registry)
     for name, text in (("brokers", brokers), ("topic", topic)):

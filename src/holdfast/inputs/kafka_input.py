@@ -64,7 +64,7 @@ class KafkaInput:
         stream.definition.require_replay("a topic of Kafka that fills it")
         schema = stream.definition.schema
         self._records = Records(
-            schema, stream.name, source.topic, values=source.values, parts=source.parts, stime=source.stime,
+            schema, stream.name, source.topic, values=source.decoder(), parts=source.parts, stime=source.stime,
             stime_unit=source.stime_unit, tombstones=source.tombstones,
         )  # fmt: skip
         self._brokers = BrokerClock() if source.copies else None

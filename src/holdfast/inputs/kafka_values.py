@@ -1,9 +1,7 @@
 """Values of Kafka's records that are no JSON: Avro, with a schema of one's own or of a registry, and Protocol Buffers.
 
-Rules:
-1. A record has exactly the stream's columns, by name; a field that the stream has no column for is refused, or ignored
-   where that was asked for. A field that is not set is null.
-2. A schema that a registry does not have makes a bad record; a registry that does not answer is waited for.
+A record has exactly the stream's columns, by name; a field that the stream has no column for is refused, or ignored
+where that was asked for. A field that is not set is null.
 """
 
 from __future__ import annotations
@@ -22,20 +20,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from holdfast.inputs.avro_schema import parsed_schema
-from holdfast.model.errors import PeerError, SchemaError, UsageError
+from holdfast.inputs.avro_schema import WHOLE, parsed_schema
+from holdfast.model.errors import SchemaError, UsageError
 from holdfast.model.schema import schema_text
 from holdfast.stream.values import names_shown, shown
 
-#: Schemas of a registry that are remembered; a topic has a handful in its life.
-_SCHEMAS_MAX = 1000
-_REGISTRY_S = 10.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 AvroSchema = Callable[[bytes, str], tuple[Any, bytes]]
 
 
 class _Fields:
-    """Rule 1."""
+    """The columns of a record."""
 
     def __init__(self, schema: pa.Schema, extra: bool) -> None:
         self._names, self._text, self._extra = frozenset(schema.names), schema_text(schema), extra
@@ -66,6 +61,8 @@ class AvroValues:
             raise SchemaError(f"{where}: it must be Avro of the schema; {type(error).__name__}: {error}") from None
         if rest := len(body) - source.tell():
             raise SchemaError(f"{where}: it must be Avro of the schema; got {rest} bytes behind its end")
+        if isinstance(schema, dict) and schema.get("name") == WHOLE:
+            found = found["value"]
         return self._fields.row(found, where)
 
 
@@ -97,51 +94,6 @@ def given_schema(schema: str | Path | Mapping[str, Any]) -> AvroSchema:
     except Exception as error:
         raise UsageError(f"the Avro schema cannot be read: {error}") from None
     return lambda value, where: (parsed, value)
-
-
-class Registry:
-    """A schema registry: a value begins with a zero byte and the number of its schema."""
-
-    def __init__(self, url: str) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise UsageError(f"a schema registry must be an address such as http://registry:8081; got {url!r}")
-        self._url = url.rstrip("/")
-        self._known: dict[int, Any] = {}
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Registry) and self._url == other._url
-
-    def __hash__(self) -> int:
-        return hash(self._url)
-
-    def __call__(self, value: bytes, where: str) -> tuple[Any, bytes]:
-        if len(value) < 5 or value[0] != 0:
-            raise SchemaError(f"{where}: a value must begin with a zero byte and the number of its schema; got others")
-        number = int.from_bytes(value[1:5], "big")
-        if number not in self._known:
-            if len(self._known) >= _SCHEMAS_MAX:
-                self._known.clear()
-            self._known[number] = self._ask(number, where)
-        return self._known[number], value[5:]
-
-    def _ask(self, number: int, where: str) -> Any:
-        import httpx  # Here: it takes longer to load than the rest of a command, and few topics have a registry.
-
-        try:
-            answer = httpx.get(f"{self._url}/schemas/ids/{number}", timeout=_REGISTRY_S)
-        except httpx.HTTPError as error:
-            raise PeerError(f"the schema registry does not answer: {error}; trying again") from None
-        if answer.status_code in (401, 403):
-            raise UsageError(f"the schema registry must let us in; it answers {answer.status_code}; check its address")
-        if answer.status_code == 404:
-            raise SchemaError(f"{where}: its schema must be in the registry; it has none with number {number}")
-        try:
-            answer.raise_for_status()
-            return _parsed(json.loads(answer.json()["schema"]))
-        except httpx.HTTPError as error:
-            raise PeerError(f"the schema registry does not answer: {error}; trying again") from None
-        except Exception as error:
-            raise SchemaError(f"{where}: schema {number} of the registry must be Avro; {error}") from None
 
 
 class ProtobufValues:
