@@ -26,6 +26,7 @@ from holdfast.inputs import postgres_client, postgres_input
 from holdfast.inputs.postgres_changes import PostgresChanges, postgres_changes
 from holdfast.inputs.postgres_input import PostgresInput
 from holdfast.model.errors import PeerError, UnknownStream, UsageError
+from holdfast.stream.producer import Producer
 from tests.inputs import conftest
 from tests.inputs.postgres_bridge import bridged
 from tests.postgres_server import Postgres, postgres_server
@@ -318,18 +319,35 @@ def test_types_of_postgresql_become_those_of_a_stream(database: Database, filled
     assert third["whole"] == float("inf")
 
 
-def test_a_value_that_does_not_fit_stops_the_input_behind_what_came_before(database: Database, filled: Filled) -> None:
+class Killed(BaseException):
+    pass
+
+
+def test_a_value_that_does_not_fit_stops_the_input_behind_what_came_before(
+    database: Database, filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
     database.run("create table misfit (id int primary key, day date)")
     source = bridged(database.server.url, "misfit")
     filled.read(source)
     with database.transaction():
         database.run("insert into misfit values (1, '2026-01-01')")
         database.run("insert into misfit values (2, 'infinity')")
-    database.run("insert into misfit values (3, null)")
+        database.run("insert into misfit values (3, null)")
     why = r"table misfit insert, change 2 of the transaction .*: column day must be date; got .infinity"
     for _ in range(2):
         filled.fails(source, why)
     aside = postgres_changes(database.server.url, table="misfit", slack="0s", dead_letters=True)
+    send_unit = Producer.send_unit
+
+    def killed(producer: Producer, data: Any, **options: Any) -> Any:
+        if data.num_rows:  # As if the process were killed in front of the unit, which settles the letter.
+            raise Killed
+        return send_unit(producer, data, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Producer, "send_unit", killed)
+        with pytest.raises(Killed):
+            filled.run_to_its_end(aside)
     filled.read(aside)
     filled.read(aside)
     assert filled.changes("id") == [("insert", 1), ("insert", 3)]

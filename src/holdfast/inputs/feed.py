@@ -60,11 +60,9 @@ class DeadLetters:
             raise storage_error("open", path, error) from error
 
     def put(self, lines: Sequence[tuple[Line, str]]) -> None:
-        self.put_entries([{"where": line.where, "error": why, **letter_text(line.text)} for line, why in lines])
-
-    def put_entries(self, entries: Sequence[Mapping[str, Any]]) -> None:
         """One line for each; returns when they are durable."""
-        self._append(b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
+        entries = [{"where": line.where, "error": why, **letter_text(line.text)} for line, why in lines]
+        self._append(letter_lines(entries))
 
     def complete(self, at: int, text: bytes) -> None:
         """Append lines that were to begin at `at`, or what a kill has left out of them; those that are there stay."""
@@ -83,6 +81,11 @@ class DeadLetters:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def letter_lines(entries: Sequence[Mapping[str, Any]]) -> bytes:
+    """As they stand in the file."""
+    return b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries)
 
 
 def letter_text(value: bytes | None) -> dict[str, str]:

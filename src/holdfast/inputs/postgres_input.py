@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from holdfast.clock import ArrivalClock, monotonic_us
 from holdfast.inputs.change_position import SNAPSHOT, ChangePosition
 from holdfast.inputs.change_rows import ChangeRows, Placed, Refused
-from holdfast.inputs.feed import DeadLetters, Sent
+from holdfast.inputs.feed import Sent
 from holdfast.inputs.first_rows import FirstRows, Head
 from holdfast.inputs.pgoutput import Alive, Begin, Change, Commit, Relation, Truncate, decode, lsn_text, unwrap
 from holdfast.inputs.postgres_changes import PostgresChanges
@@ -46,6 +46,7 @@ from holdfast.inputs.postgres_table import (
     slot_name,
 )
 from holdfast.inputs.postgres_types import copied_row
+from holdfast.inputs.unit_letters import UnitLetters
 from holdfast.model.errors import EarlyTuple, LateTuple, PeerError, UsageError
 from holdfast.model.names import check_name
 from holdfast.model.time import BEGINNING_US, closed_until, duration_text, instant_text
@@ -81,6 +82,7 @@ class PostgresInput:
             stime_unit=source.stime_unit,
         )  # fmt: skip
         self._first = FirstRows(home / f"{stream.name}.first-rows")
+        self._letters = UnitLetters(home / f"{stream.name}.postgres-put-aside", dead_letters)
         self._stop = threading.Event()
         self.total = Sent()
         self._read = 0
@@ -108,10 +110,7 @@ class PostgresInput:
             slack = "0s" if self._source.stime is None else duration_text(self._source.slack_us)
             self._producer = self._stream.producer(stime="stime", slack=slack, max_ahead=None)
             stack.callback(lambda: self._producer.close(end=False))
-            self._dead: DeadLetters | None = None
-            if self._dead_path is not None:
-                self._dead_path.parent.mkdir(parents=True, exist_ok=True)
-                self._dead = stack.enter_context(DeadLetters(self._dead_path))
+            self._letters.begin(self._producer.writer.state.tokens)
             self._begin(table)
             self._loop()
         return self.total
@@ -355,8 +354,10 @@ class PostgresInput:
 
     def _send(self, rows: pa.RecordBatch | pa.Table, numbers: dict[str, int], boundary_us: int | None) -> None:
         if numbers:
+            self._letters.before_unit(numbers)
             ack = self._producer.send_unit(rows, numbers=numbers, boundary=boundary_us)
             self._position.committed(numbers)
+            self._letters.behind_unit()
             self.total += Sent(rows=ack.rows)
             if ack.rows:
                 self._data_us = monotonic_us()
@@ -383,7 +384,7 @@ class PostgresInput:
         self.total += Sent(late=sum(one is None or one.kind is LateTuple for one in untimely.values()))
         if not refused:
             return batch
-        if self._dead is None:
+        if not self._letters.is_wanted:
             self._stop_before(min(refused, key=lambda one: one.placed.place[1:]))
         self._put_aside(refused)
         self.total += Sent(dead=sum(one.kind not in (LateTuple, EarlyTuple) for one in refused))
@@ -426,8 +427,7 @@ class PostgresInput:
         )
 
     def _put_aside(self, refused: list[Refused]) -> None:
-        assert self._dead is not None
-        self._dead.put_entries([
+        self._letters.put([
             {
                 "where": self._where(one.placed), "table": self._source.table, "change": one.placed.change.kind,
                 "commit": lsn_text(one.placed.place.commit), "transaction": one.placed.xid, "error": one.why,

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.inputs.feed import DeadLetters
+from holdfast.inputs.feed import DeadLetters, letter_lines
 from holdfast.inputs.letter_note import FORMAT, LetterNote
 
 #: So much may wait in memory for the next unit. Beyond it one is due.
@@ -64,7 +64,7 @@ class UnitLetters:
 
     def put(self, entries: Sequence[Mapping[str, Any]]) -> None:
         """They wait for the next unit."""
-        self._waiting += b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries)
+        self._waiting += letter_lines(entries)
 
     def before_unit(self, numbers: Mapping[str, int]) -> None:
         """Rule 2. Called by whoever has the log."""
