@@ -238,3 +238,12 @@ def test_every_label_that_is_promised_or_cited_is_explained() -> None:
     for module in tree().values():
         cited = set(re.findall(r"\(([DLCKTSBX]\d{1,2})[,;)]", module.text))
         assert cited <= explained, module.name
+
+
+def test_every_file_that_the_package_and_its_pages_name_is_there() -> None:
+    """Whoever looks up a test, bench, page or example finds it."""
+    pages = [*HOME.glob("docs/*.md"), *(HOME / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
+    texts = {page.name: page.read_text() for page in pages} | {m.name: m.text for m in tree().values()}
+    path = re.compile(r"(?<![\w./-])(?:tests|benches|docs|examples)/[\w./-]+\.(?:py|md|yaml)\b")
+    named = {(whose, name) for whose, text in texts.items() for name in path.findall(text)}
+    assert sorted((whose, name) for whose, name in named if not (HOME / name).is_file()) == []

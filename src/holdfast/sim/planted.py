@@ -3,7 +3,7 @@
 Rules:
 1. A bug is planted from outside, by replacing one method while a context is open; the cores know nothing of it.
 2. Each one is a mistake that somebody could make, not an explosion.
-3. `python -m holdfast.sim --plant NAME` lets one loose; `tests/sim/test_planted.py` demands that each is caught.
+3. `python -m holdfast.sim --plant NAME` lets one loose; `tests/sim/test_sim_planted.py` demands that each is caught.
 """
 
 from __future__ import annotations
