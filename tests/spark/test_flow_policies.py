@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+import holdfast
+from holdfast.app import App
 from holdfast.checkpoint.derive import StateKind, derive
 from holdfast.checkpoint.policy import Guarantee, every, groups, none, upstream
 from holdfast.cli.program import protections
 from holdfast.model.errors import UsageError
 from holdfast.operators import continuous, count, count_window, keep_time
 from holdfast.spark.flow import Flow
+from holdfast.spark.node_flow import NodeFlow
+from holdfast.spark.restore import Origin, Spec
+from holdfast.spark.state_versions import Lineages
 
 #: A description; a session is asked for only when it is to run.
 FLOW = Flow(None, "/streams", ("a", "b"), (), 2)  # type: ignore[arg-type]
@@ -42,9 +48,34 @@ def test_what_is_no_policy_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_none_is_the_policy_that_saves_nothing(name: str) -> None:
-    assert OPERATORS[name](checkpoint=none).checkpoint is None
-    assert OPERATORS[name]().checkpoint is None
+def test_none_is_kept_as_it_was_said_and_saves_nothing_in_a_node_either(name: str) -> None:
+    said, unsaid = OPERATORS[name](checkpoint=none), OPERATORS[name]()
+    assert (said.policy, unsaid.policy) == (None, None)
+    assert said.as_in_node() == said
+    assert unsaid.as_in_node().policy == continuous()
+    assert FLOW.as_in_node() == FLOW
+
+
+def test_a_node_whose_flow_says_none_writes_no_checkpoints_and_holds_back_no_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does its fork look for any, where its parent's version is lost."""
+    holdfast.open(tmp_path).create("in", "v bigint")
+    app = App("policies")
+    app.node(inputs=["in"], output="out", name="node")(lambda rows: rows)
+    given: Any = Flow(None, str(tmp_path), ("in",), (("decision", "d"),), 2, known=FLOW)  # type: ignore[arg-type]
+    specs: list[tuple[Spec, str]] = []
+    monkeypatch.setattr(Flow, "results", lambda flow, spec, checkpoints=True: specs.append((spec, flow.policy)) or FLOW)
+    monkeypatch.setattr(NodeFlow, "_shaped", lambda node, frame: frame)
+    for checkpoint, needed in ((none, [7]), (continuous(), [3])):
+        flow = given.filter("v > 0").bsort("v", 3, checkpoint=checkpoint)
+        node = NodeFlow(app.diagram().node("node"), flow, tmp_path, tmp_path / "home")
+        monkeypatch.setattr(Lineages, "needed_us", lambda *_: 3)
+        assert [node.needed_us(7, 0)] == needed
+        node.stable({}, 0)
+        node.forked({}, 0, 1, 5)
+    (_, no), (lost, _), (_, policy), (restored, _) = specs
+    assert (no, lost.origin, policy, restored.origin) == (None, None, continuous(), Origin("out", 5))
 
 
 @pytest.mark.parametrize("name", OPERATORS)

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from holdfast.app import App
-from holdfast.checkpoint.policy import every
+from holdfast.checkpoint.policy import every, none
 from holdfast.operators import UserOperator, count, keep_time, time_window
 from holdfast.protocol.cec.policy import continuous
 from holdfast.spark import flow_of, udop
@@ -47,6 +47,8 @@ def test_a_flow_in_a_node_has_continuous_checkpoints_unless_it_says_otherwise() 
         assert (protection.kind, protection.policy, protection.store) == (
             "aggregate", "continuous()", "the log of its results",
         )  # fmt: skip
+    (bare,) = seen_flow(none).protections
+    assert (bare.policy, bare.saves, bare.store) == ("none", "nothing", None)
     pairs = seen(_joined)
     assert [p.kind for p in pairs.protections] == ["join"]
 

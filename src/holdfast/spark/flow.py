@@ -35,7 +35,7 @@ from holdfast.operators.database import Database
 from holdfast.operators.functions import Function
 from holdfast.operators.join_kernel import Keep
 from holdfast.operators.windows import Window
-from holdfast.protocol.cec.policy import Continuous
+from holdfast.protocol.cec.policy import Continuous, continuous
 from holdfast.spark import control
 from holdfast.spark.aggregate import AggregateStage
 from holdfast.spark.checkpoint_figures import observed
@@ -62,7 +62,7 @@ Part: TypeAlias = tuple[tuple[str, ...], tuple[Callable[[DataFrame], DataFrame],
 #: Begins the line about partitions among those of what a flow computes.
 _PARTITIONS = "partitions: "
 
-#: What may be said of the checkpoints of a flow's operator. None is the same as `none`.
+#: What may be said of the checkpoints of a flow's operator. None, nothing said: `continuous()` in a node, else `none`.
 Checkpoint: TypeAlias = Continuous | NoCheckpoint | None
 
 
@@ -72,11 +72,6 @@ def is_mark() -> Column:
 
 def expression(given: Expression) -> Column:
     return F.expr(given) if isinstance(given, str) else given
-
-
-def _fitting(stage: StatefulStage, checkpoint: Checkpoint) -> Continuous | None:
-    derive(stage.name, stage.name, StateKind.WINDOWS, checkpoint)
-    return checkpoint if isinstance(checkpoint, Continuous) else None
 
 
 @dataclass(frozen=True)
@@ -90,7 +85,7 @@ class Flow:
     partitions: int
     before: tuple[Callable[[DataFrame], DataFrame], ...] = ()
     stage: StatefulStage | None = None
-    checkpoint: Continuous | None = None
+    checkpoint: Checkpoint = None
     after: tuple[Callable[[DataFrame], DataFrame], ...] = ()
     known: DataFrame | None = None
     """The streams as they were read before, for the sake of their columns: asking Spark again takes it a moment."""
@@ -187,7 +182,17 @@ class Flow:
             raise UsageError(
                 "a flow has one operator with state; write its results to a stream and start another flow there"
             )
-        return replace(self, stage=stage, checkpoint=_fitting(stage, checkpoint))
+        derive(stage.name, stage.name, StateKind.WINDOWS, checkpoint)  # Refuses a policy that does not fit.
+        return replace(self, stage=stage, checkpoint=checkpoint)
+
+    def as_in_node(self) -> Flow:
+        """A node is to come back after anything: its operator has `continuous()` where the user names no policy."""
+        return self if self.stage is None or self.checkpoint is not None else replace(self, checkpoint=continuous())
+
+    @property
+    def policy(self) -> Continuous | None:
+        """By which it writes checkpoints; None if it writes none."""
+        return self.checkpoint if isinstance(self.checkpoint, Continuous) else None
 
     @property
     def protection(self) -> Protection:
@@ -197,7 +202,7 @@ class Flow:
             name = "flow" if self.stage is None else self.stage.name
             return derive(f"{name} {of}", name, StateKind.NONE, None)
         derived = derive(f"{self.stage.name} {of}", self.stage.name, StateKind.WINDOWS, self.checkpoint)
-        return derived if self.checkpoint is None else replace(derived, store="the log of its results")
+        return derived if self.policy is None else replace(derived, store="the log of its results")
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -226,7 +231,7 @@ class Flow:
                 raise UsageError(f"a fork needs a lineage of its own; got {lineage!r}, which is its parent's; name one")
         checkpoint = checkpoint_folder(os.fspath(checkpoint_location))
         spec = self._spec(stream, scratch, lineage, parents, fork_of)
-        if fork_of is not None and self.checkpoint is not None:
+        if fork_of is not None and self.policy is not None:
             spec = msgspec.structs.replace(spec, origin=origin_of(checkpoint, fork_of))
         if create and self.stage is not None:
             self._create(stream, spec, bucket)
@@ -266,7 +271,7 @@ class Flow:
     def frame(self) -> DataFrame:
         """The flow as a streaming DataFrame, for a sink of your own. Its state has no checkpoints then."""
         self._check_outside("frame")
-        if self.checkpoint is not None:
+        if self.policy is not None:
             raise UsageError("checkpoints go to the stream that a flow writes; use write, or leave out checkpoint=")
         spec = self._spec(".frames", None, f"frame-{os.urandom(4).hex()}", ())
         # Nobody can find this lineage again once the process has ended.
@@ -323,7 +328,7 @@ class Flow:
     def _restoring(self, spec: Spec) -> Any:
         """The reader of an operator with state: what its windows rely on is read again, and not acknowledged (L8)."""
         reader = self._reader()
-        return reader if self.checkpoint is None else reader.option("restore", msgspec.json.encode(spec).decode())
+        return reader if self.policy is None else reader.option("restore", msgspec.json.encode(spec).decode())
 
     def _source(self, spec: Spec) -> DataFrame:
         reader = self._reader()
@@ -340,7 +345,7 @@ class Flow:
     def results(self, spec: Spec, *, stored: bool = True, checkpoints: bool = True) -> DataFrame:
         """What the operators give, as a frame; `stored`: it is written to the stream that the spec names."""
         output = Output(self.root, spec.stream, spec.origin) if stored else None
-        policy = self.checkpoint if checkpoints else None
+        policy = self.policy if checkpoints else None
         frame = self._unstaged(spec) if self.stage is None else self._staged(self.stage, spec, policy, output)
         for step in self.after:
             frame = step(frame)

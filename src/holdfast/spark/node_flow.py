@@ -2,9 +2,10 @@
 
 Rules:
 1. The stable query's state is checkpointed to the node's output; where the user names no policy, by `continuous()`: a
-   node is to come back after anything.
+   node is to come back after anything. Who says `none` gets none: the state lives as long as its versions do, and all
+   input before its position may go.
 2. A fork begins with its parent's versions and writes no checkpoints. What it needs from before its root it finds in
-   its parent's; behind the root it never looks there.
+   its parent's, if it has any; behind the root it never looks there.
 3. Whose versions are whose, and what of them moves to another host, is in `holdfast.spark.state_versions`.
 """
 
@@ -13,13 +14,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 from pyspark.sql import DataFrame
 
 from holdfast.checkpoint.derive import Protection
 from holdfast.diagram import NodeSpec
 from holdfast.model.errors import UsageError
 from holdfast.model.tuples import STREAM_COLUMN
-from holdfast.protocol.cec.policy import continuous
 from holdfast.spark.databases import UpdateStage
 from holdfast.spark.flow import Flow
 from holdfast.spark.state_versions import MAIN, Lineages
@@ -39,8 +40,7 @@ class NodeFlow:
                 f"node {node.name} must not use update: its fork would change the database for tentative tuples, too; "
                 f"let a flow outside, over the node's output, do it"
             )
-        policy = flow.checkpoint if flow.stage is None else flow.checkpoint or continuous()
-        self._flow = replace(flow, root=str(outputs), checkpoint=policy)
+        self._flow = replace(flow.as_in_node(), root=str(outputs))
         operator = self._flow.operator(node.output, str(home / "versions"), (MAIN,))
         self._lineages = Lineages(home, outputs, node.output, operator, flow.partitions)
 
@@ -70,11 +70,14 @@ class NodeFlow:
     def forked(self, options: dict[str, str], generation: int, fork: int, root_us: int) -> DataFrame:
         """Rule 2."""
         spec = self._lineages.forked(generation, fork, root_us)
+        if self._flow.policy is None:
+            spec = msgspec.structs.replace(spec, origin=None)
         return self._shaped(self._with(options).results(spec, checkpoints=False))
 
     def needed_us(self, until_us: int, generation: int) -> int:
         """Input before this is not needed to restore what the windows hold at `until_us` (L8)."""
-        return self._lineages.needed_us(until_us, generation) if self.keeps_state else until_us
+        # The log may have checkpoints from before the user said `none`: they would hold the input for ever.
+        return until_us if self._flow.policy is None else self._lineages.needed_us(until_us, generation)
 
     def pack(self, generation: int, position_us: int, checkpoint: Path) -> bool:
         """Put the state at that position into a copy of the checkpoint; False if it is not at hand."""

@@ -15,12 +15,11 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint.derive import Protection
 from holdfast.diagram import NodeSpec
-from holdfast.protocol.cec.policy import continuous
 
 if TYPE_CHECKING:
     from holdfast.spark.frames import Reading
@@ -128,8 +127,7 @@ def outline(node: NodeSpec) -> Outline:
         result = node.function(*frames)
     flow = _imported("holdfast.spark.flow")
     if flow is not None and isinstance(result, flow.Flow):
-        stateful = result.stage is not None and result.checkpoint is None
-        kept.append((replace(result, checkpoint=continuous()) if stateful else result).protection)
+        kept.append(result.as_in_node().protection)
     return Outline(tuple(notes), tuple(kept))
 
 
