@@ -89,3 +89,15 @@ def test_explain_shows_what_protects_the_operator_of_a_flow(name: str) -> None:
     assert (saved.guarantee, saved.store) == (Guarantee.EXACT, "the log of its results")
     assert (bare.policy, bare.saves, bare.guarantee) == ("none", "nothing", Guarantee.NOTHING)
     assert (plain.saves, plain.guarantee) == ("nothing: it has no state", Guarantee.EXACT)
+
+
+@pytest.mark.parametrize("given", [
+    {}, {"period": "2s"}, {"period": "2s", "slow": "1m"}, {"slow": 0}, {"at_most": 7, "budget": 0.5},
+    {"period": "250ms", "recover_within": "90s"},
+])  # fmt: skip
+def test_continuous_shows_what_is_not_as_by_default(given: dict[str, Any]) -> None:
+    policy = continuous(**given)
+    assert eval(str(policy), {"continuous": continuous}) == policy
+    assert [name for name in given if f"{name}=" not in str(policy)] == []
+    assert str(policy).count("=") == len(given)
+    assert OPERATORS["bsort"](checkpoint=policy).protection.policy == str(policy)

@@ -85,8 +85,19 @@ class Continuous:
     recover_within_us: int | None = None
 
     def __str__(self) -> str:
-        goal = self.recover_within_us
-        return "continuous()" if goal is None else f'continuous(recover_within="{duration_text(goal)}")'
+        """As it was written: what is not said is as by default."""
+        usual, said = Continuous(), []
+        if self.period_us != usual.period_us:
+            said.append(f'period="{duration_text(self.period_us)}"')
+        if self.slow_us != self.period_us:
+            said.append(f'slow="{duration_text(self.slow_us)}"')
+        if self.at_most != usual.at_most:
+            said.append(f"at_most={self.at_most}")
+        if self.budget != usual.budget:
+            said.append(f"budget={self.budget}")
+        if self.recover_within_us is not None:
+            said.append(f'recover_within="{duration_text(self.recover_within_us)}"')
+        return f"continuous({', '.join(said)})"
 
     def shot(self, position_us: int, batch_us: int, windows: int, busy_s: float, measured: Measured) -> Shot:
         """The shot at the end of a batch that took in `batch_us` of input and `busy_s` seconds of work so far."""
