@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -46,6 +46,16 @@ class Functor:
         state = StateKind.VARIABLES if self.variables else StateKind.NONE
         return derive(self.name, "functor", state, self.checkpoint)
 
+    @property
+    def policy(self) -> Every | NoCheckpoint | None:
+        """Rule 2."""
+        return self.checkpoint if self.variables else None
+
+    @property
+    def unprotected(self) -> Functor:
+        """What it does, whatever protects it."""
+        return replace(self, checkpoint=None)
+
     def build(self) -> UserOperator:
         if self.on_batch is not None:
             return _Vectorised(self.on_batch, copy.deepcopy(self.variables))
@@ -67,6 +77,12 @@ def functor(
     made = Functor(name, on_row, on_batch, dict(variables or {}), checkpoint)
     made.protection  # noqa: B018 - refuses a policy that does not fit, here and not at run time
     return made
+
+
+def functor_of(prototype: Any) -> Functor | None:
+    """Whose `build` it is; None if it is something else."""
+    owner = getattr(prototype, "__self__", None)
+    return owner if isinstance(owner, Functor) and prototype == owner.build else None
 
 
 class _State:

@@ -68,13 +68,14 @@ _NAMED_BEFORE = {
 _CACHED = type(functools.cache(abs))
 
 
-def fingerprint(value: Any, own: str = "") -> str:
+def fingerprint(value: Any, own: str = "", by_name: tuple[type, ...] = ()) -> str:
     """A short text that stays the same for as long as the function, class or object computes the same.
 
-    `own` is the name of a module: what belongs to its package counts as the user's, wherever it is installed.
+    `own` is the name of a module: what belongs to its package counts as the user's, wherever it is installed. Of
+    classes that extend one of `by_name`, only the name counts.
     """
     digest = hashlib.sha256()
-    for line in _Described(own.partition(".")[0]).lines(value, 0):
+    for line in _Described(own.partition(".")[0], by_name).lines(value, 0):
         digest.update(line.encode() + b"\n")
     return digest.hexdigest()[:_DIGITS]
 
@@ -88,8 +89,8 @@ def plain_path(text: str) -> str:
 class _Described:
     """One walk over everything that a function is made of. Whatever was met before is not described again."""
 
-    def __init__(self, package: str) -> None:
-        self._package = package
+    def __init__(self, package: str, by_name: tuple[type, ...]) -> None:
+        self._package, self._by_name = package, by_name
         self._met: dict[int, int] = {}
         self._kept: list[Any] = []  # So that no other object gets the id of one that was met.
 
@@ -177,7 +178,7 @@ class _Described:
 
     def _apart(self, value: Any, depth: int) -> str:
         """A member of a set: the numbers of what was met before would depend on the order."""
-        return "|".join(_Described(self._package).lines(value, depth))
+        return "|".join(_Described(self._package, self._by_name).lines(value, depth))
 
     def _function(self, function: types.FunctionType, depth: int) -> Iterator[str]:
         if isinstance(dispatched := getattr(function, "registry", None), Mapping):  # functools.singledispatch
@@ -243,6 +244,8 @@ class _Described:
             yield f"class {_whole_name(given)}"
             return
         yield f"class {given.__qualname__}"
+        if issubclass(given, self._by_name):
+            return
         for base in given.__bases__:
             yield from self.lines(base, depth)
         for name, value in sorted(vars(given).items()):
