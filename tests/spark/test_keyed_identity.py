@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from holdfast.checkpoint.policy import every, none
 from holdfast.model.errors import UsageError
 from holdfast.operators import functor
 from holdfast.operators.udop import UserOperator
+from holdfast.spark.keyed import udop
 from holdfast.spark.keyed_task import Task
 from tests.spark.summing import Summing
 from tests.spark.test_keyed_state import EXACT, Fleeting, make, sums, task
@@ -132,3 +134,21 @@ def test_code_is_not_compared_between_versions_of_python(tmp_path: Path) -> None
     with pytest.raises(UsageError, match=r"- time of the clock \| \+ time at"):
         sums(ran(tmp_path, built(), time="at"), "q", 1, ("a", 1))
     sums(ran(tmp_path, built()), "q", 1, ("a", 1))
+
+
+def test_the_policy_that_a_functor_is_annotated_with_protects_it_on_spark(tmp_path: Path) -> None:
+    """udop's own goes before it; and a functor without variables has nothing to save."""
+    given: dict[str, Any] = {"key": "key", "schema": make(tmp_path, EXACT).schema, "store": f"log:{tmp_path}/far"}
+    counts = functor("counts", counted, variables={"sum": 0}, checkpoint=EXACT)
+    assert udop("sums", counts.build, **given).checkpoint == EXACT
+    assert udop("sums", counts.build, **given, checkpoint=every("9s")).checkpoint == every("9s")
+    assert udop("sums", counts.build, **given, checkpoint=none).checkpoint == none
+    with pytest.raises(UsageError, match=r'every\("1ms", exact=True\) needs a store'):
+        udop("sums", counts.build, **{**given, "store": None})
+    plain = functor("plain", lambda row, v: row, checkpoint=EXACT)
+    assert udop("plain", plain.build, **{**given, "store": None}).checkpoint == none
+    assert sums(task(udop("sums", counts.build, **given, scratch=str(tmp_path / "a"))), "q", 0, ("a", 1)) == [("a", 1)]
+    late = replace(counts, checkpoint=every("1m", exact=True))  # A policy is a promise, and no part of what it is.
+    for n, more in enumerate(({}, {"checkpoint": EXACT}), 1):
+        ran = task(udop("sums", late.build, **given, **more, scratch=str(tmp_path / f"{n}")))
+        assert sums(ran, "q", n, ("a", 1)) == [("a", 1 + n)]

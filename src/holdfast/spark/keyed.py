@@ -26,6 +26,7 @@ from holdfast.checkpoint.policy import Every, Groups, NoCheckpoint, Upstream
 from holdfast.model.errors import UsageError
 from holdfast.model.names import check_name
 from holdfast.model.time import duration_us
+from holdfast.operators.functor import functor_of
 from holdfast.operators.keyed_barrier import paired
 from holdfast.operators.keyed_join import JoinPrototype
 from holdfast.operators.state_parts import Parted
@@ -180,12 +181,16 @@ def udop(
     get a folder per query and partition. `scratch` is a folder of the machine, by default one that only this user can
     write to. `time` names the timestamp column that `output_after_us` and `time_to_live_us` go by; without it, they go
     by the clock. `state_fits` takes a state that was made by another class, with another key, or for other columns.
+    `checkpoint` goes before the policy that a functor is annotated with (`functor(…, checkpoint=…).build`).
 
     `ttl` is a time to live for all keys, such as "30 min", in place of the class's `time_to_live_us`. A key without
     tuples for so long is forgotten; with `forget=False` its state leaves scratch only, and comes back from the store
     with the key's next tuple. `restore` says how a partition comes by its states after a loss: "all" before its first
     tuple, "lazily" each with the first tuple of its key, "beside" as lazily, and some of the rest with each batch.
     """
+    annotated = functor_of(prototype)
+    if annotated is not None and checkpoint is None:  # From here on it is the operator's, and no part of what it does.
+        prototype, checkpoint = annotated.unprotected.build, annotated.policy
     policy = checkpoint or NoCheckpoint()
     _check_prototype(name, prototype, isinstance(policy, NoCheckpoint))
     if not isinstance(policy, NoCheckpoint) and store is None:
