@@ -22,11 +22,11 @@ from pyspark.sql import functions as F
 
 import holdfast
 from holdfast.model.errors import UsageError
-from holdfast.operators import UserOperator, decode, encode, every, groups
+from holdfast.operators import UserOperator, count_window, decode, encode, every, groups, sum_
 from holdfast.operators.keyed_barrier import paired
 from holdfast.operators.keyed_join import keyed_join
 from holdfast.operators.window_join import Input
-from holdfast.spark import read_stream
+from holdfast.spark import flow, read_stream
 from holdfast.spark.fork import fork_checkpoint
 from holdfast.spark.keyed import check_names, forked_from, in_node, udop
 from holdfast.spark.session import with_settings
@@ -137,6 +137,41 @@ def test_windows_of_sparks_follow_a_join(spark: SparkSession, store: holdfast.St
             count, total = expected.get(start, (0, 0))
             expected[start] = (count + 1, total + a)
     assert sorted(found) == sorted((start, *totals) for start, totals in expected.items())
+
+
+def test_an_operator_of_the_users_follows_the_frame_of_a_flow_over_restarts(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    """A named frame finds its state again. (Without scratch, or changed: test_stage_state.py.)"""
+    numbers = udop("numbers", Numbered, key="third", schema="third bigint, number bigint, sum bigint",
+                   scratch=str(tmp_path / "other"))  # fmt: skip
+
+    def run_frame() -> list[tuple[Any, ...]]:
+        fives = flow(spark, "in", root=store.root, partitions=2).aggregate(
+            sum_("value"), window=count_window(5), by="key"
+        )  # fmt: skip
+        frame = fives.frame(name="fives", scratch=tmp_path / "near")
+        found: list[tuple[Any, ...]] = []
+        numbered = frame.selectExpr("stime", "sum_value % 3 as third", "sum_value as sum").transform(numbers)
+        query = numbered.writeStream.foreachBatch(lambda out, _: found.extend(map(tuple, out.collect())))
+        query = query.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+        query.start().awaitTermination()
+        return found
+
+    fill(store, "in", ROWS[:20], end=False, until=10)
+    found = run_frame()
+    fill(store, "in", ROWS[20:], until=30)
+    found += run_frame()
+    held: dict[str, list[int]] = {}
+    count: Counter[int] = Counter()
+    expected = []
+    for _, key, value in ROWS:
+        held.setdefault(key, []).append(value)
+        if len(held[key]) == 5:
+            total = sum(held.pop(key))
+            count[total % 3] += 1
+            expected.append((total % 3, count[total % 3], total))
+    assert sorted(found) == sorted(expected)
 
 
 def test_a_time_that_an_input_brings_is_no_event_time_of_the_results() -> None:

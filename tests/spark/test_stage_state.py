@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import polars as pl
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 
 import holdfast
 from holdfast.model.errors import CorruptLog, StateLost, UsageError
@@ -27,8 +30,9 @@ from holdfast.spark import control
 from holdfast.spark.direct import DirectStage, Rows, StageReader, encode_stage
 from holdfast.spark.restore import Origin, Restore, Spec, operator_name, origin_of
 from holdfast.spark.source import offset_of
-from holdfast.spark.stage import Batch, Output, Stage, StagePlan
+from holdfast.spark.stage import Batch, Output, Stage, StagePlan, this_task
 from holdfast.spark.versions import KEPT, Scratch, Version, _memory, scratch_folder
+from holdfast.stream.identity import Identity
 from holdfast.stream.merge import Merge
 
 SECOND = 1_000_000
@@ -185,6 +189,40 @@ def test_a_version_that_an_earlier_life_left_in_memory_is_not_taken_for_the_one_
     found = scratch.load(0, SECOND)
     assert found is not None
     assert found.blocks[0].equals(new.blocks[0])
+
+
+def test_each_query_over_a_frame_has_its_own_state_and_uses_only_what_the_same_flow_has_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C12: nothing but the versions knows what the flow of a frame was."""
+    running = Running(tmp_path, "out", tuples(12), SLOW)
+    names, scratch = ("stime", "_h", "count", "sum"), Scratch(str(tmp_path), "op", 1, "frame-of-tens", per_query=True)
+    plan = StagePlan("op", running.kernel, running.panes, SCHEMA, names, SECOND, scratch, made_by=frame_of(10))
+
+    def batch(query: str, number: int, given: StagePlan = plan) -> list[dict[str, Any]]:
+        said = {"sql.streaming.queryId": query, "streaming.sql.batchId": str(number)}
+        task = SimpleNamespace(getLocalProperty=said.get, partitionId=lambda: 0)
+        monkeypatch.setattr(TaskContext, "get", lambda: task)
+        since, until = (number + 1) * SECOND, (number + 2) * SECOND
+        made = this_task(given, None).run(Batch(since, until, running.frame(since, until), lambda _: pl.DataFrame()))
+        return [row for out in made for row in out.to_pylist()]
+
+    alone = [batch("alone", number) for number in range(10)]
+    batch("slow", 0)
+    assert [batch("quick", number) for number in range(10)] == alone
+    _memory.clear()
+    assert [batch("slow", number) for number in range(1, 3)] == alone[1:3]
+    with pytest.raises(UsageError, match="must compute what its state was made by; it has changed: - size: 10"):
+        batch("slow", 3, replace(plan, made_by=frame_of(5)))
+    assert batch("slow", 3) == alone[3]
+    for query in ("nobody", "slow"):
+        shutil.rmtree(tmp_path / "op" / "frame-of-tens" / query, ignore_errors=True)
+        with pytest.raises(StateLost, match=r"is lost, .* another checkpointLocation; frame\(name=…\) goes on"):
+            batch(query, 4)
+
+
+def frame_of(size: int) -> str:
+    return msgspec.json.encode(Identity(("operator aggregate", f"size: {size}"))).decode()
 
 
 def test_operators_that_are_given_one_scratch_folder_do_not_take_each_others_state(tmp_path: Path) -> None:

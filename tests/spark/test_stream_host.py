@@ -25,7 +25,7 @@ from holdfast.inputs.http_server import ImpatientProtocol
 from holdfast.inputs.network import Access
 from holdfast.model.errors import PeerError, StorageError, UsageError
 from holdfast.protocol.cec.policy import Measured
-from holdfast.spark import control, host_client, stream_host
+from holdfast.spark import control, host_client, remote_stage_files, stream_host
 from holdfast.spark.cluster_security import make_certificate, serving
 from holdfast.spark.grants import (
     AUTO,
@@ -427,6 +427,23 @@ def test_versions_of_a_state_are_kept_at_the_host(host: StreamHost, store: holdf
     assert remote.mark(0, 1000) is None
     assert remote.dealt(1000) == near.dealt(1000)
     assert list(remote.bodies(0, 1000)) == []
+
+
+def test_a_query_over_a_frame_has_versions_of_its_own_at_the_host(host: StreamHost, tmp_path: Path) -> None:
+    """The token is the frame's, made before there was a query; it does not lead out of the frame's folder."""
+    note = StageNote("sum", Scratch(str(tmp_path / "state"), "sum", 2, "frame-of-sums", per_query=True), None)
+    way = given(way_for((), SESSION, stage=note.encode(), scratch=note.scratch.folder))
+    versions = [Version({7: pl.DataFrame({"_h": [n]})}, Measured(), made_by="{}") for n in (1, 2)]
+    for query, version in zip("ab", versions, strict=True):
+        mine = StageNote("sum", note.scratch.of_query(query), None)
+        stage_files_for(way, mine).store(0, 1000, version)
+        remote_stage_files._kept.clear()
+        found = stage_files_for(way, mine).load(0, 1000)
+        assert found is not None
+        assert (found.blocks[7]["_h"].to_list(), found.made_by) == (version.blocks[7]["_h"].to_list(), "{}")
+    for query in ("", "&query=..", "&query=a/b"):
+        with pytest.raises(PeerError, match="name one"):
+            HostClient(way).ask("GET", f"/v1/version?partition=0&position_us=1000{query}")
 
 
 def test_a_version_that_is_too_long_is_refused_and_leaves_nothing(

@@ -30,6 +30,7 @@ from pyspark.sql.streaming import StreamingQuery
 from holdfast.checkpoint.derive import Protection, StateKind, derive
 from holdfast.checkpoint.policy import NoCheckpoint
 from holdfast.model.errors import UsageError
+from holdfast.model.names import check_name
 from holdfast.model.tuples import HEADER, STREAM_COLUMN, TupleType
 from holdfast.operators.database import Database
 from holdfast.operators.functions import Function
@@ -268,14 +269,24 @@ class Flow:
         plain = replace(self, after=(), checkpoint=None)
         return flow_lines(self, self._columns(), lambda: plain.results(spec).schema)
 
-    def frame(self) -> DataFrame:
-        """The flow as a streaming DataFrame, for a sink of your own. Its state has no checkpoints then."""
+    def frame(self, *, name: str | None = None, scratch: str | os.PathLike[str] | None = None) -> DataFrame:
+        """The flow as a streaming DataFrame, for operators and a sink of your own. Its state has no checkpoints then.
+
+        With a `name`, a query over it that is started again from its checkpointLocation finds its state, as long as
+        scratch is there: `scratch`, by default a folder that a restart of the machine empties, on a cluster one below
+        the streams. Without a name, nothing is left when the process ends. Two flows in one query need two names.
+        """
         self._check_outside("frame")
         if self.policy is not None:
             raise UsageError("checkpoints go to the stream that a flow writes; use write, or leave out checkpoint=")
-        spec = self._spec(".frames", None, f"frame-{os.urandom(4).hex()}", ())
-        # Nobody can find this lineage again once the process has ended.
-        atexit.register(shutil.rmtree, Path(spec.scratch, spec.operator, spec.lineage), ignore_errors=True)
+        lineage = f"frame-{os.urandom(4).hex()}" if name is None else f"frame-of-{check_name(name)}"
+        spec = self._spec(".frames", scratch, lineage, ())
+        spec = msgspec.structs.replace(spec, per_query=True, always=False)
+        if name is None:  # Nobody can find this lineage again once the process has ended.
+            atexit.register(shutil.rmtree, Path(spec.scratch, spec.operator, spec.lineage), ignore_errors=True)
+        elif self.stage is not None:
+            made_by = msgspec.json.encode(identity(self.lines(spec))).decode()
+            spec = msgspec.structs.replace(spec, made_by=made_by)
         frame = self.results(spec, stored=False)
         return frame if self.stage is not None else frame.filter(~is_mark())
 
@@ -367,6 +378,7 @@ class Flow:
                     f"streams, as when its state was made; it has expressions or steps in front now"
                 )
             _, plan, _ = stage.plan(columns, inputs, scratch, policy, output)
+            plan = replace(plan, made_by=spec.made_by)
             keys, values = direct
             reads = DirectStage(plan, self.partitions, keys, values, stage.salt)
             return self._restoring(spec).option("stage", encode_stage(reads)).load(",".join(self.streams))
@@ -374,7 +386,7 @@ class Flow:
         for step in self.before:
             frame = step(frame)
         wanted, plan, schema = stage.plan(frame, inputs, scratch, policy, output)
-        return staged(frame, wanted, inputs, plan, schema)
+        return staged(frame, wanted, inputs, replace(plan, made_by=spec.made_by), schema)
 
     def _create(self, stream: str, spec: Spec, bucket: str | None) -> None:
         """The stage looks into its output's log, so the stream must be there before the query."""

@@ -55,7 +55,7 @@ class RemoteStageFiles(StageFiles):
             return scratch.load(partition, position_us)
         kept = [_kept.get(self._key(lineage, partition)) for lineage in (scratch.lineage, *scratch.parents)]
         known = next((k for k in kept if k is not None and k.position_us == position_us), None)
-        answer = self._client.ask("GET", f"/v1/version?partition={partition}&position_us={position_us}", headers={
+        answer = self._client.ask("GET", self._version(partition, position_us), headers={
             "If-None-Match": known.tag if known is not None else "none",
         })  # fmt: skip
         if answer.status == 304 and known is not None:
@@ -67,13 +67,17 @@ class RemoteStageFiles(StageFiles):
         if not scratch.shared:
             scratch.store(partition, position_us, version)
             return
-        asked = self._client.ask("PUT", f"/v1/version?partition={partition}&position_us={position_us}",
-                                 encoded(version))  # fmt: skip
+        asked = self._client.ask("PUT", self._version(partition, position_us), encoded(version))
         key = self._key(scratch.lineage, partition)
         _kept.pop(key, None)
         _kept[key] = _Kept(position_us, msgspec.json.decode(asked.data)["tag"], version)
         while len(_kept) > _VERSIONS_MAX:
             del _kept[next(iter(_kept))]
+
+    def _version(self, partition: int, position_us: int) -> str:
+        """Of a frame's, the host has to be told the query: the token was made before there was one."""
+        query = self._note.scratch.lineage.partition("/")[2]
+        return f"/v1/version?partition={partition}&position_us={position_us}{f'&query={query}' if query else ''}"
 
     def _key(self, lineage: str, partition: int) -> tuple[str, str, str, int]:
         return self._note.scratch.folder, lineage, self._note.operator, partition

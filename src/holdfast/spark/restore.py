@@ -78,6 +78,10 @@ class Spec(msgspec.Struct, frozen=True):
     """Where the versions lie that came with the query's checkpoint from another host; empty: none did."""
     arrived_of: int = 0
     """How many partitions those are of."""
+    made_by: str = ""
+    """What computes the state of a frame (`flow_identity`); empty: others know it, or nobody goes on from it."""
+    per_query: bool = False
+    """It is a frame, over which there may be several queries."""
 
     @property
     def versions(self) -> Scratch:
@@ -86,7 +90,7 @@ class Spec(msgspec.Struct, frozen=True):
 
         return Scratch(
             self.scratch, self.operator, self.partitions, self.lineage, self.parents, self.arrived, self.arrived_of,
-            shared=not self.always,
+            shared=not self.always, per_query=self.per_query,
         )  # fmt: skip
 
 

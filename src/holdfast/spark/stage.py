@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -27,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from holdfast.model.errors import CorruptLog, StateLost, StorageError
+from holdfast.model.errors import CorruptLog, StateLost, StorageError, UsageError
 from holdfast.model.time import BEGINNING_US, instant_text
 from holdfast.model.tuples import TupleType
 from holdfast.operators.footprints import (
@@ -50,7 +51,18 @@ from holdfast.spark.stage_files import Output as Output
 from holdfast.spark.stage_files import StageFiles, StageNote
 from holdfast.spark.versions import Scratch, Version
 from holdfast.stream.frame import checksum
+from holdfast.stream.identity import Identity, differences, told
 from holdfast.stream.merge import FOREVER_US, MARKS
+
+#: What is left to do where nothing can be restored.
+_ANEW = (
+    "begin anew, with another output and checkpoint folder (a node: another name= and output=); with "
+    "checkpoint=continuous() it goes on after such a loss"
+)
+_FRAME_ANEW = (
+    "start the query with another checkpointLocation; frame(name=…) goes on for as long as its scratch is there, and a "
+    "flow that writes a stream with checkpoint=continuous() after the loss of that, too"
+)
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,9 @@ class StagePlan:
     scratch: Scratch
     policy: Continuous | None = None
     output: Output | None = None
+    """None: a frame."""
+    made_by: str = ""
+    """What it computes, if its versions have to say it."""
 
     def restores(self, position_us: int) -> bool:
         """Whether there are checkpoints: its own, or up to its root those of the query that it is a fork of."""
@@ -174,7 +189,7 @@ class Stage:
             )  # fmt: skip
             yield self._control(control_message, figures(saved, batch.until_us, policy, period_us, measured))
         if not getattr(self.plan.kernel, "stateless", False):
-            self._files.store(self.partition, batch.until_us, Version(after, measured, mark))
+            self._files.store(self.partition, batch.until_us, Version(after, measured, mark, self.plan.made_by))
 
     # -- state -------------------------------------------------------------------------------------------------------
 
@@ -186,13 +201,26 @@ class Stage:
             return _Start({}, Measured())
         found = self._files.load(self.partition, batch.since_us)
         if found is not None:
+            self._check_made_by(found)
             return _Start(found.blocks, found.measured, self._in_log(found, batch.since_us))
         if not self.plan.restores(batch.since_us):
             raise StateLost(
                 f"{self.plan.operator}: the state of partition {self.partition} at {instant_text(batch.since_us)} is "
-                f"lost, and it has no checkpoints there; start it with a new checkpoint folder, or with continuous()"
+                f"lost, and it has no checkpoints there; {_ANEW if self.plan.output is not None else _FRAME_ANEW}"
             )
         return self._restored(batch)
+
+    def _check_made_by(self, found: Version) -> None:
+        """Of a frame; for streams the checkpoint's note decides."""
+        if not found.made_by or found.made_by == self.plan.made_by:
+            return
+        before, now = (msgspec.json.decode(text, type=Identity) for text in (found.made_by, self.plan.made_by))
+        if changes := differences(before, now):
+            raise UsageError(
+                f"{self.plan.operator}: the flow of a frame must compute what its state was made by; it has changed: "
+                f"{told(changes)}; change it back, or start the query with another checkpointLocation; two flows in "
+                f"one query need two names, frame(name=…)"
+            )
 
     def _in_log(self, version: Version, position_us: int) -> bool:
         plan = self.plan
@@ -277,5 +305,7 @@ def this_task(plan: StagePlan, way: Way | None, partition: int | None = None) ->
     context = TaskContext.get()
     assert context is not None
     batch_id = int(context.getLocalProperty("streaming.sql.batchId") or 0)
+    if plan.scratch.per_query and (query := context.getLocalProperty("sql.streaming.queryId")):
+        plan = replace(plan, scratch=plan.scratch.of_query(query))
     files = stage_files_for(way, plan.note)
     return Stage(plan, context.partitionId() if partition is None else partition, batch_id, files)

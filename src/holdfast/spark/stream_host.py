@@ -291,7 +291,7 @@ class StreamHost:
     async def _get_version(self, request: Request, grant: Grant) -> Response:
         from holdfast.spark.versions import encoded
 
-        scratch = _stage(grant).scratch
+        scratch = _scratch(request, grant)
         partition, position = _number(request, "partition"), _number(request, "position_us")
 
         def look() -> tuple[str, bytes | None]:
@@ -309,7 +309,7 @@ class StreamHost:
         return _bytes(data, {"ETag": tag}) if data else Response(status_code=404)
 
     async def _put_version(self, request: Request, grant: Grant) -> Response:
-        scratch = _stage(grant).scratch
+        scratch = _scratch(request, grant)
         partition, position = _number(request, "partition"), _number(request, "position_us")
         async with self._received(request, scratch.beside(partition, position), VolatileDisk()) as temporary:
             written = await asyncio.to_thread(scratch.adopt, partition, position, temporary)
@@ -397,6 +397,16 @@ def _stage(grant: Grant) -> Any:
     if not grant.stage:
         raise _No(403, "this token is not of a query with an operator of Holdfast's")
     return StageNote.decode(grant.stage)
+
+
+def _scratch(request: Request, grant: Grant) -> Any:
+    """Of a frame's, that of the query that the task belongs to."""
+    scratch, query = _stage(grant).scratch, request.query_params.get("query", "")
+    if not scratch.per_query:
+        return scratch
+    if not _QUERY.fullmatch(query):
+        raise _No(403, "this token is for the queries over a frame; name one")
+    return scratch.of_query(query)
 
 
 def _in_checkpoint(request: Request, grant: Grant) -> HadoopPath:

@@ -15,6 +15,8 @@ Rules:
 6. A query that is started again with another number of partitions, or finds versions of an earlier Holdfast, which do
    not say their number, takes what it owns out of all of them. Such a version names no checkpoints, so that its first
    batch saves every window: what a restore needs never reaches back over the change.
+7. A frame is no stream, so nothing but the versions tells what made them: each says it (`made_by`). Any number of
+   queries may run over one frame, so each has a lineage of its own below the frame's.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import os
 import shutil
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,6 +63,8 @@ class Version(NamedTuple):
     measured: Measured
     mark: int | None = None
     """Checksum of the checkpoints that left with it; None if there were none, or an older Holdfast wrote it."""
+    made_by: str = ""
+    """Of a frame's (rule 7)."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,12 @@ class Scratch:
     """How many partitions those are of."""
     shared: bool = True
     """False: each machine of a cluster has a folder of its own under that name."""
+    per_query: bool = False
+    """It is a frame's, and not yet that of a query over it (rule 7)."""
+
+    def of_query(self, query: str) -> Scratch:
+        """That of a query over a frame."""
+        return replace(self, lineage=f"{self.lineage}/{query}", per_query=False)
 
     def _folder(self, lineage: str, partition: int) -> Path:
         return Path(self.folder, self.operator, lineage, partition_name(partition, self.partitions))
@@ -213,7 +223,7 @@ def _owned(versions: list[Version], partition: int, partitions: int) -> Version:
             if len(mine):
                 parts.setdefault(number, []).append(mine)
     blocks = {n: in_order(pl.concat([b.select(some[0].columns) for b in some])) for n, some in parts.items()}
-    return Version(blocks, versions[partition % len(versions)].measured)
+    return Version(blocks, versions[partition % len(versions)].measured, made_by=versions[0].made_by)
 
 
 def _is(path: Path, written: os.stat_result) -> bool:
@@ -239,7 +249,8 @@ def _write(path: Path, parts: Iterable[bytes]) -> None:
 
 def encoded(version: Version) -> list[bytes]:
     """A version as its file has it, in parts."""
-    notes = msgspec.json.encode({**asdict(version.measured), "mark": version.mark})
+    made_by = {"made_by": version.made_by} if version.made_by else {}
+    notes = msgspec.json.encode({**asdict(version.measured), "mark": version.mark, **made_by})
     sink = io.BytesIO()
     _joined(version.blocks).write_ipc(sink, compression="uncompressed")
     body = sink.getvalue()
@@ -304,8 +315,9 @@ def _decoded(notes: pa.Buffer, body: pa.Buffer, foreign: bool) -> Version:
     if foreign:
         table.validate(full=True)
     noted = msgspec.json.decode(notes, type=dict)
-    mark = noted.pop("mark", None)
-    return Version(_split(pl.from_arrow(table)), msgspec.convert(noted, Measured), mark)  # type: ignore[arg-type]
+    mark, made_by = noted.pop("mark", None), noted.pop("made_by", "")
+    blocks = _split(pl.from_arrow(table))  # type: ignore[arg-type]
+    return Version(blocks, msgspec.convert(noted, Measured), mark, made_by)
 
 
 def _joined(blocks: Blocks) -> pl.DataFrame:
