@@ -3,8 +3,6 @@
 import tempfile
 import threading
 
-from pyspark.sql.functions import window
-
 import holdfast
 
 app, end = holdfast.App("shops", root=tempfile.mkdtemp()), threading.Event()
@@ -12,7 +10,7 @@ app, end = holdfast.App("shops", root=tempfile.mkdtemp()), threading.Event()
 
 @app.node(inputs=["north", "south"], output="sales", max_delay="3s")
 def sales(orders):
-    return orders.groupBy(window("stime", "1 second")).count()
+    return orders.selectExpr("window(stime, '1 second') as second").groupBy("second").count()
 
 
 def sell(shop):
@@ -21,8 +19,7 @@ def sell(shop):
             producer.send({"amount": 1})
 
 
-threading.Thread(target=sell, args=["north"]).start()
-threading.Thread(target=sell, args=["south"]).start()
+[threading.Thread(target=sell, args=[shop]).start() for shop in ("north", "south")]
 with app.start(spark_log_level="OFF") as running:
     running.wait_until_stable("2m")
     running.fail("south")

@@ -18,15 +18,11 @@ hosts = f"{{src: {{address: '{address}', root: src}}, a: {{address: '127.0.0.1:7
 with holdfast.open(root / "src").create("orders", "customer string, amount bigint").producer() as producer:
     producer.send_many([{"customer": f"c{n}", "amount": n} for n in range(3)])
 
-
-def holdfast_command(verb, *options):
-    subprocess.run([sys.executable, "-m", "holdfast.cli.main", verb, root / "shop.yaml", *options], check=True)
-
-
-holdfast_command("up", "--host", "src")  # Another machine, where it matters.
+command = [sys.executable, "-m", "holdfast.cli.main"]
+subprocess.run([*command, "up", root / "shop.yaml", "--host", "src"], check=True)  # Another machine, where it matters.
 try:
     with holdfast.connect(root / "shop.yaml") as hosts, hosts.subscribe("orders") as subscriber:
         for row in subscriber.rows():
             print(row.id, row.values)
 finally:
-    holdfast_command("down")
+    subprocess.run([*command, "down", root / "shop.yaml"], check=True)

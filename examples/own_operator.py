@@ -1,4 +1,4 @@
-"""An operator of one's own, with a state per customer that a store keeps: every second, or whatever the policy says."""
+"""An operator of one's own, with a state per shop that a store keeps: every second, or whatever the policy says."""
 
 import tempfile
 
@@ -12,7 +12,7 @@ class Mean(UserOperator):
 
     def process(self, row):
         self.total, self.count = self.total + row["amount"], self.count + 1
-        return [{"stime": row["stime"], "customer": row["customer"], "mean": self.total / self.count}]
+        return [{"stime": row["stime"], "mean": self.total / self.count}]
 
     def checkpoint(self):
         return encode([self.total, self.count])
@@ -21,14 +21,10 @@ class Mean(UserOperator):
         self.total, self.count = decode(saved)
 
 
-root = tempfile.mkdtemp()
-with holdfast.open(root).create("orders", "customer string, amount double", bucket="1s").producer() as producer:
-    producer.send_many([{"customer": f"c{n % 3}", "amount": n * 1.5} for n in range(9)])
-columns = "stime timestamp, customer string, mean double"
-mean = udop("mean", Mean, key="customer", schema=columns, checkpoint=every("1s"), store=f"log:{root}/.states")
-
-spark = session()
-query = read_stream(spark, "orders", root=root).transform(mean).writeStream.format("holdfast").option("root", root)
-query.option("create", "true").option("checkpointLocation", f"{root}/.means").start("means").awaitTermination()
+with holdfast.open(root := tempfile.mkdtemp()).create("orders", "shop string, amount double").producer() as producer:
+    producer.send_many([{"shop": f"s{n % 3}", "amount": n * 1.5} for n in range(9)])
+own = udop("avg", Mean, key="shop", schema="stime timestamp, mean float", checkpoint=every("1s"), store=f"log:{root}.s")
+with session() as spark:
+    means = read_stream(spark, "orders", root=root).transform(own).writeStream.format("holdfast")
+    means.options(root=root, create="true", checkpointLocation=f"{root}/.means").start("means").awaitTermination()
 print(sorted(row.values["mean"] for row in holdfast.open(root).open("means").subscribe().rows()))
-spark.stop()

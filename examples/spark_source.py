@@ -1,5 +1,6 @@
 """A stream that is filled by a streaming source of Spark, here a folder of JSON files, each row exactly once."""
 
+import itertools
 import json
 import tempfile
 from pathlib import Path
@@ -25,7 +26,5 @@ def pages(clicks):
 
 with app.start(spark_log_level="OFF") as running:
     running.wait_until_stable("2m")
-    for number, row in enumerate(running.streams.open("pages").subscribe().rows(timeout="1m"), 1):
+    for row in itertools.islice(running.streams.open("pages").subscribe().rows(timeout="1m"), 6):
         print(row.stime, row.values["page"])
-        if number == 6:
-            break
