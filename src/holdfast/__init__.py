@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.model.errors import (
     BadName,
+    ColumnsAdded,
     CorruptLog,
     EarlyTuple,
     Fenced,
@@ -47,10 +48,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "App", "BadName", "Bound", "CorruptLog", "EarlyTuple", "Fenced", "HoldfastError", "InputLost", "LateTuple",
-    "Mended", "MendedMeanwhile", "PeerError", "Producer", "Removed", "Retention", "SchemaError", "StateLost",
-    "StorageError", "Stream", "StreamBusy", "StreamFull", "StreamStore", "Subscriber", "TupleType", "UnknownStream",
-    "UsageError", "connect", "kafka", "open", "postgres_changes",
+    "App", "BadName", "Bound", "ColumnsAdded", "CorruptLog", "EarlyTuple", "Fenced", "HoldfastError", "InputLost",
+    "LateTuple", "Mended", "MendedMeanwhile", "PeerError", "Producer", "Removed", "Retention", "SchemaError",
+    "StateLost", "StorageError", "Stream", "StreamBusy", "StreamFull", "StreamStore", "Subscriber", "TupleType",
+    "UnknownStream", "UsageError", "connect", "kafka", "open", "postgres_changes",
 ]  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from holdfast.sinks.runner import LocalOrigin, SinkRunner
 from holdfast.stream.definition import Retention
 from holdfast.stream.store import Stream, StreamStore
 from holdfast.testing.sinks import EACH, STREAM, Script
+from tests.faults.units import QuietDisk
 from tests.spark.processes import wait_for
 from tests.stream.test_subscriber import filled, send
 
@@ -131,6 +132,70 @@ def test_retention_waits_for_a_sink_with_a_name(tmp_path: Path) -> None:
     send(stream, range(10, 12), end=True)
     run(stream, Held(), subscriber="db")
     assert stream.acks()["db"].until_us >= 12_000_000
+
+
+class Columns(Held):
+    """Notes the columns that it was opened with, and the values of one that comes later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened: list[list[str]] = []
+        self.later: list[int | None] = []
+
+    def resume(self, source: Source) -> str | None:
+        self.opened.append(source.columns.names)
+        if len(self.opened) > 1 and self.trouble:
+            raise self.trouble.pop(0)
+        return super().resume(source)
+
+    def apply(self, changes: Changes, position: str) -> None:
+        names = changes.stable.column_names
+        self.later += changes.stable.column("m").to_pylist() if "m" in names else [None] * changes.stable.num_rows
+        super().apply(changes, position)
+
+
+def widen(stream: Stream, numbers: range, end: bool = False) -> None:
+    """Add a column, and rows that have it."""
+    wider = StreamStore(stream.folder.parent, disk=QuietDisk()).add_columns("s", "n bigint, m bigint")
+    with wider.producer(stime="stime", boundary_every="1h") as producer:
+        for n in numbers:
+            producer.send({"n": n, "m": 10 * n, "stime": n * 1_000_000})
+        producer.advance((numbers[-1] + 1) * 1_000_000)
+        producer.close(end=end)
+
+
+def test_a_stream_that_gets_a_column_while_a_sink_runs_loses_none_of_its_values(tmp_path: Path) -> None:
+    """T1: the target is opened again where the first row with the column comes, and gets all of that bucket."""
+    stream, sink = filled(tmp_path, 3), Columns()
+    made = SinkRunner("test", "s", LocalOrigin(StreamStore(tmp_path), "s"), sink).start()
+    wait_for(lambda: sink.stable == [0, 1, 2], "the rows before")
+    widen(stream, range(3, 6), end=True)
+    wait_for(lambda: made.ended, "the end")
+    made.stop()
+    assert sink.stable == [0, 1, 2, 3, 4, 5]
+    assert sink.later == [None, None, None, 30, 40, 50]
+    assert sink.opened == [["n"], ["n", "m"]]
+    assert made.status()["errors"] == 0
+
+
+def test_a_column_that_a_table_lacks_is_refused_when_it_comes_as_at_a_start(tmp_path: Path) -> None:
+    stream, path = filled(tmp_path, 3), tmp_path / "t.db"
+
+    def values(columns: str) -> list[Any]:
+        try:
+            return sqlite3.connect(path).execute(f"select {columns} from t order by n").fetchall()
+        except sqlite3.OperationalError:
+            return []
+
+    made = SinkRunner("test", "s", LocalOrigin(StreamStore(tmp_path), "s"), sqlite(path, "t")).start()
+    wait_for(lambda: len(values("n")) == 3, "the rows before")
+    widen(stream, range(3, 6), end=True)
+    wait_for(lambda: made.failure is not None, "the refusal")
+    made.stop()
+    assert "must have the columns m" in str(made.failure)
+    assert values("n") == [(0,), (1,), (2,)]
+    run(stream, sqlite(path, "t", add_columns=True))
+    assert values("n, m") == [(0, None), (1, None), (2, None), (3, 30), (4, 40), (5, 50)]
 
 
 def test_an_application_runs_its_sinks_and_shows_them(tmp_path: Path) -> None:

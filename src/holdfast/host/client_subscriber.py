@@ -38,9 +38,9 @@ class ClientSubscriber:
 
     def __init__(
         self, definition: Definition, *, end_us: int | None = None, boundaries: bool = False, name: str | None = None,
-        after: Position | None = None, worth: bool = False,
+        after: Position | None = None, worth: bool = False, all_columns: bool = False,
     ) -> None:  # fmt: skip
-        self.definition, self.name = definition, name
+        self.definition, self.name, self._all_columns = definition, name, all_columns
         self.schema = asked_schema(definition, worth)
         self._end_us, self._boundaries = end_us, boundaries
         self._steps: deque[Step] = deque()
@@ -62,6 +62,7 @@ class ClientSubscriber:
         self._client, self._let_go = client, let_go
         stream = client.stream
         self._reader = LogReader(stream.folder / "main", stream.definition.schema, stream.definition.bucket_us)
+        self._reader.all_columns = self._all_columns
 
     # Called by the client's loop --------------------------------------------------------------------------------
 
@@ -175,7 +176,8 @@ class ClientSubscriber:
             del self._worths[next(iter(self._worths))]
         for piece in step.pieces:
             try:
-                batch = read_extent(self._files, Path(piece.path), piece.fields, self.definition.stored)
+                batch = read_extent(self._files, Path(piece.path), piece.fields, self.definition.stored,
+                                    all_columns=self._all_columns)  # fmt: skip
             except Removed:
                 return  # Let go of long ago: the UNDO that takes the rest back is among the next steps.
             for fields, rows in cut(piece.fields, batch, start_us, end_us):

@@ -38,6 +38,8 @@ from holdfast.stream.subscriber import Start, goal_of, resumed
 
 #: How often hosts that do not answer are asked again for what a stream is.
 _ASK_S = 0.25
+#: How long all hosts have to say which columns a stream has, where one that has heard of more counts.
+_ALL_ANSWER_S = 1.0
 
 T = TypeVar("T")
 #: By name: address, authority, and whether TLS is left to a mesh.
@@ -79,6 +81,7 @@ class Connection:
         worth: bool = False,
         gaps: Literal["refuse", "pass"] = "refuse",
         timeout: str | int | float = "10s",
+        all_columns: bool = False,
     ) -> ClientSubscriber:
         """Read a stream from any point, from whichever of its producers is best; see `Subscriber` for the options.
 
@@ -90,7 +93,7 @@ class Connection:
             raise UsageError(f"gaps must be 'refuse' or 'pass'; got {gaps!r}")
         if name is not None:
             check_subscriber(name)
-        definition = self.definition(stream, timeout=timeout)
+        definition = self.definition(stream, timeout=timeout, all_columns=all_columns)
         if resume and after is None:
             after = self._do(self._acknowledged(definition, name, duration_us(timeout)))
         position = None if after is None else parse_position(after, stream, definition.bucket_us)
@@ -100,14 +103,18 @@ class Connection:
         wish = Wish(start_us, tentative, name, gaps == "pass", goal=goal, mends=mends)
         end_us = None if end is None else instant_us(end)
         subscriber = ClientSubscriber(definition, end_us=end_us, boundaries=boundaries, name=name, after=position,
-                                      worth=worth)  # fmt: skip
+                                      worth=worth, all_columns=all_columns)  # fmt: skip
         self._do(self._follow(subscriber, definition, wish))
         self._subscribers.append(subscriber)
         return subscriber
 
-    def definition(self, stream: str, *, timeout: str | int | float = "10s") -> Definition:
-        """What a stream is, as the first host says that knows it."""
-        return self._do(self._define(check_name(stream), duration_us(timeout)))
+    def definition(
+        self, stream: str, *, timeout: str | int | float = "10s", all_columns: bool = False
+    ) -> Definition:  # fmt: skip
+        """What a stream is, as the first host says that knows it; with `all_columns` as the one that knows most of
+        them: replicas get a new column one after another."""
+        found = self._do(self._widest(check_name(stream))) if all_columns else None
+        return found or self._do(self._define(check_name(stream), duration_us(timeout)))
 
     def last(self, stream: str, tuples: int) -> tuple[int, int]:
         """The bucket in which the last so many stable tuples begin, and how many of its tuples come before them."""
@@ -136,6 +143,14 @@ class Connection:
                     f"{'; '.join(str(error) for error in said.values())}"
                 )
             await asyncio.sleep(_ASK_S)
+
+    async def _widest(self, stream: str) -> Definition | None:
+        asked = [asyncio.ensure_future(link.definition(stream)) for link in self._links.values()]
+        answered, silent = await asyncio.wait(asked, timeout=_ALL_ANSWER_S)
+        for one in silent:
+            one.cancel()
+        known = [one.result() for one in answered if one.exception() is None]
+        return max(known, key=lambda definition: len(definition.schema), default=None)
 
     async def _acknowledged(self, definition: Definition, name: str | None, wait_us: int) -> str | None:
         """The furthest that a reader of this name acknowledged to anybody in reach."""

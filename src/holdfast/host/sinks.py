@@ -32,10 +32,12 @@ class NetworkOrigin:
         self._connection: Connection | None = None
 
     def definition(self) -> Definition:
-        return self._connected.definition(self._stream)
+        return self._connected.definition(self._stream, all_columns=True)
 
     def subscribe(self, *, after: str | None, start: Start, tentative: bool, name: str | None) -> Reader:
-        return self._connected.subscribe(self._stream, after=after, start=start, tentative=tentative, name=name)
+        return self._connected.subscribe(
+            self._stream, after=after, start=start, tentative=tentative, name=name, all_columns=True
+        )
 
     @property
     def _connected(self) -> Connection:

@@ -63,6 +63,10 @@ class MendedMeanwhile(StorageError):
     """The boundary of a stream was taken back while this reader had it open: it must open it again."""
 
 
+class ColumnsAdded(StorageError):
+    """A stream has more columns than when this reader opened it: it must open it again to have their values."""
+
+
 class CorruptLog(StorageError):
     """A checksum, length or chain does not fit: the bytes at that place are not what was written (L4)."""
 

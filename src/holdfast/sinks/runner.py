@@ -8,6 +8,8 @@ Rules:
 3. An UNDO is applied together with what replaces it, if that comes within a moment.
 4. What no retry can mend ends the run at once with its sentence; all else is tried again, after a pause that grows, and
    `status` says how often.
+5. No row is applied without its columns. Where the stream has got more, the target is opened anew with them, which adds
+   them or refuses them as at any start.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from typing import Any, Literal, Protocol
 import pyarrow as pa
 
 from holdfast.clock import monotonic_us, pause
-from holdfast.model.errors import HoldfastError, UnknownStream, UsageError
+from holdfast.model.errors import ColumnsAdded, HoldfastError, PeerError, UnknownStream, UsageError
+from holdfast.model.schema import reader_schema
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, SECOND_US
 from holdfast.model.tuples import TupleType
 from holdfast.sinks.sink import Sink, Source, fold, kind_of
@@ -67,7 +70,7 @@ class Reader(Protocol):
 
 
 class Origin(Protocol):
-    """Where readers of one stream come from."""
+    """Where readers of one stream come from. They refuse columns that they do not know (rule 5)."""
 
     def definition(self) -> Definition: ...
     def subscribe(self, *, after: str | None, start: Start, tentative: bool, name: str | None) -> Reader: ...
@@ -84,7 +87,8 @@ class LocalOrigin:
         return self._store.open(self._stream).definition
 
     def subscribe(self, *, after: str | None, start: Start, tentative: bool, name: str | None) -> Reader:
-        return self._store.open(self._stream).subscribe(after=after, start=start, tentative=tentative, name=name)
+        stream = self._store.open(self._stream)
+        return stream.subscribe(after=after, start=start, tentative=tentative, name=name, all_columns=True)
 
     def close(self) -> None:
         pass
@@ -108,6 +112,8 @@ class SinkRunner:
         self._rows = 0
         self._recent: deque[tuple[int, int]] = deque()
         self._applied_us = self._reach_us = BEGINNING_US
+        #: The stream's columns as they were known when a tuple came that has more.
+        self._outgrown: pa.Schema | None = None
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -138,6 +144,8 @@ class SinkRunner:
         while not self._stopping.is_set():
             try:
                 self._work()
+                if self._outgrown is not None:
+                    continue
                 if not self._stopping.is_set():
                     self._state = "ENDED"
                 break
@@ -163,16 +171,32 @@ class SinkRunner:
 
     def _work(self) -> None:
         definition = self._origin.definition()
+        self._check_grown(definition)
         try:
             position = self._sink.resume(Source(self.stream, definition.schema))
             reader = self._origin.subscribe(
                 after=position, start=self._start, tentative=self._sink.tentative, name=self._subscriber
             )
             with contextlib.closing(reader):
+                if not reader.schema.equals(reader_schema(definition.schema)):
+                    raise PeerError(f"the columns of stream {self.stream} have changed while it was opened")
                 self._state, self._why = "RUNNING", ""
-                self._drive(reader, position, definition.bucket_us)
+                try:
+                    self._drive(reader, position, definition.bucket_us)
+                except ColumnsAdded as error:
+                    log.info("sink %s: %s; the target is opened anew with them", self.name, error)
+                    self._outgrown = definition.schema
         finally:
             self._sink.close()
+
+    def _check_grown(self, definition: Definition) -> None:
+        """Rule 5. A replica may have been asked that has not heard of the columns yet."""
+        if self._outgrown is not None and definition.schema.equals(self._outgrown):
+            raise PeerError(
+                f"stream {self.stream} has tuples with more columns than its hosts say that it has "
+                f"({definition.columns}); waiting for them to say the others"
+            )
+        self._outgrown = None
 
     def _drive(self, reader: Reader, stored: str | None, bucket_us: int) -> None:
         portions = _Portions(reader, bucket_us)

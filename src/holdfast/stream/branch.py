@@ -147,8 +147,8 @@ def cut_of(stream_folder: Path, definition: Definition) -> int:
 class BranchReader:
     """Follows whatever branch the stream has now; None while there is none."""
 
-    def __init__(self, stream_folder: Path, definition: Definition) -> None:
-        self._folder, self._definition = stream_folder, definition
+    def __init__(self, stream_folder: Path, definition: Definition, *, all_columns: bool = False) -> None:
+        self._folder, self._definition, self._all_columns = stream_folder, definition, all_columns
         self.root: BranchRoot | None = None
         self.log: LogReader | None = None
 
@@ -161,6 +161,7 @@ class BranchReader:
                 if root is not None:
                     d = self._definition
                     self.log = LogReader(branch_folder(self._folder), d.schema, d.bucket_us)
+                    self.log.all_columns = self._all_columns
             if self.log is None:
                 return None
             trouble: Exception | None = None

@@ -4,7 +4,8 @@ Rules:
 1. They come behind those that it had, and may be null. What was there stays as it is: an event from before holds the
    first columns only, and whoever decodes it finds nulls in the others.
 2. Who has opened the stream before goes on with the columns that it knew: Arrow reads the first ones of an event that
-   has more. So nobody has to be told, and nobody misses anything.
+   has more. So nobody has to be told. Whoever must have every value (a sink) says so, and is refused the first event
+   that has more (`ColumnsAdded`): it opens the stream again.
 3. Whether bodies can be understood (`wire.shape_of`) is said of the columns that the stream was created with.
 """
 
@@ -14,6 +15,17 @@ import pyarrow as pa
 
 #: On the field of a column that was added: events without it are no damage.
 ADDED = {b"holdfast": b"added"}
+#: Fits behind the columns of any event that has more: of whatever type the next one is, it takes no values.
+_ONE_MORE = pa.field("", pa.null())
+
+
+def has_more(message: pa.Message, stored: pa.Schema) -> bool:
+    """Whether an event has columns behind these."""
+    try:
+        pa.ipc.read_record_batch(message, stored.append(_ONE_MORE))
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def read_batch(message: pa.Message, stored: pa.Schema) -> pa.RecordBatch:

@@ -16,12 +16,14 @@ from holdfast.stream.report import ReportReader
 
 
 class StreamLook:
-    """Main, branch and report of one stream. Without `tentative` it sees main alone."""
+    """Main, branch and report of one stream. Without `tentative` it sees main alone; with `all_columns` it refuses
+    events that have more than it knows."""
 
-    def __init__(self, folder: Path, definition: Definition, *, tentative: bool) -> None:
+    def __init__(self, folder: Path, definition: Definition, *, tentative: bool, all_columns: bool = False) -> None:
         self._bucket_us = definition.bucket_us
         self.main = LogReader(folder / "main", definition.schema, definition.bucket_us)
-        self.branch = BranchReader(folder, definition) if tentative else None
+        self.main.all_columns = all_columns
+        self.branch = BranchReader(folder, definition, all_columns=all_columns) if tentative else None
         self._report = ReportReader(folder)
 
     def view(self, delivered_us: int, end_us: int | None = None) -> View:

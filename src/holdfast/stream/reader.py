@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from holdfast.model.errors import CorruptLog, Removed, StorageError
+from holdfast.model.errors import ColumnsAdded, CorruptLog, Removed, StorageError
 from holdfast.model.schema import stored_schema
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, closed_until, instant_text
 from holdfast.model.tuples import TupleType
@@ -29,7 +29,7 @@ from holdfast.stream.archive.catalog import ArchivedSegment, note_path, overlaps
 from holdfast.stream.archive.objects import OnlyArchived
 from holdfast.stream.archive.view import NOTHING, ArchiveView, Totals, view_at
 from holdfast.stream.checking.mended import Mend, passed_over, read_mends, refusal, went_back
-from holdfast.stream.columns import read_batch
+from holdfast.stream.columns import has_more, read_batch
 from holdfast.stream.disk import storage_error
 from holdfast.stream.frame import FILE_HEADER_SIZE, HEADER_SIZE, Kind, crc32c, padded
 from holdfast.stream.head import read_head
@@ -138,6 +138,8 @@ class LogReader:
         self._files: dict[Path, int] = {}
         self.waits = True
         """May it wait for the archive? If not, what only the archive has is `OnlyArchived`."""
+        self.all_columns = False
+        """Must it have all columns of every event? Then one with more than it knows is `ColumnsAdded`."""
 
     # -- what is there -----------------------------------------------------------------------------------------------
 
@@ -476,7 +478,8 @@ class LogReader:
 
     def read(self, extent: Extent) -> pa.RecordBatch:
         """The tuples of one event as stored: stime and the user's columns, in tuple_id order."""
-        return read_extent(self._files, self.folder / extent.segment, extent.fields, self.stored, waits=self.waits)
+        return read_extent(self._files, self.folder / extent.segment, extent.fields, self.stored, waits=self.waits,
+                           all_columns=self.all_columns)  # fmt: skip
 
     def body(self, segment: str, fields: Fields) -> bytes:
         """The same still encoded, checksum compared: to hand it on as it is."""
@@ -559,10 +562,11 @@ def read_extent(
     columns: Sequence[str] | None = None,
     *,
     waits: bool = True,
+    all_columns: bool = False,
 ) -> pa.RecordBatch:
     """The tuples of the event that `fields` describe, or these columns of theirs; `files` keeps what was opened."""
     raw = raw_body(files, path, fields, waits)
-    return decode_body(raw, fields, stored, f"{path} at byte {fields.offset}", columns)
+    return decode_body(raw, fields, stored, f"{path} at byte {fields.offset}", columns, all_columns=all_columns)
 
 
 def raw_body(files: dict[Path, int], path: Path, fields: Fields, waits: bool = True) -> bytes:
@@ -591,12 +595,16 @@ def check_body(raw: bytes | pa.Buffer, fields: Fields, where: str) -> None:
 
 
 def decode_body(
-    raw: bytes | pa.Buffer, fields: Fields, stored: pa.Schema, where: str, columns: Sequence[str] | None = None
-) -> pa.RecordBatch:
+    raw: bytes | pa.Buffer, fields: Fields, stored: pa.Schema, where: str, columns: Sequence[str] | None = None,
+    *, all_columns: bool = False,
+) -> pa.RecordBatch:  # fmt: skip
     """An event's tuples from its padded body, checksum first (rule 4). Others than `columns` are not looked at."""
     check_body(raw, fields, where)
     try:
-        batch = read_batch(pa.ipc.read_message(pa.py_buffer(raw)), stored)
+        message = pa.ipc.read_message(pa.py_buffer(raw))
+        if all_columns and has_more(message, stored):
+            raise ColumnsAdded(f"{where}: the stream has got more columns since it was opened; open it again")
+        batch = read_batch(message, stored)
         batch = batch if columns is None else batch.select(columns)
         batch.validate(full=True)
     except (pa.ArrowException, OSError) as error:

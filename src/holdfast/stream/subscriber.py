@@ -198,6 +198,9 @@ class SubscriberOptions(TypedDict, total=False):
     worth: bool
     """More columns, null for stable tuples: what tentative ones are worth, 0 to 1 (`worth`), the least of the buckets
     that they cover (`worth_least`), and the names of the inputs that they lack (`worth_missing`)."""
+    all_columns: bool
+    """Tuples with columns that the stream has got since it was opened are `ColumnsAdded`; otherwise they come without
+    those."""
 
 
 class Subscriber:
@@ -217,12 +220,13 @@ class Subscriber:
         after: str | None = None,
         resume: bool = False,
         worth: bool = False,
+        all_columns: bool = False,
     ) -> None:
         """`after` is a position that a subscriber gave: go on behind it, whatever `start` says. `resume` does so behind
         what a subscriber of this name last acknowledged, if there was one."""
         self.definition, self.folder, self.name = definition, folder, name
         self.schema = asked_schema(definition, worth)
-        self._look = StreamLook(folder, definition, tentative=tentative)
+        self._look = StreamLook(folder, definition, tentative=tentative, all_columns=all_columns)
         self._main, self._branch = self._look.main, self._look.branch
         self._worths = Worths(folder)
         self._boundaries = boundaries
