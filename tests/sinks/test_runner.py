@@ -18,6 +18,7 @@ import holdfast
 from holdfast.app import App
 from holdfast.host.sinks import embedded_sinks
 from holdfast.model.errors import PeerError, Removed, UsageError
+from holdfast.model.time import instant_text
 from holdfast.sinks import Changes, Sink, Source, foreach, parquet, runner, sqlite, webhook
 from holdfast.sinks.runner import LocalOrigin, SinkRunner
 from holdfast.stream.definition import Retention
@@ -196,6 +197,64 @@ def test_a_column_that_a_table_lacks_is_refused_when_it_comes_as_at_a_start(tmp_
     assert values("n") == [(0,), (1,), (2,)]
     run(stream, sqlite(path, "t", add_columns=True))
     assert values("n, m") == [(0, None), (1, None), (2, None), (3, 30), (4, 40), (5, 50)]
+
+
+def test_what_a_sink_holds_is_acknowledged_without_more_rows_and_a_boundary_alone_is_no_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention need not wait for the next rows, and nothing is lacking where nothing came."""
+    stream, sink = filled(tmp_path, 3), Held()
+    made = SinkRunner("test", "s", LocalOrigin(StreamStore(tmp_path), "s"), sink, subscriber="db").start()
+    wait_for(lambda: "db" in stream.acks() and stream.acks()["db"].until_us == 3_000_000, "the first acknowledgement")
+    send(stream, range(3, 4))  # Within a second of it.
+    wait_for(lambda: stream.acks()["db"].until_us == 4_000_000, "the second", 30)
+    applied, position = list(sink.applied), sink.position
+    monkeypatch.setattr(runner, "_IDLE_ACK_US", 0)
+    with stream.producer(stime="stime") as producer:
+        producer.advance(60_000_000)
+        producer.close(end=False)
+    wait_for(lambda: stream.acks()["db"].until_us == 60_000_000, "the boundary", 30)
+    assert made.status()["lag_s"] == 0
+    assert (sink.applied, sink.position) == (applied, position)
+    send(stream, range(60, 62), end=True)
+    wait_for(lambda: made.ended, "the end")
+    made.stop()
+    assert sink.stable == [0, 1, 2, 3, 60, 61]
+    assert stream.acks()["db"].until_us == 62_000_000
+
+
+def test_one_that_began_live_and_was_stopped_before_the_first_row_goes_on_there(tmp_path: Path) -> None:
+    stream, sink = filled(tmp_path, 3), Held()
+    made = SinkRunner("test", "s", LocalOrigin(StreamStore(tmp_path), "s"), sink, start="live").start()
+    wait_for(lambda: sink.position is not None, "it to note where it began")
+    made.stop()
+    send(stream, range(3, 6), end=True)
+    run(stream, sink, start="live")
+    assert sink.stable == [3, 4, 5]
+
+
+def test_a_new_sink_on_a_stream_without_its_beginning_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stream, sink = filled(tmp_path, 200, segment_bytes=4096), Held()
+    assert run_until(stream, sink, 200)["removed_before"] is None
+    assert not caplog.records
+    stream.retain(Retention(size_bytes=1))
+    first = next(iter(stream.subscribe().rows())).values["n"]
+    new = Held()
+    assert run_until(stream, new, 200 - first)["removed_before"] == instant_text((first - 1) * 1_000_000 + 1)
+    assert new.stable == list(range(first, 200))
+    (said,) = caplog.messages
+    assert "sink test: memory held nothing, and lacks what stream s had before" in said
+    assert "removed by retention" in said
+    caplog.clear()
+    assert run_until(stream, sink, 200)["removed_before"] is None, "it has what was removed"
+    assert not caplog.records
+
+
+def run_until(stream: Stream, sink: Held, rows: int) -> dict[str, Any]:
+    made = SinkRunner("test", "s", LocalOrigin(StreamStore(stream.folder.parent), "s"), sink).start()
+    wait_for(lambda: len(sink.stable) == rows and made.status()["state"] == "RUNNING", "the rows")
+    made.stop()
+    return made.status()
 
 
 def test_an_application_runs_its_sinks_and_shows_them(tmp_path: Path) -> None:

@@ -122,6 +122,8 @@ def _source_text(source: SourceStatus) -> str:
 def sink_text(sink: SinkStatus) -> str:
     """How a sink does, in a line."""
     lag = "lag unknown" if sink.lag_s is None else f"lag {sink.lag_s:g} s"
+    if sink.removed_before is not None:
+        lag += f", without what was removed before {sink.removed_before}"
     why = "" if sink.why is None else f": {sink.why}"
     return f"{sink.state}, {sink.stream} into {sink.target}, {sink.rows} rows, {sink.rows_per_s:g} rows/s, {lag}{why}"
 

@@ -123,6 +123,8 @@ class SinkStatus(msgspec.Struct, frozen=True):
     rows_per_s: float = 0
     lag_s: float | None = None
     """How much of the stream, in its own time, the target lacks."""
+    removed_before: str | None = None
+    """What retention had removed when the target was begun, and it so lacks, lies before this."""
     why: str | None = None
 
 

@@ -144,6 +144,8 @@ class Client:
         #: How far main had come by the first word of each producer: what "everything there is" means.
         self.present_us: int | None = None
         self._known: set[str] = set()
+        #: Of one that begins at the beginning: tuples before this were removed.
+        self.removed_us = BEGINNING_US
         self._retained_us = BEGINNING_US
         #: Set by the consumer: it has read all steps up to here, needs nothing before `acked` ever again, and goes on
         #: at that position if it resumes.
@@ -203,6 +205,8 @@ class Client:
                 for host in self._links:
                     with contextlib.suppress(PeerError):
                         found = await (self._now(host) if start_us is None else self._oldest(host))
+                        if start_us is not None and self._wish.mends is None:
+                            self.removed_us = await self._removed(host)
                     if found is not None:
                         break
                 else:
@@ -228,6 +232,12 @@ class Client:
         if portion.boundary_us <= BEGINNING_US:
             return None
         return min([event.stime_min_us for event in portion.events] + [portion.boundary_us])
+
+    async def _removed(self, host: str) -> int:
+        """What retention has removed lies before this. Whoever asks for the beginning is not told, since he gets what
+        there is; so we ask for the first bucket that there can be."""
+        portion = await self._links[host].pull(self.definition.name, Lane.MAIN, BEGINNING_US + self._size, 0, 1)
+        return BEGINNING_US if portion.gap_us is None else portion.gap_us
 
     # What comes in --------------------------------------------------------------------------------------------------
 

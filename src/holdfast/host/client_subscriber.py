@@ -98,6 +98,11 @@ class ClientSubscriber:
         return BEGINNING_US if self._client is None else self._client.reach_us
 
     @property
+    def removed_us(self) -> int:
+        """Tuples before this had been removed by retention when it began; BEGINNING_US: none, as far as is known."""
+        return BEGINNING_US if self._client is None else self._client.removed_us
+
+    @property
     def position(self) -> str:
         """Where a consumer goes on that has taken every batch, or row, that came so far: `subscribe(after=…)`."""
         return self._position.text(self.definition.name, self.definition.bucket_us)

@@ -10,6 +10,9 @@ Rules:
    `status` says how often.
 5. No row is applied without its columns. Where the stream has got more, the target is opened anew with them, which adds
    them or refuses them as at any start.
+6. What the target holds is acknowledged within a second, also where nothing more comes. A position that moved without
+   rows is not worth a transaction: whoever resumes behind the last rows finds the same.
+7. A target that holds nothing begins where the stream does. If retention has removed what was before, it is said.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import pyarrow as pa
 from holdfast.clock import monotonic_us, pause
 from holdfast.model.errors import ColumnsAdded, HoldfastError, PeerError, UnknownStream, UsageError
 from holdfast.model.schema import reader_schema
-from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, SECOND_US
+from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, SECOND_US, instant_text
 from holdfast.model.tuples import TupleType
 from holdfast.sinks.sink import Sink, Source, fold, kind_of
 from holdfast.stream.definition import Definition
@@ -42,11 +45,15 @@ _ROWS_MAX, _BYTES_MAX = 200_000, 32 << 20
 _IDLE_S = 0.02
 #: How long an UNDO waits for what replaces it.
 _UNDO_WAIT_US = SECOND_US // 4
-#: A position that moved although no rows came is stored so often; a resumption needs no older one.
-_IDLE_NOTE_US = 10 * SECOND_US
+#: What the target holds is acknowledged so often, since a note is durable and so costs a sync.
+_ACK_US = SECOND_US
+#: A position that moved although no rows came is acknowledged so often: it frees nothing, but shows where readers are.
+_IDLE_ACK_US = 10 * SECOND_US
 _BACK_OFF_S_MIN, _BACK_OFF_S_MAX = 0.25, 10.0
 #: The rate is that of the last seconds.
 _RATE_US = 10 * SECOND_US
+#: As many transactions as are remembered for it, at most.
+_RECENT_MAX = 20_000
 
 State = Literal["STARTING", "RUNNING", "WAITING", "FAILED", "ENDED", "STOPPED"]
 
@@ -62,6 +69,8 @@ class Reader(Protocol):
     def position_us(self) -> int: ...
     @property
     def reach_us(self) -> int: ...
+    @property
+    def removed_us(self) -> int: ...
     @property
     def finished(self) -> bool: ...
     def poll(self) -> Iterator[pa.RecordBatch]: ...
@@ -110,8 +119,8 @@ class SinkRunner:
         self._why = ""
         self._attempts = self._errors = 0
         self._rows = 0
-        self._recent: deque[tuple[int, int]] = deque()
-        self._applied_us = self._reach_us = BEGINNING_US
+        self._recent: deque[tuple[int, int]] = deque(maxlen=_RECENT_MAX)
+        self._applied_us = self._reach_us = self._removed_us = BEGINNING_US
         #: The stream's columns as they were known when a tuple came that has more.
         self._outgrown: pa.Schema | None = None
 
@@ -199,40 +208,44 @@ class SinkRunner:
         self._outgrown = None
 
     def _drive(self, reader: Reader, stored: str | None, bucket_us: int) -> None:
-        portions = _Portions(reader, bucket_us)
-        noted_us = acked_us = monotonic_us()
+        portions, acks = _Portions(reader, bucket_us), _Acks(reader, self._subscriber is not None)
+        new = stored is None
         while not self._stopping.is_set():
             batches, position = portions.next()
             self._reach_us = reader.reach_us
-            now = monotonic_us()
-            if not batches:
-                if position != stored and (reader.finished or now - noted_us >= _IDLE_NOTE_US):
-                    self._sink.apply(fold((), reader.schema), position)
-                    stored, noted_us = position, now
-                    self._done(reader, 0)
-                if reader.finished:
-                    self._acknowledge(reader)
-                    return
-                self._stopping.wait(_IDLE_S)
+            if new and self._start == "beginning":
+                self._say_removed(reader.removed_us)
+            # One that begins live and is killed before the first row must not begin later the next time.
+            begun = stored is None and self._start == "live" and reader.position_us > BEGINNING_US
+            if batches or begun or (reader.finished and position != stored):
+                changes = fold(batches, reader.schema)
+                self._sink.apply(changes, position)
+                stored = position
+                self._done(changes.rows)
+            if not portions.held:
+                self._applied_us = reader.position_us
+                acks.look(bool(batches))
+            if batches:
+                if not reader.finished:
+                    self._stopping.wait(self._sink.every_us / SECOND_US)
                 continue
-            changes = fold(batches, reader.schema)
-            self._sink.apply(changes, position)
-            stored, noted_us = position, now
-            self._done(reader, changes.rows)
-            if not reader.finished:
-                self._stopping.wait(self._sink.every_us / SECOND_US)
-            if now - acked_us >= SECOND_US and not portions.held:
-                acked_us = now
-                self._acknowledge(reader)
+            self._attempts = 0
+            if reader.finished:
+                return
+            self._stopping.wait(_IDLE_S)
 
-    def _acknowledge(self, reader: Reader) -> None:
-        if self._subscriber is not None:
-            reader.ack()
+    def _say_removed(self, removed_us: int) -> None:
+        """Rule 7."""
+        if removed_us > self._removed_us:
+            self._removed_us = removed_us
+            log.warning(
+                "sink %s: %s held nothing, and lacks what stream %s had before %s: it was removed by retention",
+                self.name, self._sink.target, self.stream, instant_text(removed_us),
+            )  # fmt: skip
 
-    def _done(self, reader: Reader, rows: int) -> None:
+    def _done(self, rows: int) -> None:
         self._attempts, self._why, self._state = 0, "", "RUNNING"
         self._rows += rows
-        self._applied_us = reader.position_us
         self._recent.append((monotonic_us(), rows))
 
     # -- for people --------------------------------------------------------------------------------------------------
@@ -253,6 +266,7 @@ class SinkRunner:
             "sink": self.name, "stream": self.stream, "target": self._sink.target, "promise": self._sink.promise,
             "state": self._state, "why": self._why or None, "rows": self._rows, "rows_per_s": self._rate(),
             "lag_s": self._lag_s(), "attempts": self._attempts, "errors": self._errors,
+            "removed_before": None if self._removed_us <= BEGINNING_US else instant_text(self._removed_us),
         }  # fmt: skip
 
     def _rate(self) -> float:
@@ -273,6 +287,25 @@ def run_sink(stream: Stream, sink: Sink, *, start: Start = "beginning", name: st
     yet; `name` lets retention wait for the sink."""
     origin = LocalOrigin(StreamStore(stream.folder.parent), stream.name)
     SinkRunner(name or stream.name, stream.name, origin, sink, start=start, subscriber=name).run()
+
+
+class _Acks:
+    """Rule 6: when a reader acknowledges."""
+
+    def __init__(self, reader: Reader, wanted: bool) -> None:
+        self._reader, self._wanted = reader, wanted
+        self._last_us, self._acked = 0, ""
+        self._owed = False
+        """The target holds rows that were not acknowledged."""
+
+    def look(self, rows: bool) -> None:
+        """The target holds all that the reader gave, `rows` since the last look."""
+        self._owed |= rows
+        position, since_us = self._reader.position, monotonic_us() - self._last_us
+        due = self._reader.finished or since_us >= (_ACK_US if self._owed else _IDLE_ACK_US)
+        if self._wanted and due and position != self._acked:
+            self._reader.ack()
+            self._last_us, self._owed, self._acked = monotonic_us(), False, position
 
 
 class _Portions:

@@ -291,6 +291,11 @@ class Subscriber:
         return self._main.closed_until_us
 
     @property
+    def removed_us(self) -> int:
+        """Tuples before this had been removed by retention when it was made; BEGINNING_US: none."""
+        return self._begun_us
+
+    @property
     def position(self) -> str:
         """Where a consumer goes on that has taken every batch, or row, that came so far: `subscribe(after=…)`."""
         return self._position.text(self.definition.name, self.definition.bucket_us)
