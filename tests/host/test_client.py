@@ -20,7 +20,7 @@ from holdfast.host.link import Cuts
 from holdfast.host.service import Service
 from holdfast.host.stream_server import StreamServer
 from holdfast.inputs.network import Access
-from holdfast.model.errors import PeerError, Removed, UnknownStream, UsageError
+from holdfast.model.errors import ColumnsAdded, PeerError, Removed, UnknownStream, UsageError
 from holdfast.model.tuples import TupleType
 from holdfast.protocol.dpc.messages import StreamReport
 from holdfast.protocol.dpc.states import StreamState
@@ -483,10 +483,46 @@ def test_what_retention_has_removed_is_refused_or_passed_over_but_never_silently
         assert client.stable == expected(scene.a.origin)
         with reading(scene) as client:
             client.until(lambda: client.subscriber.position_us == 100 * SECOND)
+            assert 2 * SECOND < client.subscriber.removed_us <= first_us, "it was not refused, so it can be told"
         assert client.stable == expected(scene.a.origin)
     finally:
         scene.a.stop()
         scene.b.stop()
+
+
+def test_who_must_have_all_columns_is_refused_tuples_with_more_and_finds_the_host_that_knows_them(scene: Scene) -> None:
+    """In main and in a branch. Another reader goes on with those that it knew."""
+    scene.fill(1, 3)
+    with (
+        scene.connect() as hosts,
+        hosts.subscribe("s", all_columns=True) as stable,
+        hosts.subscribe("s", all_columns=True, tentative=True) as tentative,
+        hosts.subscribe("s", tentative=True) as plain,
+    ):
+        readers = [Reading(subscriber) for subscriber in (stable, tentative, plain)]
+        for client in readers:
+            client.until(lambda client=client: client.subscriber.position_us == 3 * SECOND)  # type: ignore[misc]
+        wide = scene.b.origin.store.add_columns("s", "n bigint, m bigint").definition
+
+        def add(writer: Any, second: int) -> None:
+            arrays = [pa.array([second * SECOND], wide.stored[0].type), pa.array([second]), pa.array([7])]
+            batch = pa.RecordBatch.from_arrays(arrays, schema=wide.stored)
+            writer.commit(pack(batch, wide), now_us=1, boundary_us=(second + 1) * SECOND)
+
+        scene.say(UP_FAILURE)
+        for replica in (scene.a, scene.b):
+            replica.branch(3, 3)
+            add(replica._branch, 3)
+        with pytest.raises(ColumnsAdded, match="more columns since it was opened"):
+            readers[1].until(lambda: False)
+        readers[2].until(lambda: readers[2].tentative == [3])
+        for replica in (scene.a, scene.b):
+            add(replica.origin.writer, 3)
+        with pytest.raises(ColumnsAdded, match="more columns since it was opened"):
+            readers[0].until(lambda: False)
+        readers[2].until(lambda: readers[2].stable[-1][1] == 3)
+        assert hosts.definition("s").schema.names == ["n"], "the first host has not heard of it"
+        assert hosts.definition("s", all_columns=True).schema.names == ["n", "m"]
 
 
 def test_closing_a_connection_ends_a_consumer_that_waits_in_another_thread(scene: Scene) -> None:
