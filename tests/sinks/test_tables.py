@@ -14,7 +14,8 @@ import pytest
 
 from holdfast.model.errors import PeerError, SchemaError, UsageError
 from holdfast.model.schema import parse_schema
-from holdfast.sinks import Changes, Sink, Source, duckdb, postgres, sqlite
+from holdfast.sinks import Changes, Sink, Source, duckdb, sqlite
+from holdfast.sinks import postgres as postgres_sink
 
 PLAIN = (
     "b boolean, i8 tinyint, i16 smallint, i32 int, i64 bigint, f float, d double, s string, x binary, day date, "
@@ -67,7 +68,7 @@ def base(request: pytest.FixtureRequest, tmp_path: Path) -> Base:
     # Each test finds a server without the tables of those before it.
     ask_server("drop schema public cascade")
     ask_server("create schema public")
-    return Base(lambda table, **options: postgres(url, table, **options), ask_server)
+    return Base(lambda table, **options: postgres_sink(url, table, **options), ask_server)
 
 
 def quote(name: str) -> str:
@@ -157,6 +158,81 @@ def test_a_table_of_another_stream_or_shape_is_refused(base: Base) -> None:
         base.make("t", key=["n"]).resume(source("n bigint"))
 
 
+def say(sink: Sink, position: str, undo: bool, solid: dict[int, str], guess: dict[int, str]) -> None:
+    schema = parse_schema("k bigint, v string")
+    parts = (rows(schema, k=list(part), v=list(part.values())) for part in (solid, guess))
+    sink.apply(Changes(undo, *parts), position)
+
+
+def one_of_two_names(base: Base, first: str, second: str) -> None:
+    """Whoever opens the table under the second name goes on where the first one was, and replaces it."""
+    src = source("k bigint, v string")
+    sink = base.make(first, key=["k"], tentative=True)
+    assert sink.resume(src) is None
+    say(sink, "here", False, {1: "a"}, {1: "A?"})
+    other = base.make(second, key=["k"], tentative=True)
+    assert other.resume(src) == "here"
+    with pytest.raises(UsageError, match="another sink has taken over"):
+        say(sink, "late", False, {1: "x"}, {})
+    sink.close()
+    say(other, "there", True, {2: "b"}, {})
+    other.close()
+    assert sorted(base.ask(f"select k, v from {second}")) == [(1, "a"), (2, "b")]
+    again = base.make(first, key=["k"], tentative=True)
+    assert again.resume(src) == "there"
+    again.close()
+    with pytest.raises(UsageError, match="holds stream s"):
+        base.make(second, key=["k"], tentative=True).resume(Source("other", src.columns))
+
+
+def test_two_names_of_one_table_are_one_target(base: Base) -> None:
+    """T1: they had a writer each, mixed by key in silence, and took back each other's tentative rows."""
+    one_of_two_names(base, *(("t", "public.t") if base.make("t").kind == "postgres" else ("T", "t")))
+
+
+def test_two_entries_of_one_table_are_refused(base: Base) -> None:
+    src, (first, second) = source("k bigint"), (("t", "public.t") if base.make("t").kind == "postgres" else ("T", "t"))
+    sink = base.make(first, key=["k"])
+    sink.resume(src)
+    sink.close()
+    base.ask(
+        f"insert into holdfast_sinks select '{second}', stream, key, tentative, writer, position from holdfast_sinks"
+    )
+    with pytest.raises(UsageError, match="must be registered once; it is as"):
+        base.make(first, key=["k"]).resume(src)
+    base.ask(f"delete from holdfast_sinks where target = '{first}'")
+    sink.resume(src)
+    sink.close()
+
+
+def test_a_table_of_another_schema_of_the_search_path_has_one_entry_whoever_names_it(postgres: str) -> None:
+    """What was registered beside its search path, before tables were looked up, is found there; what is new as well."""
+    psycopg = pytest.importorskip("psycopg")
+    for old in (True, False):
+        with psycopg.connect(postgres, autocommit=True) as connection:
+            connection.execute("drop schema if exists app cascade")
+            connection.execute("drop schema public cascade")
+            connection.execute("create schema public create table t (k bigint primary key, v text, tentative boolean)")
+            connection.execute("create schema app")
+
+            def ask(sql: str, connection: Any = connection) -> list[tuple[Any, ...]]:
+                found: list[tuple[Any, ...]] = connection.execute(sql).fetchall()
+                return found
+
+            def make(table: str, old: bool = old, **options: Any) -> Sink:
+                path = "?options=-c%20search_path%3Dapp,public" if old or "." not in table else ""
+                return postgres_sink(f"{postgres}{path}", table, **options)
+
+            if old:
+                sink = make("t", key=["k"], tentative=True)
+                sink.resume(source("k bigint, v string"))
+                sink.close()
+                connection.execute("update app.holdfast_sinks set target = 't'")
+            one_of_two_names(Base(make, ask), "t", "public.t")
+            assert ask("select to_regclass('public.holdfast_sinks')") == [(None,)], "one registry"
+            connection.execute("drop schema app cascade")
+
+
 def test_a_table_that_was_dropped_without_its_position_is_not_filled_from_the_middle(base: Base) -> None:
     src = source("n bigint, v string")
     sink = base.make("t", tentative=True)
@@ -228,8 +304,6 @@ def test_sqlite_refuses_nan_instead_of_making_it_null(tmp_path: Path) -> None:
 
 
 def test_errors_that_may_pass_are_told_from_those_that_cannot(tmp_path: Path, postgres: str) -> None:
-    from holdfast.sinks import postgres as postgres_sink
-
     nobody = postgres.replace("test@", "nobody_here@")
     with pytest.raises(UsageError, match="does not exist"):
         postgres_sink(nobody, "t").resume(source("n bigint"))

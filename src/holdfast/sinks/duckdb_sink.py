@@ -18,11 +18,14 @@ import pyarrow as pa
 from holdfast.clock import monotonic_us, pause
 from holdfast.model.errors import StorageError, UsageError
 from holdfast.model.time import SECOND_US, duration_us
-from holdfast.sinks.table import Column, TableSink, names_of, quote
+from holdfast.sinks.table import Column, TableSink, names_of, plain_case, quote
 
 #: How long it waits for others to let go of the file, and how often it looks.
 _BUSY_US, _LOOK_US = 60 * SECOND_US, 20_000
 _ROWS = "holdfast_rows"
+_HERE = "database_name = current_database() and schema_name = current_schema()"
+#: DuckDB compares names without regard to case, but these are texts.
+_NAMED = f"lower(table_name) = lower(?) and {_HERE}"
 _TIME, _TIME_NTZ = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 _TYPES: dict[pa.DataType, str] = {
     pa.bool_(): "BOOLEAN", pa.int8(): "TINYINT", pa.int16(): "SMALLINT", pa.int32(): "INTEGER", pa.int64(): "BIGINT",
@@ -142,21 +145,17 @@ class DuckdbSink(TableSink):
 
     def columns_of(self, table: str) -> list[Column]:
         found = self.run(
-            "select column_name, data_type from duckdb_columns() where table_name = ? and database_name = "
-            "current_database() and schema_name = current_schema() order by column_index", table,
+            f"select column_name, data_type from duckdb_columns() where {_NAMED} order by column_index", table,
         )  # fmt: skip
         return [Column(name, kind) for name, kind in found]
 
     def unique(self, table: str) -> list[frozenset[str]]:
         found = self.run(
-            "select constraint_column_names from duckdb_constraints() where table_name = ? and database_name = "
-            "current_database() and schema_name = current_schema() and constraint_type in ('PRIMARY KEY', 'UNIQUE')",
+            f"select constraint_column_names from duckdb_constraints() where {_NAMED} and constraint_type in "
+            "('PRIMARY KEY', 'UNIQUE')",
             table,
         )
-        indexes = self.run(
-            "select expressions from duckdb_indexes() where is_unique and table_name = ? and database_name = "
-            "current_database() and schema_name = current_schema()", table,
-        )  # fmt: skip
+        indexes = self.run(f"select expressions from duckdb_indexes() where is_unique and {_NAMED}", table)
         return [frozenset(names) for (names,) in found] + [
             frozenset(name.strip().strip("'").strip('"') for name in text.strip("[]").split(",")) for (text,) in indexes
         ]
@@ -171,6 +170,10 @@ class DuckdbSink(TableSink):
 
     def quoted(self, table: str) -> str:
         return quote(table)
+
+    def found(self) -> str:
+        known = self.run(f"select table_name from duckdb_tables() where {_HERE}")
+        return next((name for (name,) in known if plain_case(name) == plain_case(self.table)), self.table)
 
     def beside(self, name: str) -> str:
         return name

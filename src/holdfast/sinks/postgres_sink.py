@@ -17,7 +17,7 @@ import pyarrow.csv
 
 from holdfast.inputs.postgres_client import REFUSALS
 from holdfast.model.errors import PeerError, UsageError
-from holdfast.sinks.table import Column, TableSink, names_of, quote
+from holdfast.sinks.table import REGISTRY, Column, TableSink, names_of, quote
 
 #: Classes of SQLSTATE that may pass: connections, transactions rolled back by the server, no room, wrong state of an
 #: object (locks), somebody intervened (shutdown, cancel), system error.
@@ -62,6 +62,8 @@ class PostgresSink(TableSink):
         if len(table.rpartition(".")[2].encode()) > _NAME_BYTES_MAX:
             raise UsageError(f"the name of a table must have {_NAME_BYTES_MAX} bytes at most; got {table!r:.100}")
         self._url = url
+        #: The schema in which tables are made that are named without one.
+        self._first = ""
         self._connection: Any = None
 
     @property
@@ -156,11 +158,48 @@ class PostgresSink(TableSink):
                 copy.write(piece.getbuffer())
 
     def quoted(self, table: str) -> str:
-        return ".".join(quote(part) for part in table.split("."))
+        schema, dot, name = table.rpartition(".")
+        return f"{quote(schema)}.{quote(name)}" if dot else quote(name)
 
     def beside(self, name: str) -> str:
-        schema, dot, _ = self.table.rpartition(".")
-        return f"{schema}{dot}{name}"
+        ours = self._entry[0].rpartition(".")[0] or self.table.rpartition(".")[0] or self._first
+        return f"{ours}.{name}" if ours else name
+
+    def found(self) -> str:
+        self._first = self.run("select current_schema()::text")[0][0] or ""
+        return self._resolved(self.table)
+
+    def _resolved(self, table: str) -> str:
+        """With its schema: the one in which the server finds it, or would make it."""
+        known = self.run(
+            "select n.nspname::text from pg_class c join pg_namespace n on n.oid = c.relnamespace "
+            "where c.oid = to_regclass(?)", self.quoted(table),
+        )  # fmt: skip
+        schema, _, name = table.rpartition(".")
+        return f"{known[0][0] if known else schema or self._first}.{name}"
+
+    def registries(self) -> list[str]:
+        """All that we may read: with another search path the same table is registered in another schema."""
+        schemas = self.run(
+            "select n.nspname::text from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.relname = ? "
+            "and c.relkind = 'r' and has_schema_privilege(n.oid, 'usage') and has_table_privilege(c.oid, 'select')",
+            REGISTRY,
+        )
+        return [f"{schema}.{REGISTRY}" for (schema,) in schemas]
+
+    def means(self, registry: str, target: str) -> bool:
+        schema = registry.rpartition(".")[0]
+        if "." not in target:
+            target = self._resolved(target) if schema == self._first else f"{schema}.{target}"
+        return target == self._place
+
+    @property
+    def bare(self) -> str:
+        return self.table.rpartition(".")[2]
+
+    def new_entry(self) -> str:
+        # Without a schema a name is taken for that of a table in the registry's.
+        return self.table if self._place == self.beside(self.bare) else self._place
 
     def take_turns(self) -> None:
         # Two that create the same table at once: one would be refused, although "if not exists" was said.

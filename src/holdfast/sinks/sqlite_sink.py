@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.model.errors import SchemaError, StorageError, UsageError
-from holdfast.sinks.table import Column, TableSink, names_of, quote
+from holdfast.sinks.table import Column, TableSink, names_of, plain_case, quote
 
 #: How long it waits for another writer of the file, which may be about something long of its own.
 _BUSY_S = 60
@@ -131,6 +131,10 @@ class SqliteSink(TableSink):
 
     def quoted(self, table: str) -> str:
         return quote(table)
+
+    def found(self) -> str:
+        known = self.run("select name from sqlite_master where type in ('table', 'view')")
+        return next((name for (name,) in known if plain_case(name) == plain_case(self.table)), self.table)
 
     def beside(self, name: str) -> str:
         return name

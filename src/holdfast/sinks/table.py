@@ -7,6 +7,8 @@ Rules:
    stable row that a tentative one covers is kept in `<table>_holdfast`, and an UNDO brings it back.
 3. `holdfast_sinks` beside the table has a row per table: stream, key, position, and the number of its writer. It is
    changed first in every transaction, under the writer's own number: a writer that was replaced changes nothing.
+   A table has one row there, however it is written (`totals` and `public.totals`, `T` and `t`): the one that it was
+   registered under first.
 4. Columns have the stream's names. `stime` is filled where the table has it, and made where we make the table. Columns
    that the stream does not have are left alone.
 5. All names are quoted, all values are parameters or COPY data: nothing from a stream becomes SQL text (X3).
@@ -52,6 +54,8 @@ class TableSink(Sink):
             raise UsageError(f"key must name each column once; got {', '.join(key)}")
         self.table, self.key, self.tentative = table, tuple(key), tentative
         self._add_columns = add_columns
+        #: The table as the database finds it, and where it is registered: registry and target.
+        self._place, self._entry = table, ("", "")
         self._epoch = 0
         self._with_stime = False
         self._names: tuple[str, ...] = ()
@@ -98,6 +102,28 @@ class TableSink(Sink):
     def beside(self, name: str) -> str:
         """The name of a table of ours, in the same schema."""
 
+    @abstractmethod
+    def found(self) -> str:
+        """The table's name as the database has it, however it was written; as it was written if it is not there."""
+
+    def registries(self) -> list[str]:
+        """Registries that are there and may know the table."""
+        registry = self.beside(REGISTRY)
+        return [registry] if self.columns_of(registry) else []
+
+    def means(self, registry: str, target: str) -> bool:
+        """Whether a target of the registry is this table."""
+        return plain_case(target) == plain_case(self._place)
+
+    @property
+    def bare(self) -> str:
+        """The table's name without what tells where it lies."""
+        return self._place
+
+    def new_entry(self) -> str:
+        """How a table that no registry knows is registered in the one beside it."""
+        return self.table
+
     def clear(self, stage: str) -> None:
         """Empty a table of this connection alone."""
         self.run(f"delete from {stage}")
@@ -116,13 +142,9 @@ class TableSink(Sink):
         self.connect()
         with self.transaction():
             self.take_turns()
-            registry = self.quoted(self.beside(REGISTRY))
-            self.run(
-                f"create table if not exists {registry} (target text primary key, stream text not null, "
-                "key text not null, tentative integer not null, writer integer not null, position text)"
-            )
-            position = self._become_writer(registry, source.stream)
-            if position is not None and not self.columns_of(self.table):
+            self._place, self._entry = self.found(), ("", "")
+            position = self._become_writer(source.stream)
+            if position is not None and not self.columns_of(self._place):
                 raise UsageError(
                     f"table {self.table} is gone, although {REGISTRY} says how far it was filled; remove its row there "
                     "to have it filled anew"
@@ -153,17 +175,23 @@ class TableSink(Sink):
                 "turn it into plain ones in the query (to_json makes text of anything)"
             )
 
-    def _become_writer(self, registry: str, stream: str) -> str | None:
+    def _become_writer(self, stream: str) -> str | None:
         """Rule 3."""
         key, tentative = ",".join(self.key), int(self.tentative)
-        known = self.run(
-            f"select stream, key, tentative, writer, position from {registry} where target = ?", self.table
-        )
-        if not known:
-            self.run(f"insert into {registry} values (?, ?, ?, ?, 1, null)", self.table, stream, key, tentative)
+        known = self._registered()
+        if known is None:
+            registry, target = self._entry = self.beside(REGISTRY), self.new_entry()
+            self.run(
+                f"create table if not exists {self.quoted(registry)} (target text primary key, stream text not null, "
+                "key text not null, tentative integer not null, writer integer not null, position text)"
+            )
+            self.run(
+                f"insert into {self.quoted(registry)} values (?, ?, ?, ?, 1, null)", target, stream, key, tentative
+            )
             self._epoch = 1
             return None
-        stream_then, key_then, tentative_then, epoch, position = known[0]
+        self._entry, (stream_then, key_then, tentative_then, epoch, position) = known
+        registry, target = self._entry
         if stream_then != stream:
             raise UsageError(
                 f"table {self.table} holds stream {stream_then}, as {REGISTRY} says; got {stream}; choose another table"
@@ -175,15 +203,33 @@ class TableSink(Sink):
                 f"{REGISTRY}"
             )
         self._epoch = epoch + 1
-        self.run(f"update {registry} set writer = ? where target = ?", self._epoch, self.table)
+        self.run(f"update {self.quoted(registry)} set writer = ? where target = ?", self._epoch, target)
         return None if position is None else str(position)
+
+    def _registered(self) -> tuple[tuple[str, str], tuple[Any, ...]] | None:
+        """Where the table stands, and what is said of it."""
+        found = [
+            ((registry, target), tuple(said))
+            for registry in self.registries()
+            for target, *said in self.run(
+                f"select target, stream, key, tentative, writer, position from {self.quoted(registry)}"
+            )
+            if self.means(registry, target)
+        ]
+        if len(found) > 1:
+            names = " and ".join(f"{target} ({registry})" for (registry, target), _ in found)
+            raise UsageError(
+                f"table {self.table} must be registered once; it is as {names}, by sinks that may have mixed their "
+                "rows; drop the table and those entries to have it filled anew, or remove the entry that is out of use"
+            )
+        return found[0] if found else None
 
     def _prepare_table(self, columns: pa.Schema) -> None:
         self._names = tuple(columns.names)
         wanted = [(f.name, self._type(f.type)) for f in columns]
         ours = [(ID, self._type(pa.int64()))] if not self.key else []
         ours += [(TENTATIVE, self._type(pa.bool_()))] if self.tentative else []
-        there = self.columns_of(self.table)
+        there = self.columns_of(self._place)
         if not there:
             self._create_table([*ours, (STIME, self._type(STIME_TYPE)), *wanted])
             self._with_stime = True
@@ -203,14 +249,14 @@ class TableSink(Sink):
     def _create_table(self, columns: Sequence[tuple[str, str]]) -> None:
         unique = self.key or (ID,)
         texts = [f"{quote(name)} {kind}{' not null' if name in (*unique, TENTATIVE) else ''}" for name, kind in columns]
-        self.run(f"create table {self.quoted(self.table)} ({', '.join(texts)}, primary key ({names_of(unique)}))")
+        self.run(f"create table {self.quoted(self._place)} ({', '.join(texts)}, primary key ({names_of(unique)}))")
         self.index_tentative()
 
     def index_tentative(self) -> None:
         """So that an UNDO finds its rows at once."""
         if self.key and self.tentative:
             name = quote(f"{self.table.rpartition('.')[2]}_holdfast_tentative")
-            self.run(f"create index if not exists {name} on {self.quoted(self.table)} ({TENTATIVE}) where {TENTATIVE}")
+            self.run(f"create index if not exists {name} on {self.quoted(self._place)} ({TENTATIVE}) where {TENTATIVE}")
 
     def _fit(self, there: list[Column], wanted: Sequence[tuple[str, str]], columns: pa.Schema) -> None:
         """Columns of a table that was there before."""
@@ -223,7 +269,7 @@ class TableSink(Sink):
             )
         for name, kind in missing:
             rest = self.tentative_default if name == TENTATIVE else ""
-            self.run(f"alter table {self.quoted(self.table)} add column {quote(name)} {kind}{rest}")
+            self.run(f"alter table {self.quoted(self._place)} add column {quote(name)} {kind}{rest}")
         kinds = {f.name: f.type for f in columns} | {ID: pa.int64(), TENTATIVE: pa.bool_(), STIME: STIME_TYPE}
         for name, kind in wanted:
             if name in known and not self.takes(known[name], kinds[name]):
@@ -232,10 +278,10 @@ class TableSink(Sink):
                     f"it is {known[name]}; change its type, or cast in the query"
                 )
         unique = frozenset(self.key or (ID,))
-        if unique not in self.unique(self.table):
+        if unique not in self.unique(self._place):
             if missing and ID in dict(missing):
                 name = quote(f"{self.table.rpartition('.')[2]}_{ID}")
-                self.run(f"create unique index {name} on {self.quoted(self.table)} ({quote(ID)})")
+                self.run(f"create unique index {name} on {self.quoted(self._place)} ({quote(ID)})")
             else:
                 raise SchemaError(
                     f"table {self.table} must have a unique index on ({', '.join(sorted(unique))}), by which rows are "
@@ -257,7 +303,7 @@ class TableSink(Sink):
 
     @property
     def _covered(self) -> str:
-        return f"{self.table}_holdfast"
+        return self.beside(f"{self.bare}_holdfast")
 
     def _prepare_stage(self, columns: pa.Schema) -> None:
         if self.key:
@@ -280,10 +326,10 @@ class TableSink(Sink):
 
     def _note(self, position: str) -> None:
         """Rule 3."""
-        registry = self.quoted(self.beside(REGISTRY))
+        registry, target = self._entry
         found = self.run(
-            f"update {registry} set position = ? where target = ? and writer = ? returning 1",
-            position, self.table, self._epoch,
+            f"update {self.quoted(registry)} set position = ? where target = ? and writer = ? returning 1",
+            position, target, self._epoch,
         )  # fmt: skip
         if not found:
             raise UsageError(
@@ -308,10 +354,10 @@ class TableSink(Sink):
         if not self.tentative:
             return
         if not self.key:
-            self.run(f"delete from {self.quoted(self.table)} where {ID} < 0")
+            self.run(f"delete from {self.quoted(self._place)} where {ID} < 0")
             return
-        self._upsert(self.table, self.quoted(self._covered), False)
-        self.run(f"delete from {self.quoted(self.table)} where {TENTATIVE}")
+        self._upsert(self._place, self.quoted(self._covered), False)
+        self.run(f"delete from {self.quoted(self._place)} where {TENTATIVE}")
         self.run(f"delete from {self.quoted(self._covered)}")
 
     def _apply_by_id(self, changes: Changes) -> None:
@@ -324,7 +370,7 @@ class TableSink(Sink):
                 if self.tentative:
                     rows = rows.append_column(TENTATIVE, pa.array([sign < 0] * rows.num_rows))
                     columns.append(TENTATIVE)
-                self.load(self.table, columns, rows.select(columns))
+                self.load(self._place, columns, rows.select(columns))
 
     def _apply_by_key(self, changes: Changes) -> None:
         """Rule 2."""
@@ -338,19 +384,19 @@ class TableSink(Sink):
                 self._cover()
             elif self.tentative:
                 self._under_tentative()
-            self._upsert(self.table, _STAGE, marked)
+            self._upsert(self._place, _STAGE, marked)
 
     def _cover(self) -> None:
         """Keep the stable rows that tentative ones are about to cover."""
         mine = ", ".join(f"t.{quote(name)}" for name in self._columns)
         self.run(
             f"insert into {self.quoted(self._covered)} ({names_of(self._columns)}) select {mine} "
-            f"from {self.quoted(self.table)} t join {_STAGE} s on {self._same('t', 's')} where not t.{TENTATIVE}"
+            f"from {self.quoted(self._place)} t join {_STAGE} s on {self._same('t', 's')} where not t.{TENTATIVE}"
         )
 
     def _under_tentative(self) -> None:
         """Stable rows whose key a tentative row covers go beneath it."""
-        table = self.quoted(self.table)
+        table = self.quoted(self._place)
         hidden = f"exists (select 1 from {table} t where {self._same('t', _STAGE)} and t.{TENTATIVE})"
         self._upsert(self._covered, _STAGE, None, hidden)
         self.run(f"delete from {_STAGE} where {hidden}")
@@ -370,6 +416,11 @@ class TableSink(Sink):
 
     def _same(self, one: str, other: str) -> str:
         return " and ".join(f"{one}.{quote(name)} = {other}.{quote(name)}" for name in self.key)
+
+
+def plain_case(name: str) -> str:
+    """A name as SQLite and DuckDB compare it: letters of ASCII count as small ones, all others as they are."""
+    return "".join(letter.lower() if letter.isascii() else letter for letter in name)
 
 
 def quote(name: str) -> str:
