@@ -56,3 +56,39 @@ def s3_server() -> Iterator[S3Server]:
         yield server
     finally:
         server.stop()
+
+
+#: Answers every request with the status and the code that the bucket is called after: `403-AccessDenied`.
+_REFUSING = """
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+class Refusing(BaseHTTPRequestHandler):
+    def answer(self):
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        status, code = self.path.partition("?")[0].strip("/").split("/")[0].split("-")
+        body = f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
+        self.send_response(int(status))
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = answer
+    log_message = lambda self, *_: None
+
+server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+@contextmanager
+def refusing_server() -> Iterator[str]:
+    """An object store, or a catalog of tables, that lets nobody in. A process of its own, since some clients hold
+    Python's lock while they wait for the answer."""
+    with subprocess.Popen([sys.executable, "-c", _REFUSING], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
+        finally:
+            process.kill()

@@ -8,10 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from holdfast.model.errors import SchemaError, UsageError
+from holdfast.model.errors import PeerError, SchemaError, UsageError
 from holdfast.model.schema import parse_schema
 from holdfast.sinks import Changes, Sink, Source, delta
+from holdfast.stream.position import Position
 from holdfast.testing.sinks import Seen, SinkConformance
+from tests.s3_server import refusing_server
 
 deltalake = pytest.importorskip("deltalake", reason="needs the extra delta")
 pytestmark = pytest.mark.slow
@@ -100,6 +102,84 @@ def test_columns_that_a_table_lacks_are_added_on_request_and_its_rows_stay(tmp_p
         delta(path, add_columns=True).resume(Source("s", parse_schema("n bigint, v bigint")))
     with pytest.raises(SchemaError, match=r"must have the column tentative from the first row on"):
         delta(path, tentative=True, add_columns=True).resume(wider)
+
+
+def commits_of_others(path: Path) -> None:
+    """As somebody else makes them: rows of his own, and smaller files into one."""
+    table = deltalake.DeltaTable(path)
+    for n in range(2):
+        deltalake.write_deltalake(table, pa.table({"n": pa.array([n], pa.int64())}), mode="append", schema_mode="merge")
+    table.optimize.compact()
+    assert "holdfast.position" not in table.history(1)[0]
+
+
+def test_whose_table_it_is_does_not_depend_on_the_last_commit(tmp_path: Path) -> None:
+    """T1: a second stream was let in behind any commit of somebody else's, and its UNDO took the rows of the first."""
+    path, source = tmp_path / "t", Source("s", parse_schema("n bigint"))
+    rows = pa.table({"tuple_id": [1], "stime": pa.array([0], pa.timestamp("us", "UTC")), "n": [1]})
+    sink = delta(path, tentative=True)
+    sink.resume(source)
+    commits_of_others(path)
+    other = delta(path, tentative=True)
+    with pytest.raises(UsageError, match="holds another stream; got other"):
+        other.resume(Source("other", source.columns))
+    position = Position(1, 1, 0, tentative=True).text("s", 1)
+    sink.apply(Changes(False, rows.slice(0, 0), rows), position)
+    commits_of_others(path)
+    table = deltalake.DeltaTable(path)
+    table.create_checkpoint()
+    table.alter.set_table_properties({"delta.logRetentionDuration": "interval 0 seconds"})
+    table.cleanup_metadata()
+    with pytest.raises(UsageError, match="holds another stream; got other"):
+        other.resume(Source("other", source.columns))
+    assert -1 in deltalake.DeltaTable(path).to_pyarrow_table().column("holdfast_id").to_pylist()
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_table_of_an_earlier_version_is_known_by_its_history_or_its_rows(tmp_path: Path, rows: int) -> None:
+    """It has the transaction of its stream alone."""
+    path, columns = tmp_path / "t", parse_schema("n bigint")
+    own = {
+        "holdfast_id": pa.int64(),
+        "holdfast_commit": pa.int64(),
+        "stime": pa.timestamp("us", "UTC"),
+        **{"n": pa.int64()},
+    }
+    position = Position(1, 1, 0).text("s", 1) if rows else ""
+    written = pa.table({name: pa.array([1] * rows, kind) for name, kind in own.items()})
+    deltalake.DeltaTable.create(path, schema=written.schema)
+    deltalake.write_deltalake(
+        deltalake.DeltaTable(path), written, mode="append", commit_properties=deltalake.CommitProperties(
+            custom_metadata={"holdfast.position": position},
+            app_transactions=[deltalake.Transaction("holdfast-sink-s", 1)],
+        ),
+    )  # fmt: skip
+    commits_of_others(path)
+    other = delta(path)
+    with pytest.raises(UsageError, match="holds another stream; got other"):
+        other.resume(Source("other", columns))
+    if rows:
+        other._noted = lambda: None  # type: ignore[method-assign]  # As where the history was cleaned.
+        with pytest.raises(UsageError, match="holds another stream; got other"):
+            other.resume(Source("other", columns))
+    sink = delta(path)
+    assert sink.resume(Source("s", columns)) == (position or None)
+    sink.close()
+    assert deltalake.DeltaTable(path).transaction_version("holdfast-sink") == 2
+
+
+def test_who_is_not_let_in_is_told_at_once(tmp_path: Path) -> None:
+    """No retry mends it; each was tried for ever."""
+    with refusing_server() as url:
+        storage = {
+            "AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1",
+            "AWS_ALLOW_HTTP": "true",
+        }  # fmt: skip
+        for bucket in ("403-AccessDenied", "401-Unauthorized", "403-SignatureDoesNotMatch"):
+            with pytest.raises(UsageError, match=r"must be open to us.*Generic S3 error: .* 40[13] "):
+                delta(f"s3://{bucket}/t", storage=storage).resume(Source("s", parse_schema("n bigint")))
+        with pytest.raises(PeerError, match="RequestTimeTooSkewed"):
+            delta("s3://403-RequestTimeTooSkewed/t", storage=storage).resume(Source("s", parse_schema("n bigint")))
 
 
 def test_a_table_that_others_filled_keeps_their_rows_and_gets_the_sinks_columns(tmp_path: Path) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from holdfast.model.errors import SchemaError, UsageError
+from holdfast.model.errors import PeerError, SchemaError, UsageError
 from holdfast.model.schema import parse_schema
 from holdfast.sinks import Changes, Sink, Source, iceberg
 from holdfast.testing.sinks import Seen, SinkConformance
+from tests.s3_server import refusing_server
 
 catalogs = pytest.importorskip("pyiceberg.catalog", reason="needs the extra iceberg")
 exceptions = pytest.importorskip("pyiceberg.exceptions")
@@ -133,6 +135,38 @@ def test_columns_that_a_table_lacks_are_added_on_request_and_its_rows_stay(tmp_p
         iceberg("shop.t", catalog=catalog, add_columns=True).resume(Source("s", parse_schema("n bigint, v bigint")))
     with pytest.raises(SchemaError, match=r"must have the column tentative from the first row on"):
         iceberg("shop.t", catalog=catalog, tentative=True, add_columns=True).resume(wider)
+
+
+def test_whose_table_it_is_does_not_depend_on_the_last_commit(tmp_path: Path) -> None:
+    catalog, columns = properties(tmp_path), parse_schema("n bigint")
+    sink = iceberg("shop.t", catalog=catalog)
+    sink.resume(Source("s", columns))
+    sink.close()
+    table = catalogs.load_catalog("default", **catalog).load_table("shop.t")
+    for n in range(2):
+        table.append(pa.table({"n": pa.array([n], pa.int64())}))
+    table.maintenance.expire_snapshots().older_than(datetime.now()).commit()
+    with pytest.raises(UsageError, match="holds stream s; got other"):
+        iceberg("shop.t", catalog=catalog).resume(Source("other", columns))
+
+
+def test_who_is_not_let_in_is_told_at_once(tmp_path: Path) -> None:
+    """By a catalog, and by the store of the table's files. No retry mends it; each was tried for ever."""
+    source = Source("s", parse_schema("n bigint"))
+    with refusing_server() as url:
+        for status in ("401-x", "403-x"):
+            for login in ({"token": "q"}, {"credential": "q:a"}):
+                catalog = {"type": "rest", "uri": f"{url}/{status}", "oauth2-server-uri": f"{url}/{status}", **login}
+                with pytest.raises(UsageError, match="must be open to us"):
+                    iceberg("shop.t", catalog=catalog).resume(source)
+        with pytest.raises(PeerError, match="could not be changed"):
+            iceberg("shop.t", catalog={"type": "rest", "uri": f"{url}/419-x", "token": "q"}).resume(source)
+        store = {
+            "warehouse": "s3://403-AccessDenied/tables", "s3.endpoint": url, "s3.access-key-id": "a",
+            "s3.secret-access-key": "b", "s3.region": "us-east-1",
+        }  # fmt: skip
+        with pytest.raises(UsageError, match=r"must be open to us.*ACCESS_DENIED"):
+            iceberg("shop.t", catalog=properties(tmp_path) | store).resume(source)
 
 
 def test_a_table_that_others_filled_keeps_their_rows_and_gets_the_sinks_columns(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""The columns of tables that are appended to (Delta, Iceberg): which ones a sink writes, and whether a table has them.
+"""What tables that are appended to (Delta, Iceberg) have in common: which columns a sink writes, whether a table has
+them, and which errors of their libraries no retry mends.
 
 A table keeps every value as it is or is refused (rule 4 of `sink`): the libraries below would cast in silence, such as
 a decimal into a double.
@@ -6,16 +7,49 @@ a decimal into a double.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pyarrow as pa
 
-from holdfast.model.errors import SchemaError
+from holdfast.model.errors import SchemaError, UsageError
 from holdfast.model.schema import STIME_TYPE, schema_text, type_text
 from holdfast.sinks.sink import Source
 
 #: Marks rows that may still be taken back.
 TENTATIVE = "tentative"
+
+
+#: Rights and credentials, in the words of object stores, catalogs and file systems. The libraries have no class for
+#: most of them: a store's answer stands in the text.
+_REFUSED = re.compile(
+    r"\b40[13] (Unauthorized|Forbidden)\b|HTTP status(?: code)?:? 40[13]\b|lacked (?:the necessary|valid auth)|"
+    r"access.?denied|invalid.?access.?key|invalid.?client.?token|unrecognized.?client|signature.?does.?not.?match|"
+    r"missing.?authentication.?token|not.?authorized|permission denied|no.?such.?bucket",
+    re.IGNORECASE,
+)
+#: Refusals that pass: a clock that is wrong, a token that somebody will renew.
+_PASSES = re.compile(r"too.?skewed|expired|slow.?down", re.IGNORECASE)
+_COLOUR = re.compile(r"\x1b\[\d*m")
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether the store or the catalog does not let us in: that will be the same at every attempt."""
+    text = str(error)
+    return isinstance(error, PermissionError) or bool(_REFUSED.search(text) and not _PASSES.search(text))
+
+
+def refusal(target: str, error: Exception) -> UsageError:
+    return UsageError(
+        f"{target} must be open to us, with these rights and credentials it is not: {one_line(error)}; nothing was "
+        "changed; mend its address, the credentials or the rights"
+    )
+
+
+def one_line(error: Exception) -> str:
+    """A library's error, whose cause may stand in later lines."""
+    lines = [line.strip().removeprefix("↳").strip() for line in _COLOUR.sub("", str(error)).splitlines()]
+    return ": ".join(line for line in lines if line)[:500] or type(error).__name__
 
 
 def written_columns(source: Source, own: Sequence[pa.Field], marked: bool) -> pa.Schema:

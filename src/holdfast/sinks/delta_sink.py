@@ -3,8 +3,10 @@
 Rules:
 1. One commit per transaction: rows are appended; an UNDO replaces every tentative row, in the same commit that brings
    what takes its place. Readers see a commit whole or not at all.
-2. A commit carries the position behind its rows, and an application transaction with a running number. Delta refuses a
-   commit whose writer has not seen the last one of the same application: so a writer that was replaced changes nothing.
+2. A commit carries the position behind its rows, and application transactions with a running number: one that is named
+   after the stream, and one that all sinks have. Delta refuses a commit whose writer has not seen the last one of the
+   same application: so a writer that was replaced changes nothing. And it never forgets them, whatever others do to the
+   table: so a table with that of all sinks, and without that of the stream, holds another stream.
 3. Rows have the columns `holdfast_id` (negative while tentative) and `holdfast_commit`, the number of the transaction
    that brought them. By these two a replacement names exactly what it takes away and what it brings.
 4. A position is looked for in the table's history. Where that was cleaned so far that it is gone, the sink stops and
@@ -25,12 +27,25 @@ import pyarrow.compute as pc
 
 from holdfast.model.errors import PeerError, SchemaError, UsageError
 from holdfast.model.time import duration_us
-from holdfast.sinks.appended_table import TENTATIVE, check_mark, is_marked, lacking_columns, written_columns
+from holdfast.sinks.appended_table import (
+    TENTATIVE,
+    check_mark,
+    is_marked,
+    is_refusal,
+    lacking_columns,
+    one_line,
+    refusal,
+    written_columns,
+)
 from holdfast.sinks.sink import Changes, Sink, Source
+from holdfast.stream.position import stream_of
 
 ID, COMMIT = "holdfast_id", "holdfast_commit"
 _OWN = (pa.field(ID, pa.int64()), pa.field(COMMIT, pa.int64()))
 _POSITION = "holdfast.position"
+_ALL_SINKS = "holdfast-sink"
+#: How many commits are looked at for the last position: nearly always it is the first, and a history is long.
+_LOOKS = (1, 100, None)
 
 
 def delta(
@@ -57,7 +72,7 @@ class DeltaSink(Sink):
         self._add_columns = add_columns
         self._table: Any = None
         self._schema = pa.schema([])
-        self._app, self._number = "", 0
+        self._stream, self._app, self._number = "", "", 0
 
     @property
     def target(self) -> str:
@@ -68,7 +83,7 @@ class DeltaSink(Sink):
             import deltalake
         except ImportError:
             raise UsageError("Delta needs the extra: pip install 'holdfast-streams[delta]'") from None
-        self._app = f"holdfast-sink-{source.stream}"
+        self._stream, self._app = source.stream, f"{_ALL_SINKS}-{source.stream}"
         self._schema = written_columns(source, _OWN, self.tentative)
         with _told(self.target):
             if deltalake.DeltaTable.is_deltatable(self._uri, self._storage):
@@ -87,18 +102,40 @@ class DeltaSink(Sink):
         return position
 
     def _position(self) -> str | None:
-        """Rule 4."""
-        if self._table.transaction_version(self._app) is None:
-            if self._table.version() > 0 and any(_POSITION in commit for commit in self._table.history(1)):
-                raise UsageError(f"{self.target} holds another stream; name another table")
-            return None
-        for commit in self._table.history():
-            if _POSITION in commit:
-                return str(commit[_POSITION]) or None
-        raise UsageError(
-            f"the history of {self.target} no longer reaches back to its last rows, so their position is not known; "
-            "write to another table"
-        )
+        """Rules 2 and 4."""
+        known = self._table.transaction_version(self._app) is not None
+        other = not known and self._table.transaction_version(_ALL_SINKS) is not None
+        found = None if other else self._noted()
+        if found:
+            mine = stream_of(found) == self._stream or (known and not stream_of(found))
+        else:
+            mine = known or self._is_untouched(found)
+        if other or not mine:
+            raise UsageError(f"{self.target} holds another stream; got {self._stream}; name another table")
+        if known and found is None:
+            raise UsageError(
+                f"the history of {self.target} no longer reaches back to its last rows, so their position is not "
+                "known; write to another table"
+            )
+        return found or None
+
+    def _is_untouched(self, found: str | None) -> bool:
+        """Whether no sink has written here, nor one from before all had a transaction in common."""
+        files = pa.table(self._table.get_add_actions(flatten=True))
+        nulls = f"null_count.{COMMIT}"
+        if COMMIT not in pa.schema(self._table.schema().to_arrow()).names:
+            return True
+        if found is not None or (files.num_rows and nulls not in files.column_names):
+            return False
+        return not files.num_rows or files.column(nulls).equals(files.column("num_records"))
+
+    def _noted(self) -> str | None:
+        """The position in the newest commit that has one; empty for the beginning."""
+        for limit in _LOOKS:
+            for commit in self._table.history(limit):
+                if _POSITION in commit:
+                    return str(commit[_POSITION])
+        return None
 
     def apply(self, changes: Changes, position: str) -> None:
         parts = [self._rows(changes.stable, False), self._rows(changes.tentative, True)]
@@ -119,7 +156,8 @@ class DeltaSink(Sink):
         from deltalake import CommitProperties, Transaction, write_deltalake
 
         properties = CommitProperties(
-            custom_metadata={_POSITION: position}, app_transactions=[Transaction(self._app, self._number)]
+            custom_metadata={_POSITION: position},
+            app_transactions=[Transaction(app, self._number) for app in (self._app, _ALL_SINKS)],
         )
         how = {"mode": "append"} if replaces is None else {"mode": "overwrite", "predicate": replaces}
         # Merged: the first commit brings columns that are to be added, and others may have more than we fill.
@@ -146,12 +184,13 @@ def _told(target: str) -> Iterator[None]:
             raise UsageError(
                 f"another sink has taken over {target}; this one has stopped and changed nothing; run one at a time"
             ) from error
-        raise PeerError(f"a commit to {target} collided with another: {_line(error)}; nothing was changed") from error
+        if is_refusal(error):
+            raise refusal(target, error) from error
+        said = one_line(error)
+        raise PeerError(f"a commit to {target} collided with another: {said}; nothing was changed") from error
     except SchemaMismatchError as error:
-        raise SchemaError(f"{target} does not take these columns: {_line(error)}; name another table") from error
+        raise SchemaError(f"{target} does not take these columns: {one_line(error)}; name another table") from error
     except (DeltaError, OSError) as error:
-        raise PeerError(f"{target} could not be changed: {_line(error)}") from error
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if is_refusal(error):
+            raise refusal(target, error) from error
+        raise PeerError(f"{target} could not be changed: {one_line(error)}") from error

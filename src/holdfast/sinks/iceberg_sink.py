@@ -21,9 +21,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.inputs.postgres_client import REFUSALS
 from holdfast.model.errors import PeerError, SchemaError, UsageError
 from holdfast.model.time import duration_us
-from holdfast.sinks.appended_table import TENTATIVE, check_mark, is_marked, lacking_columns, written_columns
+from holdfast.sinks.appended_table import (
+    TENTATIVE,
+    check_mark,
+    is_marked,
+    is_refusal,
+    lacking_columns,
+    one_line,
+    refusal,
+    written_columns,
+)
 from holdfast.sinks.sink import Changes, Sink, Source
 
 _ID = "holdfast_id"
@@ -82,7 +92,7 @@ class IcebergSink(Sink):
             except (ValueError, ImportError) as error:  # A catalog that is away is another error.
                 raise UsageError(
                     f"{self.target}: the catalog {self._properties['name']} must be one that PyIceberg is configured "
-                    f"for; it says: {_line(error)}; write a .pyiceberg.yaml, or give its properties as `catalog`"
+                    f"for; it says: {one_line(error)}; write a .pyiceberg.yaml, or give its properties as `catalog`"
                 ) from error
             catalog.create_namespace_if_not_exists(self._name.rpartition(".")[0])
             self._table = self._made(catalog)
@@ -173,7 +183,13 @@ class IcebergSink(Sink):
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
         """The library's errors as ours."""
-        from pyiceberg.exceptions import CommitFailedException
+        from pyiceberg.exceptions import (
+            CommitFailedException,
+            ForbiddenError,
+            NotInstalledError,
+            OAuthError,
+            UnauthorizedError,
+        )
 
         try:
             yield
@@ -186,12 +202,15 @@ class IcebergSink(Sink):
                     "a time"
                 ) from error
             raise PeerError(f"a commit to {self.target} collided with another; nothing was changed") from error
+        except NotInstalledError as error:
+            raise UsageError(f"{self.target} needs a library that is not installed: {one_line(error)}") from error
+        except (UnauthorizedError, ForbiddenError, OAuthError) as error:
+            raise refusal(self.target, error) from error
         except Exception as error:
-            raise PeerError(f"{self.target} could not be changed: {_line(error)}") from error
+            sql = type(error).__module__.startswith("sqlalchemy") and any(words in str(error) for words in REFUSALS)
+            if is_refusal(error) or sql:
+                raise refusal(self.target, error) from error
+            raise PeerError(f"{self.target} could not be changed: {one_line(error)}") from error
 
     def _replaced(self) -> bool:
         return int(self._table.refresh().properties.get(_WRITER, "0")) != self._writer
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

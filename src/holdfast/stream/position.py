@@ -96,6 +96,11 @@ def holding_more(before: str, after: str) -> str:
     return old._replace(tentative=True, goal_us=max(old.goal_us, new.goal_us)).text(stream, size)
 
 
+def stream_of(text: str) -> str:
+    """The name of the stream that a position is of, unread otherwise; empty if it is none."""
+    return text.split(":")[2] if text.startswith(f"{_PREFIX}:") and text.count(":") > 2 else ""
+
+
 def _read(text: str) -> tuple[str, int, Position]:
     _, _, stream, size, *_ = text.split(":")
     return stream, int(size), parse_position(text, stream, int(size))
