@@ -128,6 +128,24 @@ def test_a_position_that_is_no_longer_kept_is_said_and_never_skipped(tmp_path: P
         run(stream, sink)
 
 
+def test_a_stream_that_was_made_anew_is_not_taken_for_the_one_that_filled_the_target(tmp_path: Path) -> None:
+    """By key it would be mixed with it in silence."""
+    stream, sink = filled(tmp_path, 5), Held()
+    assert run_until(stream, sink, 5)["state"] == "STOPPED"
+    for first in (3, 2):  # Its fifth tuple comes two seconds later, or its third is the fourth.
+        StreamStore(tmp_path).delete("s")
+        anew = StreamStore(tmp_path, disk=QuietDisk()).create("s", "n bigint", bucket="1s")
+        send(anew, range(first, 9), end=True)
+        with pytest.raises(UsageError, match="which stream s has not got: it was made anew since"):
+            run(anew, sink)
+    assert sink.stable == [0, 1, 2, 3, 4]
+    StreamStore(tmp_path).delete("s")
+    same = filled(tmp_path, 5)
+    send(same, range(5, 7), end=True)
+    run(same, sink)
+    assert sink.stable == [0, 1, 2, 3, 4, 5, 6], "the same tuples are the same stream"
+
+
 def test_retention_waits_for_a_sink_with_a_name(tmp_path: Path) -> None:
     stream = filled(tmp_path, 10)
     send(stream, range(10, 12), end=True)

@@ -20,6 +20,8 @@ from holdfast.stream.acks import acknowledge
 from holdfast.stream.definition import Retention
 from holdfast.stream.frame import crc32c
 from holdfast.stream.holes import note_hole
+from holdfast.stream.losses import Loss, add_losses
+from holdfast.stream.position import Position
 from holdfast.stream.report import ReportWriter, report_path
 from holdfast.stream.store import Stream, StreamStore
 from holdfast.stream.subscriber import Row, Subscriber
@@ -571,3 +573,20 @@ def test_what_tentative_tuples_are_worth_is_in_columns_on_request(tmp_path: Path
         own = StreamStore(tmp_path / name).create("s", f"{name} double")
         with pytest.raises(UsageError, match=f"has a column {name} of its own"):
             own.subscribe(worth=True)
+
+
+def test_a_position_whose_tuple_is_not_there_is_refused_unless_it_can_be_gone(tmp_path: Path) -> None:
+    stream = filled(tmp_path, 200, segment_bytes=4096)
+    here, other = Position(9 * SECOND, 9, 8 * SECOND), Position(9 * SECOND, 9, 7 * SECOND)
+    stream.subscribe(after=here.text("s", SECOND)).close()
+    with pytest.raises(UsageError, match=r"tuple 9 at .*00:00:07.*which stream s has not got: it was made anew since"):
+        stream.subscribe(after=other.text("s", SECOND))
+    reader = stream.reader()
+    assert [reader.has_tuple(9, second * SECOND) for second in (7, 8)] == [False, True]
+    assert reader.has_tuple(1000, 8 * SECOND) is False
+    add_losses(stream.folder / "main", (Loss("a", 1, 1, 900, 1001),), QuietDisk())
+    assert reader.has_tuple(1000, 8 * SECOND) is None, "a repair has given it up"
+    stream.retain(Retention(size_bytes=1))
+    reader.refresh()
+    assert reader.has_tuple(1, 7 * SECOND) is None, "retention has removed it"
+    reader.close()

@@ -8,7 +8,8 @@ Rules:
 2. Everything stable with an stime before `until_us` was handed out; of the bucket that begins there, or in which it
    lies, the tuples up to `last_id` as well, if `last_stime_us` says that the last one lies there. Order within a bucket
    is by tuple id, the same on every replica (D9), so a position of one replica holds for all.
-3. It names the last stable tuple, because an UNDO does (D2).
+3. It names the last stable tuple, because an UNDO does (D2). Beside a log that loses none, it is looked for: a stream
+   that was deleted and made anew has another one there, or none.
 4. It says whether the consumer holds tentative tuples. What follows a resumption must begin by taking them back:
    whether the branch they came from is still the same, nobody can know.
 5. `goal_us` is how far tentative tuples went that have not been replaced yet: REC_DONE comes when main is there (D3).
@@ -104,6 +105,14 @@ def stream_of(text: str) -> str:
 def _read(text: str) -> tuple[str, int, Position]:
     _, _, stream, size, *_ = text.split(":")
     return stream, int(size), parse_position(text, stream, int(size))
+
+
+def unknown(stream: str, position: Position) -> UsageError:
+    """A position whose last tuple is not in the stream, though its time is."""
+    return UsageError(
+        f"the position lies behind tuple {position.last_id} at {instant_text(position.last_stime_us)}, which stream "
+        f"{stream} has not got: it was made anew since, or holds other tuples; start anew"
+    )
 
 
 def ahead(stream: str, position: Position, closed_until_us: int) -> UsageError:

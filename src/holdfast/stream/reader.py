@@ -34,6 +34,7 @@ from holdfast.stream.disk import storage_error
 from holdfast.stream.frame import FILE_HEADER_SIZE, HEADER_SIZE, Kind, crc32c, padded
 from holdfast.stream.head import read_head
 from holdfast.stream.index import EMPTY, ENTRY, Entries, Fields, fields_of, load_entries, load_prefix, make_entries
+from holdfast.stream.losses import read_losses
 from holdfast.stream.manifest import Manifest, SegmentEntry, kept_elsewhere, load_manifest, manifest_path, unsettled
 from holdfast.stream.resume import ResumePoint, resumed
 from holdfast.stream.segment import LastControl, Window, recover, walk
@@ -385,6 +386,26 @@ class LogReader:
         mend = passed_over(self._mends_since(mends, self.mends), position_us, next_id)
         if mend is not None:
             raise refusal(self._stream.name, position_us, mend)
+
+    def has_tuple(self, tuple_id: int, stime_us: int) -> bool | None:
+        """Whether the tuple of this id has this stime; None where that is not at hand: removed, archived, damaged, or
+        given up by a repair."""
+        waits, self.waits = self.waits, False
+        try:
+            for segment, entries in self._within(stime_us, stime_us + 1):
+                for row in entries.tolist():
+                    fields = Fields(*row)
+                    at = tuple_id - fields.first_tuple_id
+                    if 0 <= at < fields.rows:
+                        raw = raw_body(self._files, self.folder / segment.name, fields, False)
+                        batch = decode_body(raw, fields, self.stored, segment.name, ("stime",))
+                        return bool(batch.column(0)[at].value == stime_us)
+        except (CorruptLog, OnlyArchived, Removed):
+            return None
+        finally:
+            self.waits = waits
+        lost = any(loss.id_first <= tuple_id < loss.id_next for loss in read_losses(self.folder))
+        return None if lost or stime_us < read_head(self.folder).removed_until_us else False
 
     def _mends_since(self, known: int, done: int) -> tuple[Mend, ...]:
         """A mirror has none of its own, only their number: its origin judges."""

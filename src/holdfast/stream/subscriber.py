@@ -33,7 +33,7 @@ from holdfast.stream.head import read_head
 from holdfast.stream.holes import Hole, read_holes
 from holdfast.stream.index import Fields
 from holdfast.stream.look import StreamLook, earlier
-from holdfast.stream.position import Position, ahead, parse_position
+from holdfast.stream.position import Position, ahead, parse_position, unknown
 from holdfast.stream.presence import Presence
 from holdfast.stream.reader import with_header
 from holdfast.stream.worth import WORTH_COLUMNS, Worth, Worths
@@ -264,6 +264,9 @@ class Subscriber:
         beyond = position.until_us > closed_us and not self._main.closed
         if beyond or (position.partial_id and position.last_stime_us >= closed_us):
             raise ahead(self.definition.name, position, closed_us)
+        lasts = self.definition.persist == "always"
+        if lasts and position.last_id and self._main.has_tuple(position.last_id, position.last_stime_us) is False:
+            raise unknown(self.definition.name, position)
         return position._replace(mends=self._main.mends)
 
     def _start_us(self, start: Start, bucket: int | None) -> int:
