@@ -50,6 +50,7 @@ from holdfast.spark.stage_files import Output, StageFiles, StageNote
 from holdfast.spark.stream_host import StreamHost
 from holdfast.spark.versions import Scratch, Version
 from holdfast.spark.wal import batch_boundary, read_wal
+from holdfast.stream.archive import ranges
 from holdfast.stream.archive.archiver import archive_once
 from holdfast.stream.definition import Retention
 from holdfast.stream.disk import Disk
@@ -110,22 +111,29 @@ def test_what_the_host_sends_is_what_lies_in_the_folder(
     assert host.bytes_sent > 0
 
 
-def test_what_left_the_disk_comes_from_the_archive(
-    host: StreamHost, store: holdfast.StreamStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def archived(store: holdfast.StreamStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Merge:
+    """A stream of which the archive alone has the most, and nothing of it is held yet."""
     monkeypatch.setattr("holdfast.stream.retention.wake_archiver", lambda *args, **options: None)
+    monkeypatch.setattr(ranges, "_process", None)
     (tmp_path / "archive").mkdir()
     stream = fill(store, "a", [(i * 0.1, "k" * 500, i) for i in range(500)], archive=f"file://{tmp_path}/archive",
                   segment_bytes=16 << 10, retention=Retention(size_bytes=64 << 10))  # fmt: skip
-    merge = Merge([stream])
-    before = rows_of(merge, Bodies())
     archive_once(stream.folder / "main", stream.definition, disk=Disk(), clock=now_us)
     stream.retain()
+    merge = Merge([stream])
     paths = {path_of(merge.sources, piece) for piece in merge.pieces(-FOREVER, FOREVER)}
     assert any(not path.exists() for path in paths)
+    return merge
+
+
+def test_what_left_the_disk_comes_from_the_archive(
+    host: StreamHost, store: holdfast.StreamStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge = archived(store, tmp_path, monkeypatch)
     way = given(way_for([s.folder for s in merge.sources], PROCESS))
-    assert rows_of(merge, RemoteBodies(way)) == before
-    assert len(before) == 500
+    found = rows_of(merge, RemoteBodies(way))
+    assert found == rows_of(merge, Bodies())
+    assert [row["value"] for row in found] == list(range(500))
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="making a certificate needs openssl")
@@ -206,6 +214,91 @@ def test_a_damaged_byte_on_the_way_is_found(
 
     monkeypatch.setattr(HostClient, "ask", damaged)
     with pytest.raises(holdfast.HoldfastError, match="does not match its checksum"):
+        rows_of(merge, RemoteBodies(way))
+
+
+def flip(data: bytes) -> bytes:
+    """With one wrong bit, in the body of its last event."""
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+def test_a_damaged_byte_in_what_an_executor_keeps_is_brought_again(
+    host: StreamHost, store: holdfast.StreamStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L4: otherwise every retry on that executor would fail."""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "executor"))
+    merge = Merge([fill(store, "a", [(0.0, "k", 1)])])
+    way = given(way_for([s.folder for s in merge.sources], PROCESS))
+    expected = rows_of(merge, RemoteBodies(way, shared=True))
+    (kept,) = (p for p in (tmp_path / "executor").rglob("*") if p.is_file() and p.suffix != ".lock")
+    sound = kept.read_bytes()
+    kept.write_bytes(flip(sound))
+    assert rows_of(merge, RemoteBodies(way, shared=True)) == expected
+    assert kept.read_bytes() == sound
+
+
+def test_a_damaged_answer_is_asked_for_again_and_not_kept(
+    host: StreamHost, store: holdfast.StreamStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "executor"))
+    merge = Merge([fill(store, "a", [(0.0, "k", 1)])])
+    way = given(way_for([s.folder for s in merge.sources], PROCESS))
+    asked, paths = HostClient.ask, list[str]()
+
+    def damaged_once(self: HostClient, method: str, path: str, body: bytes = b"") -> host_client.Answer:
+        answer = asked(self, method, path, body)
+        paths.append(path)
+        return answer if len(paths) > 1 else answer._replace(data=host_client.pa.py_buffer(flip(bytes(answer.data))))
+
+    monkeypatch.setattr(HostClient, "ask", damaged_once)
+    for _ in range(2):
+        assert rows_of(merge, RemoteBodies(way, shared=True)) == rows_of(merge, Bodies())
+    assert paths == ["/v1/events", "/v1/events?anew=1"]
+
+
+def test_a_damaged_byte_in_what_the_host_holds_of_an_archive_is_brought_again(
+    host: StreamHost, store: holdfast.StreamStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge = archived(store, tmp_path, monkeypatch)
+    before = rows_of(merge, Bodies())
+    way = given(way_for([s.folder for s in merge.sources], PROCESS))
+    assert rows_of(merge, RemoteBodies(way)) == before
+    blocks = ranges.process().cache._blocks
+    assert blocks
+    for block, data in blocks.items():
+        blocks[block] = bytes(byte ^ 1 for byte in data)
+    for _ in range(2):
+        assert rows_of(merge, RemoteBodies(way)) == before
+
+
+def test_of_an_archive_the_host_holds_a_few_megabytes_at_a_time(
+    host: StreamHost, store: holdfast.StreamStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X4: a task may ask for a whole segment, and for many of them."""
+    monkeypatch.setattr(stream_host, "ARCHIVED_BYTES_MAX", 4096)
+    merge = archived(store, tmp_path, monkeypatch)
+    brought: list[int] = []
+    read = stream_host._bring
+
+    def counted(parts: list[stream_host._Part]) -> bytes:
+        found = read(parts)
+        brought.append(len(found))
+        return found
+
+    monkeypatch.setattr(stream_host, "_bring", counted)
+    way = given(way_for([s.folder for s in merge.sources], PROCESS))
+    assert rows_of(merge, RemoteBodies(way)) == rows_of(merge, Bodies())
+    assert len(brought) > 10
+    assert max(brought) <= 4096
+
+
+def test_an_archive_that_is_away_is_said(
+    host: StreamHost, store: holdfast.StreamStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge = archived(store, tmp_path, monkeypatch)
+    way = given(way_for([s.folder for s in merge.sources], PROCESS))
+    (tmp_path / "archive").rename(tmp_path / "away")
+    with pytest.raises(PeerError, match="the folder is not there; mount it"):
         rows_of(merge, RemoteBodies(way))
 
 

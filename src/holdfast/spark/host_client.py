@@ -2,9 +2,11 @@
 
 Rules:
 1. Events are asked for in portions, a few ahead of what was taken: no more than that is ever in memory (X4). Each is
-   compared with the checksum that the planner gave (L4).
+   compared with the checksum that the planner gave (L4). A portion that does not match is asked for once more, and the
+   host then looks it up anew: what it holds of the archive may be what is damaged.
 2. What several tasks of one executor need, as those of an operator that reads its streams itself, lies in a folder of
-   the executor's once one of them has brought it; Spark removes the folder with the executor.
+   the executor's once one of them has brought it; Spark removes the folder with the executor. It is compared before it
+   is put there and when it is taken from there: otherwise one wrong byte would fail every later try on this executor.
 3. A connection that breaks is made again a few times; then the task fails and Spark tries it again. A query that has
    ended, and what retention has removed, are said at once.
 """
@@ -30,9 +32,9 @@ import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 
-from holdfast.model.errors import PeerError, Removed
+from holdfast.model.errors import CorruptLog, PeerError, Removed
 from holdfast.spark.grants import Way
-from holdfast.stream.frame import HEADER_SIZE, padded
+from holdfast.stream.frame import HEADER_SIZE, crc32c, padded
 from holdfast.stream.index import Fields
 from holdfast.stream.merge import Bodies, Piece
 
@@ -64,6 +66,10 @@ class HostClient:
         self._connection: http.client.HTTPConnection | None = None
         self._headers = {"Authorization": f"Bearer {way.token}"}
         self.belong()
+
+    @property
+    def address(self) -> str:
+        return self._way.address
 
     def belong(self) -> None:
         """To the task that runs now: whoever keeps a client may have had it for a task of an earlier run."""
@@ -170,22 +176,31 @@ class Portion(NamedTuple):
 
     ranges: list[tuple[str, int, int]]
     begins: list[int]
+    lengths: list[int]
     size: int
     sums: list[int]
     """Of the events: a stream that was made anew, or copied again, has others at the same place."""
+
+    def fits(self, data: pa.Buffer) -> bool:
+        """Whether these are the events' bytes."""
+        if data.size != self.size:
+            return False
+        events = zip(self.begins, self.lengths, self.sums, strict=True)
+        return all(crc32c(data.slice(begin, length)) == crc for begin, length, crc in events)
 
 
 def portions(events: Sequence[tuple[Path, Fields]]) -> Iterator[Portion]:
     """Events put together until they are worth a question."""
     ranges: list[tuple[str, int, int]] = []
     begins: list[int] = []
+    lengths: list[int] = []
     sums: list[int] = []
     size = 0
     for path, fields in events:
         at, length, name = fields.offset + HEADER_SIZE, padded(fields.length), str(path)
         if ranges and size + length > PORTION_BYTES:
-            yield Portion(ranges, begins, size, sums)
-            ranges, begins, size, sums = [], [], 0, []
+            yield Portion(ranges, begins, lengths, size, sums)
+            ranges, begins, lengths, size, sums = [], [], [], 0, []
         gap = at - ranges[-1][1] - ranges[-1][2] if ranges and ranges[-1][0] == name else -1
         if 0 <= gap <= _GAP_BYTES:
             ranges[-1] = (name, ranges[-1][1], at + length - ranges[-1][1])
@@ -193,10 +208,11 @@ def portions(events: Sequence[tuple[Path, Fields]]) -> Iterator[Portion]:
         else:
             ranges.append((name, at, length))
         begins.append(size)
+        lengths.append(length)
         sums.append(fields.body_crc)
         size += length
     if ranges:
-        yield Portion(ranges, begins, size, sums)
+        yield Portion(ranges, begins, lengths, size, sums)
 
 
 class RemoteBodies(Bodies):
@@ -237,9 +253,9 @@ class RemoteBodies(Bodies):
             fcntl.flock(lock, fcntl.LOCK_EX)  # Whoever comes second waits for the bytes, and does not ask again.
             file = self._cache / name
             with contextlib.suppress(OSError):
-                data = file.read_bytes()
-                if len(data) == portion.size:
-                    return pa.py_buffer(data)
+                kept = pa.py_buffer(file.read_bytes())
+                if portion.fits(kept):
+                    return kept
             found = self._ask(portion)
             with contextlib.suppress(OSError):  # A full disk is no reason to fail.
                 file.write_bytes(found)
@@ -247,7 +263,17 @@ class RemoteBodies(Bodies):
             return found
 
     def _ask(self, portion: Portion) -> pa.Buffer:
-        return self._client.ask("POST", "/v1/events", msgspec.msgpack.encode(portion.ranges)).data
+        """Rule 1."""
+        question = msgspec.msgpack.encode(portion.ranges)
+        for path in ("/v1/events", "/v1/events?anew=1"):
+            found = self._client.ask("POST", path, question).data
+            if portion.fits(found):
+                return found
+        (name, begin, _), *_ = portion.ranges
+        raise CorruptLog(
+            f"{name} from byte {begin}: an event that {self._client.address} sent does not match its checksum, twice; "
+            f"run `holdfast verify` there"
+        )
 
     def close(self) -> None:
         super().close()

@@ -4,9 +4,10 @@ Rules:
 1. Every request shows the token of a query (`grants`), which says what may be asked; a token whose query has ended, or
    whose process is gone, is no token any more (X1). Where it listens and whether it needs TLS is for
    `cluster_security` to say.
-2. Events are sent as they lie in the log. Whoever gets them compares the checksums that the planner gave it (L4).
-3. Memory is bounded (X4): events go from the file to the socket, uploads to the disk as they come. A reader that takes
-   nothing is dropped by `inputs.http_server`.
+2. Events are sent as they lie in the log. Whoever gets them compares the checksums that the planner gave it (L4), and
+   asks for them anew where they do not match; then nothing is taken from what is held of the archive.
+3. Memory is bounded (X4): events go from the file to the socket, or a few megabytes at a time from the archive, uploads
+   to the disk as they come. A reader that takes nothing is dropped by `inputs.http_server`.
 4. Uploads are named here, never by who sends them (X2). What a task that was killed has left is removed with its batch.
 5. Who came is told once for each query and address: which way its tasks take is never a secret.
 6. Whom it refuses is told to the audit log; what a query's tasks upload is the query's own.
@@ -22,10 +23,10 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 from starlette.applications import Starlette
@@ -35,13 +36,14 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from holdfast.inputs.audit import Audit
-from holdfast.inputs.http_server import HttpServer, connection_of, make_known
+from holdfast.inputs.http_server import HttpServer, ImpatientProtocol, connection_of, make_known
 from holdfast.inputs.network import Access
 from holdfast.inputs.places import Crowded
 from holdfast.model.errors import HoldfastError, Removed, UsageError
 from holdfast.spark.grants import FRAME, PROCESS, RUN, Grant, HostNote, begun, granted
 from holdfast.spark.hadoop_path import HadoopPath, hadoop_path
-from holdfast.stream.archive.view import view_at
+from holdfast.stream.archive.catalog import ArchivedSegment
+from holdfast.stream.archive.view import ArchiveView, view_at
 from holdfast.stream.disk import Disk, VolatileDisk
 from holdfast.stream.merge import Merge
 from holdfast.stream.reader import gone
@@ -56,6 +58,8 @@ _QUESTION_BYTES_MAX = 4 << 20
 #: What one task may upload at once; larger results of one task would not fit into the driver's memory either.
 UPLOAD_BYTES_MAX = 4 << 30
 _UPLOAD_S_MAX = 600.0
+#: What one answer holds of the archive at a time; the cache of the process has its own bound.
+ARCHIVED_BYTES_MAX = 4 << 20
 #: Tokens whose run or readers are remembered.
 _KNOWN_MAX = 4096
 _QUERY = re.compile(r"[0-9a-z-]{1,64}")
@@ -205,7 +209,7 @@ class StreamHost:
             folder = str(path.parents[1]) if len(path.parents) > 1 else ""
             if folder not in grant.reads or ".." in path.parts:
                 raise _No(403, f"this query does not read {part.path}")
-        return _Portion(self, ranges)
+        return _Portion(self, ranges, anew=request.query_params.get("anew") == "1")
 
     async def _get_pieces(self, request: Request, grant: Grant) -> Response:
         """What stands in the log between two times: for a task that must read again what it lost."""
@@ -330,19 +334,38 @@ class StreamHost:
         return Response(status_code=404) if folder is None else _bytes(b"folder" if folder else b"file")
 
 
-class _Portion(Response):
-    """Parts of segments, one behind the other, straight from their files (rule 3)."""
+class _Archived(NamedTuple):
+    """A segment that is no longer on the disk."""
 
-    def __init__(self, host: StreamHost, ranges: list[Range]) -> None:
+    archive: ArchiveView
+    segment: ArchivedSegment
+
+
+class _Part(NamedTuple):
+    """A part of a segment, and what has it."""
+
+    source: BinaryIO | _Archived
+    begin: int
+    length: int
+
+
+class _Portion(Response):
+    """Parts of segments, one behind the other, straight from their files; what only the archive has is brought as it is
+    sent (rule 3)."""
+
+    def __init__(self, host: StreamHost, ranges: list[Range], *, anew: bool) -> None:
         super().__init__()
-        self._host, self._ranges = host, ranges
+        self._host, self._ranges, self._anew = host, ranges, anew
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection = connection_of(Request(scope))
         assert connection is not None, "it runs on our own server"
         with contextlib.ExitStack() as opened:
             try:
-                found = await asyncio.to_thread(self._open, opened)
+                steps = list(_steps(await asyncio.to_thread(self._open, opened)))
+                # Most often an archive that is away shows now, when it still can be said.
+                first = next((step for step in steps if isinstance(step, list)), None)
+                brought = None if first is None else await asyncio.to_thread(_bring, first)
             except HoldfastError as error:
                 status = 410 if isinstance(error, Removed) else 409
                 await JSONResponse({"error": str(error)}, status)(scope, receive, send)
@@ -350,26 +373,58 @@ class _Portion(Response):
             size = sum(part.length for part in self._ranges)
             headers = [(b"content-length", str(size).encode()), (b"content-type", b"application/octet-stream")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            for part, (file, begin) in zip(self._ranges, found, strict=True):
-                await connection.send_range(file, begin, part.length)
+            try:
+                await self._send(connection, steps, brought)
+            except HoldfastError as error:
+                log.warning("an answer to an executor was broken off: %s", error)
+                connection.transport.abort()
+                return
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             self._host.bytes_sent += size
 
-    def _open(self, opened: contextlib.ExitStack) -> list[tuple[BinaryIO, int]]:
+    @staticmethod
+    async def _send(connection: ImpatientProtocol, steps: list[_Part | list[_Part]], brought: bytes | None) -> None:
+        for step in steps:
+            if connection.transport.is_closing():
+                return  # Whoever asked is gone: nothing more needs to be brought.
+            if isinstance(step, _Part):
+                assert not isinstance(step.source, _Archived)
+                await connection.send_range(step.source, step.begin, step.length)
+                continue
+            data = brought if brought is not None else await asyncio.to_thread(_bring, step)
+            brought = None
+            await connection.send_range(io.BytesIO(data), 0, len(data))
+
+    def _open(self, opened: contextlib.ExitStack) -> list[_Part]:
         """Each segment once, however many of its parts are asked for: streams that are merged take turns, event by
         event, and a process may have a thousand files."""
-        segments: dict[str, BinaryIO | None] = {}
+        segments: dict[str, tuple[BinaryIO | _Archived, int]] = {}
         found = []
         for part in self._ranges:
             if part.path not in segments:
-                file = segments[part.path] = _segment(part.path)
-                if file is not None:
-                    opened.enter_context(file)
-            found.append(_placed(part, segments[part.path]))
+                segments[part.path] = self._segment(Path(part.path), opened)
+            source, size = segments[part.path]
+            if part.begin < 0 or part.length < 0 or size < part.begin + part.length:
+                raise UsageError(f"{part.path} has no {part.length} bytes at {part.begin}; ask as the planner says")
+            found.append(_Part(source, part.begin, part.length))
         return found
 
+    def _segment(self, path: Path, opened: contextlib.ExitStack) -> tuple[BinaryIO | _Archived, int]:
+        """With its length."""
+        file = _opened(path)
+        if file is not None:
+            opened.enter_context(file)
+            return file, os.fstat(file.fileno()).st_size
+        archive = view_at(path.parent)
+        found = None if archive is None else archive.find(path.name)
+        if archive is None or found is None:
+            raise gone(path)
+        if self._anew:
+            archive.forget(found)
+        return _Archived(archive, found), found.entry.length or 0
 
-def _segment(path: str) -> BinaryIO | None:
+
+def _opened(path: Path) -> BinaryIO | None:
     """None: it is not on the disk."""
     try:
         return open(path, "rb", buffering=0)
@@ -377,18 +432,35 @@ def _segment(path: str) -> BinaryIO | None:
         return None
 
 
-def _placed(part: Range, segment: BinaryIO | None) -> tuple[BinaryIO, int]:
-    """A file that has the part, and where: the segment, or what was brought of it from the archive."""
-    path = Path(part.path)
-    if segment is None:
-        archive = view_at(path.parent)
-        found = None if archive is None else archive.find(path.name)
-        if archive is None or found is None:
-            raise gone(path)
-        return io.BytesIO(archive.read(found, part.begin, part.begin + part.length)), 0
-    if part.begin < 0 or part.length < 0 or os.fstat(segment.fileno()).st_size < part.begin + part.length:
-        raise UsageError(f"{path} has no {part.length} bytes at {part.begin}; ask as the planner says")
-    return segment, part.begin
+def _steps(parts: list[_Part]) -> Iterator[_Part | list[_Part]]:
+    """What is sent at once: a part of a file, or parts in the archive, as many bytes as may be in memory (rule 3)."""
+    together: list[_Part] = []
+    held = 0
+    for part in parts:
+        if not isinstance(part.source, _Archived):
+            if together:
+                yield together
+                together, held = [], 0
+            yield part
+            continue
+        for begin in range(part.begin, part.begin + part.length, ARCHIVED_BYTES_MAX):
+            length = min(ARCHIVED_BYTES_MAX, part.begin + part.length - begin)
+            if together and held + length > ARCHIVED_BYTES_MAX:
+                yield together
+                together, held = [], 0
+            together.append(_Part(part.source, begin, length))
+            held += length
+    if together:
+        yield together
+
+
+def _bring(parts: list[_Part]) -> bytes:
+    """These parts, from the archive."""
+    found = bytearray()
+    for source, begin, length in parts:
+        assert isinstance(source, _Archived)
+        found += source.archive.read(source.segment, begin, begin + length)
+    return bytes(found)
 
 
 def _stage(grant: Grant) -> Any:

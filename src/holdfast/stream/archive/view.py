@@ -161,12 +161,16 @@ class ArchiveView:
         key, size = join(self.place, segment.key), segment.entry.length or 0
         return process().cache.read(self.objects, key, start, end, size)
 
+    def forget(self, segment: ArchivedSegment) -> None:
+        """Its bytes did not match: what is held of them is fetched again when it is next asked for."""
+        process().cache.forget(self.objects, join(self.place, segment.key))
+
     def body(self, segment: ArchivedSegment, fields: Fields) -> bytes:
         """The padded body of an event, sound (rule 3)."""
         start, length = fields.offset + HEADER_SIZE, padded(fields.length)
         for again in (False, True):
             if again:
-                process().cache.forget(self.objects, join(self.place, segment.key))
+                self.forget(segment)
             raw = self.read(segment, start, start + length)
             if len(raw) == length and crc32c(raw) == fields.body_crc:
                 return raw
