@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import resource
@@ -9,9 +10,11 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 import types
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -300,6 +303,40 @@ def test_an_archive_that_is_away_is_said(
     (tmp_path / "archive").rename(tmp_path / "away")
     with pytest.raises(PeerError, match="the folder is not there; mount it"):
         rows_of(merge, RemoteBodies(way))
+
+
+def test_a_disk_that_is_slow_to_take_an_upload_keeps_no_other_executor_waiting(
+    host: StreamHost, store: holdfast.StreamStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = fill(store, "a", [(0.0, "k", 1)])
+    way = given(way_for([str(stream.folder)], SESSION, results=str(stream.folder)))
+    begun, go_on = threading.Event(), threading.Event()
+    opened = Path.open
+
+    class Slow(io.FileIO):
+        def write(self, data: object) -> int:
+            begun.set()
+            assert go_on.wait(30)
+            return super().write(data)  # type: ignore[call-overload]
+
+    def slow(path: Path, mode: str = "r", *args: object, **options: object) -> object:
+        if path.parent.name == "staging":
+            return io.BufferedWriter(Slow(path, mode))
+        return opened(path, mode, *args, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(Path, "open", slow)
+    with ThreadPoolExecutor(1) as pool:
+        upload = pool.submit(stage_results, way, "q", "3", bytes(2 << 20))
+        assert begun.wait(30)
+        try:
+            asked = HostClient(way)
+            monkeypatch.setattr(host_client, "_ANSWER_S_MAX", 5.0)
+            monkeypatch.setattr(host_client, "_PAUSES_S", ())
+            assert asked.ask("GET", "/v1/pieces?since_us=0&until_us=0").status == 200
+            asked.close()
+        finally:
+            go_on.set()
+        assert (stream.folder / "staging" / upload.result()).stat().st_size == 2 << 20
 
 
 def test_a_folder_is_taken_if_it_is_the_same_and_not_only_called_the_same(

@@ -7,7 +7,8 @@ Rules:
 2. Events are sent as they lie in the log. Whoever gets them compares the checksums that the planner gave it (L4), and
    asks for them anew where they do not match; then nothing is taken from what is held of the archive.
 3. Memory is bounded (X4): events go from the file to the socket, or a few megabytes at a time from the archive, uploads
-   to the disk as they come. A reader that takes nothing is dropped by `inputs.http_server`.
+   to the disk as they come. A reader that takes nothing is dropped by `inputs.http_server`. The loop serves all
+   executors: what waits for a disk waits in a thread.
 4. Uploads are named here, never by who sends them (X2). What a task that was killed has left is removed with its batch.
 5. Who came is told once for each query and address: which way its tasks take is never a secret.
 6. Whom it refuses is told to the audit log; what a query's tasks upload is the query's own.
@@ -58,6 +59,8 @@ _QUESTION_BYTES_MAX = 4 << 20
 #: What one task may upload at once; larger results of one task would not fit into the driver's memory either.
 UPLOAD_BYTES_MAX = 4 << 30
 _UPLOAD_S_MAX = 600.0
+#: Of an upload, what is written at once: a thread for each packet would cost more than the write.
+_WRITE_BYTES = 1 << 20
 #: What one answer holds of the archive at a time; the cache of the process has its own bound.
 ARCHIVED_BYTES_MAX = 4 << 20
 #: Tokens whose run or readers are remembered.
@@ -246,10 +249,14 @@ class StreamHost:
     async def _upload(self, request: Request, folder: Path, name: str, *, durable: bool) -> None:
         """Rule 4. As in the folder: results are synced; checkpoints are not, the driver copies them at once."""
         disk = Disk() if durable else VolatileDisk()
-        disk.make_dir(folder)
-        async with self._received(request, folder / f".{name}", disk) as temporary:
+
+        def place(temporary: Path) -> None:
             disk.rename(temporary, folder / name)
             disk.sync_dir(folder)
+
+        await asyncio.to_thread(disk.make_dir, folder)
+        async with self._received(request, folder / f".{name}", disk) as temporary:
+            await asyncio.to_thread(place, temporary)
 
     @contextlib.asynccontextmanager
     async def _received(self, request: Request, temporary: Path, disk: Disk) -> AsyncIterator[Path]:
@@ -257,16 +264,18 @@ class StreamHost:
         connection = connection_of(request)
         if connection is not None:
             connection.give_body(_UPLOAD_S_MAX)
-        size = 0
+        size, held = 0, bytearray()
         try:
-            with temporary.open("wb") as file:
+            with await asyncio.to_thread(temporary.open, "wb") as file:
                 async for chunk in request.stream():
                     size += len(chunk)
                     if size > UPLOAD_BYTES_MAX:
                         raise _No(413, f"a task may stage {UPLOAD_BYTES_MAX} bytes at most")
-                    file.write(chunk)
-                file.flush()
-                await asyncio.to_thread(disk.sync, file.fileno(), temporary)
+                    held += chunk
+                    if len(held) >= _WRITE_BYTES:
+                        await asyncio.to_thread(file.write, held)
+                        held = bytearray()
+                await asyncio.to_thread(_finish, file, held, disk, temporary)
             yield temporary
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -461,6 +470,12 @@ def _bring(parts: list[_Part]) -> bytes:
         assert isinstance(source, _Archived)
         found += source.archive.read(source.segment, begin, begin + length)
     return bytes(found)
+
+
+def _finish(file: BinaryIO, rest: bytearray, disk: Disk, path: Path) -> None:
+    file.write(rest)
+    file.flush()
+    disk.sync(file.fileno(), path)
 
 
 def _stage(grant: Grant) -> Any:
