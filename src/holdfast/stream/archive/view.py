@@ -3,8 +3,8 @@
 Rules:
 1. The disk comes first: whoever finds no file under a segment's name asks here. So retention may take a segment from
    the disk while somebody reads it.
-2. Where the stream's folder is to be seen, the note beside its segments says what the archive has; nobody asks the
-   store for a list. An executor that does not see the folder takes the newest catalog.
+2. The note beside the segments says what the archive has; nobody asks the store for a list. Executors of Spark that do
+   not see the stream's folder ask the driver's host (`spark.stream_host`), which looks here.
 3. Bytes are compared with their checksums before anybody decodes them (L4, X5). What does not match is fetched once
    more: the copy on the way may have been the wrong one, or the cached one.
 """
@@ -24,7 +24,6 @@ from holdfast.stream.archive.catalog import (
     Page,
     PageEntry,
     load_page,
-    newest,
     note_path,
     place,
     read_note,
@@ -57,10 +56,9 @@ NOTHING = Totals()
 
 
 class ArchiveView:
-    """What the archive at `url` has of the stream whose place there is `place`. `folder` is its branch, where that is
-    to be seen."""
+    """What the archive at `url` has of the stream whose place there is `place`, and whose branch lies in `folder`."""
 
-    def __init__(self, url: str, place: str, folder: Path | None) -> None:
+    def __init__(self, url: str, place: str, folder: Path) -> None:
         self.url, self.place, self.folder = url, place, folder
         self._known: Catalog | None = None
         self._signature: tuple[int, int] | None = None
@@ -70,19 +68,16 @@ class ArchiveView:
     def objects(self) -> ObjectStore:
         return opened(self.url)
 
-    def catalog(self, *, anew: bool = False) -> Catalog | None:
+    def catalog(self) -> Catalog | None:
         """What is archived; None if nothing is yet."""
         with self._mutex:
-            if self.folder is not None:
-                try:
-                    found = os.stat(note_path(self.folder))
-                except FileNotFoundError:
-                    return None
-                signature = (found.st_ino, found.st_mtime_ns)
-                if signature != self._signature:
-                    self._known, self._signature = read_note(self.folder), signature
-            elif self._known is None or anew:
-                self._known = newest(self.objects, self.place)
+            try:
+                found = os.stat(note_path(self.folder))
+            except FileNotFoundError:
+                return None
+            signature = (found.st_ino, found.st_mtime_ns)
+            if signature != self._signature:
+                self._known, self._signature = read_note(self.folder), signature
             return self._known
 
     def segments(
@@ -116,12 +111,7 @@ class ArchiveView:
 
     def find(self, name: str) -> ArchivedSegment | None:
         """The segment of that name."""
-        found = self._find(self.catalog(), name)
-        if found is None and self.folder is None:
-            found = self._find(self.catalog(anew=True), name)
-        return found
-
-    def _find(self, catalog: Catalog | None, name: str) -> ArchivedSegment | None:
+        catalog = self.catalog()
         if catalog is None:
             return None
         seq = int(name[:16])
@@ -191,7 +181,7 @@ class _RemoteWindow(Window):
         return self._view.read(self._segment, offset, offset + length)
 
 
-def view_of(definition: Definition, folder: Path | None) -> ArchiveView | None:
+def view_of(definition: Definition, folder: Path) -> ArchiveView | None:
     """The archive of a stream; None if it has none."""
     if definition.archive is None:
         return None
