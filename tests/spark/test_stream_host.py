@@ -339,26 +339,82 @@ def test_a_disk_that_is_slow_to_take_an_upload_keeps_no_other_executor_waiting(
         assert (stream.folder / "staging" / upload.result()).stat().st_size == 2 << 20
 
 
-def test_a_folder_is_taken_if_it_is_the_same_and_not_only_called_the_same(
-    tmp_path: Path, store: holdfast.StreamStore, runs: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    note = tmp_path / "host"
+@pytest.fixture
+def auto(tmp_path: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> Iterator[StreamHost]:
+    """Tasks find out which way they take."""
+    note = tmp_path / "driver" / "host"
+    note.parent.mkdir()
     host = StreamHost(Access(), "127.0.0.1", AUTO, note, runs)
     monkeypatch.setenv(VARIABLE, str(note))
-    try:
-        stream = fill(store, "a", [(0.0, "k", 1)])
-        way = given(way_for([str(stream.folder)], PROCESS))
-        assert way.sees_folder()
-        assert type(bodies_for(way)) is Bodies
-        path = stream.folder / "stream"
-        copy = path.read_bytes()
-        path.rename(path.with_name("kept"))
-        assert not way.sees_folder()
-        path.write_bytes(copy)
-        assert not way.sees_folder()
-        assert type(bodies_for(way)) is RemoteBodies
-    finally:
-        host.close()
+    yield host
+    host.close()
+
+
+def test_a_folder_is_taken_if_it_is_the_same_and_not_only_called_the_same(
+    auto: StreamHost, store: holdfast.StreamStore
+) -> None:
+    """Not on a machine that was made from the same image, where even inode numbers and times are the same."""
+    stream = fill(store, "a", [(0.0, "k", 1)])
+    (stream.folder / "state").mkdir()
+    copy = stream.folder.with_name("copy")
+    shutil.copytree(stream.folder, copy)
+    scratch = store.root / "scratch"
+    way = given(way_for([str(stream.folder)], PROCESS, scratch=str(scratch)))
+    assert way.sees_folder()
+    assert type(bodies_for(way)) is Bodies
+    for folder in (scratch, stream.folder):
+        for marker in folder.glob(".seen-*"):
+            os.rename(marker, marker.with_name("kept"))
+            assert not way.sees_folder()
+            marker.with_name(".seen-another").touch()
+            assert not way.sees_folder()
+            os.rename(marker.with_name("kept"), marker)
+    assert way.sees_folder()
+    stream.folder.rename(store.root / "away")
+    copy.rename(stream.folder)
+    assert type(bodies_for(way)) is RemoteBodies
+
+
+def test_markers_of_folders_go_with_the_session_or_with_the_next_one_where_it_was_killed(
+    auto: StreamHost, store: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    stream = fill(store, "a", [(0.0, "k", 1)])
+    killed, elsewhere = stream.folder / ".seen-killed", stream.folder / ".seen-elsewhere"
+    killed.write_text(f"{socket.gethostname()} {os.getpid()} 1\n")  # Of an earlier process of that number.
+    elsewhere.write_text(f"another {os.getpid()} 1\n")
+    for _ in range(2):
+        assert given(way_for([str(stream.folder)], PROCESS)).sees_folder()
+    assert not killed.exists()
+    assert len(list(stream.folder.glob(".seen-*"))) == 2
+    auto.close()
+    assert list(stream.folder.glob(".seen-*")) == [elsewhere]
+
+
+def test_a_folder_that_cannot_be_marked_is_not_taken(auto: StreamHost, tmp_path: Path) -> None:
+    assert not given(way_for([str(tmp_path / "none")], PROCESS)).sees_folder()
+
+
+def test_the_driver_says_once_which_way_the_tasks_of_a_query_take(
+    auto: StreamHost, store: holdfast.StreamStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "holdfast.spark.stream_host")
+
+    def said() -> list[str]:
+        return [r.getMessage() for r in caplog.records if r.name == "holdfast.spark.stream_host"]
+
+    merge = Merge([fill(store, "a", [(0.0, "k", 1)])])
+    way = given(way_for([s.folder for s in merge.sources], PROCESS))
+    for _ in range(2):
+        bodies_for(way).close()
+    wait_for(said, "the driver to say it")
+    for path in Path(merge.sources[0].folder).glob(".seen-*"):
+        path.unlink()
+    for _ in range(2):
+        rows_of(merge, bodies_for(way))
+    assert said() == [
+        "executors at 127.0.0.1 see the folder of a: they read and write there",
+        f"executors at 127.0.0.1 do not see the folder of a: they ask {auto.address}",
+    ]
 
 
 def test_a_reader_that_takes_nothing_is_dropped_and_others_are_served(
@@ -601,13 +657,25 @@ def test_sparks_own_state_in_a_checkpoint_that_is_not_the_drivers_is_refused(
     checkpoint.mkdir()
     given = {"root": str(store.root), "path": "out", "checkpointlocation": f"file://{checkpoint}"}
     target = Target(given, stream.definition.stored)
+    assert target.take(iter([]), "q", "r", "0").record is None
     (checkpoint / "state").mkdir()
-    assert target.take(iter([]), "q", "r", "0").rows == 0
+    (checkpoint / "offsets").mkdir()
+    (checkpoint / "offsets" / "7").write_text("the driver's record of batch 7")
+    seen = target.take(iter([]), "q", "r", "7")
+    target.check_record([seen], 7)
     checkpoint.rename(tmp_path / "the driver's")
-    assert target.take(iter([]), "q", "r", "0").rows == 0  # Nothing of Spark's state came here.
+    assert target.take(iter([]), "q", "r", "7").rows == 0  # Nothing of Spark's state came here.
     (checkpoint / "state").mkdir(parents=True)
     with pytest.raises(UsageError, match="needs a checkpoint that executors and driver share"):
-        target.take(iter([]), "q", "r", "0")
+        target.take(iter([]), "q", "r", "7")
+    (checkpoint / "offsets").mkdir()
+    (checkpoint / "offsets" / "7").write_text("an older record of batch 7, in a copy")
+    other = target.take(iter([]), "q", "r", "7")
+    shutil.rmtree(checkpoint)
+    (tmp_path / "the driver's").rename(checkpoint)
+    target.check_record([seen], 7)
+    with pytest.raises(UsageError, match="needs a checkpoint that executors and driver share"):
+        target.check_record([seen, other], 7)
 
 
 class FolderFiles(HadoopFiles):

@@ -78,6 +78,8 @@ class ForkReader(DataSourceStreamReader):
         self._ready = False
         self._asked = 0
         self._idle = IdleWait()
+        self._folders: set[str] = set()
+        self._known_way: Way | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Executors get a copy of the reader: they need the sources, not the plan.
@@ -125,10 +127,10 @@ class ForkReader(DataSourceStreamReader):
         since, until, pieces = self._planned(start, end)
         if self._marks is None:
             task = ForkTask(pieces, boundary_row(self._boundaries, since, until))
-            task.way = way_for(self._folders(pieces), PROCESS)
+            task.way = self._way(pieces)
             return [task]
         task = ForkTask(pieces, None)
-        task.way = way_for(self._folders(pieces), PROCESS)
+        task.way = self._way(pieces)
         again = since if self._restore is None else self._restore.forked_us(since)
         if again < since:
             merge = Merge(self._options.streams)
@@ -137,9 +139,17 @@ class ForkReader(DataSourceStreamReader):
         task.marks = (self._marks, (since, until, again))
         return [task]
 
-    def _folders(self, pieces: Sequence[PlannedPiece]) -> list[str]:
-        """Those of its streams, and of copies from other hosts: a plan names files wherever they lie."""
-        return sorted({*(s.folder for s in self._sources), *(str(Path(piece.path).parents[1]) for piece in pieces)})
+    def _way(self, pieces: Sequence[PlannedPiece]) -> Way | None:
+        """The way to its streams, and to copies from other hosts: a plan names files wherever they lie. One for all
+        batches that need no other folders: who goes which way is told once."""
+        needed = {*(s.folder for s in self._sources), *(str(Path(piece.path).parents[1]) for piece in pieces)}
+        if self._known_way is None or not needed <= self._folders:
+            self._folders |= needed
+            self._known_way = self._way_to(sorted(self._folders))
+        return self._known_way
+
+    def _way_to(self, folders: Sequence[str]) -> Way | None:
+        return way_for(folders, PROCESS)
 
     def _planned(self, start: dict[str, int], end: dict[str, int]) -> tuple[int, int, list[PlannedPiece]]:
         self._plan.refresh()
@@ -177,8 +187,11 @@ class ForkStageReader(ForkReader):
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         since, until, pieces = self._planned(start, end)
-        way = way_of(self._stage.plan, self._folders(pieces), PROCESS)
+        way = self._way(pieces)
         return [ForkStageTask(p, pieces, since, until, way) for p in range(self._stage.partitions)]
+
+    def _way_to(self, folders: Sequence[str]) -> Way | None:
+        return way_of(self._stage.plan, folders, PROCESS)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ForkStageTask)

@@ -9,8 +9,8 @@ the driver. Rules:
    with the run that first shows it (`RUN`). That of a frame, over which queries may be started again and again, counts
    for those that run (`FRAME`). That of a plain `spark.read` ends with the session, because Spark may run such a read
    again at any time (`SESSION`).
-3. A task goes by the folder if it sees what the planner saw, the same files and not only the same names: their numbers
-   and times are compared. A copy of the folder is another folder.
+3. A task goes by the folder if it sees what the planner saw: the planner leaves a marker in each (`folder_marker`), and
+   the task looks for it. A copy of the folder is another folder.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import hashlib
 import hmac
 import os
 import secrets
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +27,8 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.model.errors import UsageError
+from holdfast.spark.folder_marker import is_seen, marked
+from holdfast.spark.process_birth import own_process
 
 #: Names the file that has the driver's address and key. It stands in the environment of everything that Spark starts;
 #: the file itself is there only beside the driver.
@@ -47,6 +48,8 @@ class HostNote(msgspec.Struct, frozen=True):
     choice: str
     certificate: str = ""
     """PEM, where the address is https: the only one that tasks trust."""
+    process: tuple[int, int] = (0, 0)
+    """The driver's."""
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True):
@@ -66,26 +69,6 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
     """A checkpoint on a filesystem that only the driver can reach."""
 
 
-class Sight(NamedTuple):
-    """A file as the planner saw it."""
-
-    path: str
-    number: int
-    changed_ns: int
-
-    @classmethod
-    def of(cls, path: Path) -> Sight:
-        try:
-            found = path.stat()
-        except OSError:
-            return cls(str(path), 0, 0)
-        return cls(str(path), found.st_ino, 0 if stat.S_ISDIR(found.st_mode) else found.st_mtime_ns)
-
-    @property
-    def same(self) -> bool:
-        return self.number != 0 and self == Sight.of(Path(self.path))
-
-
 class Way(NamedTuple):
     """How a task gets at its query's streams. Made by the planner, and sent with the tasks."""
 
@@ -93,11 +76,11 @@ class Way(NamedTuple):
     token: str
     certificate: str
     choice: str
-    sights: tuple[Sight, ...]
+    markers: tuple[str, ...]
 
     def sees_folder(self) -> bool:
         """Rule 3."""
-        return self.choice != HOST and all(sight.same for sight in self.sights)
+        return self.choice != HOST and all(map(is_seen, self.markers))
 
 
 def way_for(
@@ -107,13 +90,15 @@ def way_for(
     note = noted_host()
     if note is None:
         return None
-    sights = [Path(folder, "stream") for folder in (*streams, results) if folder]
+    folders = [Path(folder) for folder in (*streams, results) if folder]
     if scratch and not (results and Path(scratch).is_relative_to(results)):  # Else whoever sees the stream sees it.
         Path(scratch).mkdir(parents=True, exist_ok=True)
-        sights.append(Path(scratch))
+        folders.append(Path(scratch))
+    beside = Path(os.environ[VARIABLE])
+    markers = () if note.choice == HOST else tuple(marked(f, note.key, note.process, beside) for f in folders)
     grant = Grant(secrets.token_hex(16), ends, own_process() if ends == PROCESS else (0, 0), tuple(streams), results,
                   stage, checkpoint)  # fmt: skip
-    return Way(note.address, sign(grant, note.key), note.certificate, note.choice, tuple(map(Sight.of, sights)))
+    return Way(note.address, sign(grant, note.key), note.certificate, note.choice, markers)
 
 
 def noted_host() -> HostNote | None:
@@ -148,18 +133,3 @@ def checked_choice(given: str) -> str:
     if given not in CHOICES:
         raise UsageError(f"spark.holdfast.executors must be one of {', '.join(CHOICES)}; got {given!r}")
     return given
-
-
-def own_process() -> tuple[int, int]:
-    pid = os.getpid()
-    return pid, begun(pid) or 0
-
-
-def begun(pid: int) -> int | None:
-    """When a process of this machine began, in the kernel's own units; None if there is none of that number."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return None
-    words = text.rpartition(")")[2].split()
-    return None if words[0] in "ZX" else int(words[19])

@@ -7,7 +7,8 @@ Rules:
 2. What several tasks of one executor need, as those of an operator that reads its streams itself, lies in a folder of
    the executor's once one of them has brought it; Spark removes the folder with the executor. It is compared before it
    is put there and when it is taken from there: otherwise one wrong byte would fail every later try on this executor.
-3. A connection that breaks is made again a few times; then the task fails and Spark tries it again. A query that has
+3. Tasks that see the folder go by it, and say so to the host once: nobody else could tell which way they took.
+4. A connection that breaks is made again a few times; then the task fails and Spark tries it again. A query that has
    ended, and what retention has removed, are said at once.
 """
 
@@ -20,6 +21,7 @@ import http.client
 import os
 import socket
 import ssl
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -32,7 +34,7 @@ import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 
-from holdfast.model.errors import CorruptLog, PeerError, Removed
+from holdfast.model.errors import CorruptLog, HoldfastError, PeerError, Removed
 from holdfast.spark.grants import Way
 from holdfast.stream.frame import HEADER_SIZE, crc32c, padded
 from holdfast.stream.index import Fields
@@ -44,7 +46,7 @@ PORTION_BYTES = 4 << 20
 _GAP_BYTES = 4096
 #: Portions asked for ahead (rule 1).
 _AHEAD = 2
-#: Pauses between tries (rule 3): some twelve seconds in all.
+#: Pauses between tries (rule 4): some twelve seconds in all.
 _PAUSES_S = (0.05, 0.2, 0.8, 1.6, 3.2, 6.4)
 _ANSWER_S_MAX = 60.0
 #: Smaller answers come through Python's own buffer.
@@ -52,6 +54,10 @@ _AT_ONCE_BYTES = 64 << 10
 #: What the shared portions of one executor may take (rule 2), and where they lie below its folder.
 _CACHE_BYTES_MAX = 512 << 20
 _CACHE = "holdfast-portions"
+#: Where tasks say that they go by the folder (rule 3), and queries of which this process has said it.
+FOLDER_PATH = "/v1/folder"
+_SAID_MAX = 256
+_said: dict[str, None] = {}
 
 
 class _Again(Exception):
@@ -162,13 +168,31 @@ def _whole(response: http.client.HTTPResponse, connection: http.client.HTTPConne
     return found
 
 
+def goes_by_folder(way: Way) -> bool:
+    """Rule 3."""
+    sees = way.sees_folder()
+    if sees and way.token not in _said:
+        _said[way.token] = None
+        while len(_said) > _SAID_MAX:
+            del _said[next(iter(_said))]
+        # Nobody waits for it: the host may not be in reach of who does not need it.
+        threading.Thread(target=_say_folder, args=(HostClient(way),), name="way", daemon=True).start()
+    return sees
+
+
+def _say_folder(client: HostClient) -> None:
+    with contextlib.suppress(OSError, http.client.HTTPException, HoldfastError, _Again):
+        client._asked("PUT", FOLDER_PATH, b"", {})
+    client.close()
+
+
 # Events ---------------------------------------------------------------------------------------------------------------
 
 
 def bodies_for(way: Way | None, *, shared: bool = False) -> Bodies:
     """The events that a task reads: from the folder if it sees that, else from the host. `shared`: other tasks of this
     executor read the same ones."""
-    return Bodies() if way is None or way.sees_folder() else RemoteBodies(way, shared=shared)
+    return Bodies() if way is None or goes_by_folder(way) else RemoteBodies(way, shared=shared)
 
 
 class Portion(NamedTuple):

@@ -13,7 +13,7 @@ import msgspec
 from holdfast.model.errors import PeerError
 from holdfast.spark import control
 from holdfast.spark.grants import Way
-from holdfast.spark.host_client import HostClient
+from holdfast.spark.host_client import HostClient, goes_by_folder
 from holdfast.spark.stage_files import Dealt, StageFiles, StageNote
 from holdfast.spark.versions import Version, decoded, encoded
 
@@ -35,7 +35,7 @@ _kept: dict[tuple[str, str, str, int], _Kept] = {}
 
 def stage_files_for(way: Way | None, note: StageNote) -> StageFiles:
     """Those of a task: in the folder if it sees that, else at the host."""
-    return StageFiles(note) if way is None or way.sees_folder() else RemoteStageFiles(way, note)
+    return StageFiles(note) if way is None or goes_by_folder(way) else RemoteStageFiles(way, note)
 
 
 class RemoteStageFiles(StageFiles):

@@ -24,6 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from holdfast.model.errors import StorageError
 from holdfast.spark.cluster_security import secured, serving
 from holdfast.spark.ending import attend
+from holdfast.spark.folder_marker import remove_markers
 from holdfast.spark.format import HoldfastSource
 from holdfast.spark.grants import AUTO, FOLDER, VARIABLE, checked_choice
 from holdfast.spark.java import ensure_java
@@ -179,9 +180,10 @@ def serve_executors(spark: SparkSession) -> None:
     from holdfast.spark.stream_host import StreamHost  # Not for sessions on this machine: it brings a server with it.
 
     folder = Path(tempfile.mkdtemp(prefix="executors-", dir=own_folder()))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    access, advertised = serving(settings, folder)
     note = folder / "host"
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(remove_markers, note)  # Before the folder goes: the last that is registered is the first to run.
+    access, advertised = serving(settings, folder)
     host = _serving[context.applicationId] = StreamHost(access, advertised, choice, note, partial(active_runs, spark))
     os.environ[VARIABLE] = context.environment[VARIABLE] = str(note)
     log.info("executors that do not see the folder of a stream are served at %s", host.address)

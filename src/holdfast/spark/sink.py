@@ -39,9 +39,9 @@ from holdfast.model.errors import CorruptLog, EarlyTuple, Fenced, SchemaError, S
 from holdfast.model.schema import STIME_TYPE, result_columns, schema_text, type_text
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, MAX_AHEAD, duration_us, early_text
 from holdfast.spark import control
-from holdfast.spark.grants import RUN, SESSION, Sight, way_for
+from holdfast.spark.grants import RUN, SESSION, way_for
 from holdfast.spark.hadoop_path import local_path
-from holdfast.spark.host_client import stage_results
+from holdfast.spark.host_client import goes_by_folder, stage_results
 from holdfast.spark.options import WRITE_OPTIONS, Options
 from holdfast.spark.time_column import time_path
 from holdfast.spark.wal import batch_boundary, keep_wal
@@ -78,6 +78,8 @@ class Rows(WriterCommitMessage):
     crc: int = 0
     control: tuple[bytes, ...] = ()
     """Checkpoints of the operator that the rows come from."""
+    record: int | None = None
+    """See `Target._record`."""
 
 
 class Target:
@@ -97,8 +99,7 @@ class Target:
         self.stream = self._open(names[0], pa.schema(columns))
         self.stream.definition.require_replay("a query of Spark that writes it")
         self._way = way_for((), ends, results=str(self.stream.folder))
-        checkpoint = local_path(self.options.get("checkpointlocation") or "")
-        self._checkpoint = Sight.of(checkpoint) if checkpoint is not None else None
+        self._checkpoint = local_path(self.options.get("checkpointlocation") or "")
         wanted = self.stream.definition.schema
         if {f.name: type_text(f.type) for f in wanted} != {f.name: type_text(f.type) for f in columns}:
             raise SchemaError(
@@ -129,7 +130,6 @@ class Target:
 
     def take(self, iterator: Iterator[pa.RecordBatch], query_id: str, run_id: str, batch_id: str) -> Rows:
         """Rule 1, in an executor."""
-        self._check_state()
         sink = pa.BufferOutputStream()
         rows, high = 0, BEGINNING_US
         found: list[bytes] = []
@@ -142,28 +142,46 @@ class Target:
                     writer.write_batch(stored)
                     rows += stored.num_rows
                     high = max(high, _high(stored))
+        record = self._record(batch_id)
         data = bytes(memoryview(sink.getvalue())) if rows else b""
         if len(data) <= INLINE_BYTES:
-            return Rows(query_id, run_id, rows, high, inline=data, control=tuple(found))
-        if self._way is None or self._way.sees_folder():
+            return Rows(query_id, run_id, rows, high, inline=data, control=tuple(found), record=record)
+        if self._way is None or goes_by_folder(self._way):
             disk = Disk()
             disk.make_dir(self.staging)
             name = f"{query_id}.{batch_id}.{os.urandom(8).hex()}.arrow"
             disk.replace_file(self.staging / name, data)
         else:
             name = stage_results(self._way, query_id, batch_id, data)
-        return Rows(query_id, run_id, rows, high, staged=name, crc=crc32c(data), control=tuple(found))
+        return Rows(query_id, run_id, rows, high, staged=name, crc=crc32c(data), control=tuple(found),
+                    record=record)  # fmt: skip
 
-    def _check_state(self) -> None:
-        """Spark's state stores write into the checkpoint from the executors. Where they do not see that of the driver,
-        each has one of its own, and the next batch would begin with the wrong state or none."""
-        seen = self._checkpoint
-        if seen is not None and seen.number and not seen.same and Path(seen.path, "state").is_dir():
-            raise UsageError(
-                f"a query with state of Spark's own needs a checkpoint that executors and driver share; {seen.path} is "
-                f"another folder on this executor; put it on HDFS or an object store, or use Holdfast's own operators "
-                f"(flow)"
-            )
+    def _record(self, batch_id: str) -> int | None:
+        """The checksum of Spark's own record of the batch, as this executor sees it; None where the query keeps no
+        state of Spark's.
+
+        Spark's state stores write into the checkpoint from the executors. Where they do not see that of the driver,
+        each has one of its own, and the next batch would begin with the wrong state or none. The driver has written
+        the record there just now, with the time: no other folder has it, whatever its path."""
+        if self._checkpoint is None or not (self._checkpoint / "state").is_dir():
+            return None
+        try:
+            return crc32c((self._checkpoint / "offsets" / batch_id).read_bytes())
+        except OSError:
+            raise self._another_checkpoint() from None
+
+    def check_record(self, messages: list[Rows], batch_id: int) -> None:
+        """In the driver: the executors saw the record that is here."""
+        seen = {m.record for m in messages if m.record is not None}
+        if seen and seen != {self._record(str(batch_id))}:
+            raise self._another_checkpoint()
+
+    def _another_checkpoint(self) -> UsageError:
+        return UsageError(
+            f"a query with state of Spark's own needs a checkpoint that executors and driver share; {self._checkpoint} "
+            f"is another folder on an executor; put it on HDFS or an object store, or use Holdfast's own operators "
+            f"(flow)"
+        )
 
     @staticmethod
     def _without_control(batch: pa.RecordBatch, found: list[bytes]) -> pa.RecordBatch:
@@ -398,6 +416,7 @@ class StreamSink(DataSourceStreamArrowWriter):
             high, early_us = target.highest(rows)
             return high - self._slack_us if high > BEGINNING_US else BEGINNING_US
 
+        target.check_record(rows, batchId)
         checkpoint = target.options.get("checkpointlocation")
         boundary = batch_boundary(checkpoint, batchId, self._boundary, behind, self._lag_us)
         if checkpoint is not None and target.options.get("branch") is None:

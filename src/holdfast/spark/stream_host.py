@@ -10,7 +10,7 @@ Rules:
    to the disk as they come. A reader that takes nothing is dropped by `inputs.http_server`. The loop serves all
    executors: what waits for a disk waits in a thread.
 4. Uploads are named here, never by who sends them (X2). What a task that was killed has left is removed with its batch.
-5. Who came is told once for each query and address: which way its tasks take is never a secret.
+5. Which way the tasks of a query take is told once for each query and address, also where that is the folder.
 6. Whom it refuses is told to the audit log; what a query's tasks upload is the query's own.
 """
 
@@ -41,8 +41,11 @@ from holdfast.inputs.http_server import HttpServer, ImpatientProtocol, connectio
 from holdfast.inputs.network import Access
 from holdfast.inputs.places import Crowded
 from holdfast.model.errors import HoldfastError, Removed, UsageError
-from holdfast.spark.grants import FRAME, PROCESS, RUN, Grant, HostNote, begun, granted
+from holdfast.spark.folder_marker import remove_markers
+from holdfast.spark.grants import FRAME, HOST, PROCESS, RUN, Grant, HostNote, granted
 from holdfast.spark.hadoop_path import HadoopPath, hadoop_path
+from holdfast.spark.host_client import FOLDER_PATH
+from holdfast.spark.process_birth import begun, own_process
 from holdfast.stream.archive.catalog import ArchivedSegment
 from holdfast.stream.archive.view import ArchiveView, view_at
 from holdfast.stream.disk import Disk, VolatileDisk
@@ -90,9 +93,9 @@ class StreamHost:
     def __init__(
         self, access: Access, advertised: str, choice: str, note: Path, runs: Callable[[], Collection[str]]
     ) -> None:
-        self._key, self._runs, self._note = secrets.token_bytes(32), runs, note
+        self._key, self._runs, self._note, self._choice = secrets.token_bytes(32), runs, note, choice
         self._run_of: dict[str, str] = {}
-        self._told: dict[tuple[str, str], None] = {}
+        self._told: dict[tuple[str, str, bool], None] = {}
         self._audit = Audit("stream host")
         self.bytes_sent = 0
         self._socket = access.listen()
@@ -100,7 +103,7 @@ class StreamHost:
         host = f"[{advertised}]" if ":" in advertised else advertised
         self.address = f"{scheme}://{host}:{self._socket.getsockname()[1]}"
         certificate = "" if access.certificate is None else access.certificate.read_text()
-        said = msgspec.msgpack.encode(HostNote(self.address, self._key, choice, certificate))
+        said = msgspec.msgpack.encode(HostNote(self.address, self._key, choice, certificate, own_process()))
         VolatileDisk().replace_file(note, said)
         note.chmod(0o600)
         self._server = HttpServer(self._app(), access, graceful_s=1, head_bytes_max=_HEAD_BYTES_MAX)
@@ -108,6 +111,7 @@ class StreamHost:
         self._thread.start()
 
     def close(self) -> None:
+        remove_markers(self._note)
         self._note.unlink(missing_ok=True)
         self._server.should_exit = True
         self._thread.join()
@@ -124,6 +128,7 @@ class StreamHost:
             return Route(path, partial(self._answer, handler), methods=[method])
 
         return Starlette(routes=[
+            route(FOLDER_PATH, self._put_folder, "PUT"),
             route("/v1/events", self._post_events, "POST"),
             route("/v1/pieces", self._get_pieces, "GET"),
             route("/v1/results", self._put_results, "PUT"),
@@ -173,7 +178,7 @@ class StreamHost:
             raise _No(401, "the query of this token has ended")
         request.scope["holdfast.known"] = True
         make_known(request, grant.id)
-        self._tell(grant, request.client.host if request.client else "?")
+        self._tell(grant, request.client.host if request.client else "?", request.url.path == FOLDER_PATH)
         return grant
 
     @staticmethod
@@ -189,15 +194,24 @@ class StreamHost:
             del self._run_of[next(iter(self._run_of))]
         return known == run and run in self._runs()
 
-    def _tell(self, grant: Grant, address: str) -> None:
+    def _tell(self, grant: Grant, address: str, folder: bool) -> None:
         """Rule 5."""
-        if (grant.id, address) in self._told:
+        if (grant.id, address, folder) in self._told:
             return
-        self._told[grant.id, address] = None
+        self._told[grant.id, address, folder] = None
         while len(self._told) > _KNOWN_MAX:
             del self._told[next(iter(self._told))]
         names = ", ".join(Path(folder).name for folder in (*grant.reads, grant.results) if folder)
-        log.info("executors at %s do not see the folder of %s: they ask %s", address, names, self.address)
+        if folder:
+            log.info("executors at %s see the folder of %s: they read and write there", address, names)
+        elif self._choice == HOST:
+            log.info("executors at %s ask %s for %s: spark.holdfast.executors is host", address, self.address, names)
+        else:
+            log.info("executors at %s do not see the folder of %s: they ask %s", address, names, self.address)
+
+    @staticmethod
+    async def _put_folder(request: Request, grant: Grant) -> Response:
+        return _bytes(b"")
 
     # Events ---------------------------------------------------------------------------------------------------------
 
