@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
@@ -182,6 +183,102 @@ def test_a_path_of_hadoops_is_like_a_path(spark: SparkSession, tmp_path: Path) -
     assert checkpoint_folder("s3a://bucket/x/") == HadoopPath("s3a://bucket/x", here.files)
     with pytest.raises(StorageError, match="could not look at nowhere://x/y"):
         checkpoint_folder("nowhere://x/y").exists()
+
+
+class CutShort:
+    """A stream that is cut after half of a write; `look` is called then."""
+
+    def __init__(self, stream: Any, look: Callable[[], object]) -> None:
+        self._stream, self._look = stream, look
+
+    def write(self, data: bytearray) -> None:
+        self._stream.write(data[: len(data) // 2])
+        self._stream.flush()
+        self._look()
+        self._stream.close()
+        self._stream.write(data[len(data) // 2 :])  # Which the JVM refuses.
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class CutFiles(JvmFiles):
+    """Every write is cut short."""
+
+    def __init__(self, spark: SparkSession, look: Callable[[], object]) -> None:
+        super().__init__(spark.sparkContext)
+        self._look = look
+
+    def _found(self, uri: str) -> tuple[Any, Any]:
+        files, path = super()._found(uri)
+        return _Through(files, create=lambda *given: CutShort(files.create(*given), self._look)), path
+
+
+class _Through:
+    def __init__(self, beneath: Any, **other: Any) -> None:
+        self._beneath, self._other = beneath, other
+
+    def __getattr__(self, name: str) -> Any:
+        return self._other.get(name) or getattr(self._beneath, name)
+
+
+def test_a_write_that_is_cut_short_leaves_the_file_as_it_was(spark: SparkSession, tmp_path: Path) -> None:
+    """A killed driver would leave half of a checkpoint's metadata, and Spark would not start the query again."""
+    path = tmp_path / "metadata"
+    for _ in range(2):  # One that is there is replaced.
+        by_hadoop(spark, path).write_bytes(b"the first")
+    seen: list[bytes] = []
+    with pytest.raises(StorageError, match="could not write"):
+        HadoopPath(f"file://{path}", CutFiles(spark, lambda: seen.append(path.read_bytes()))).write_bytes(b"another")
+    assert seen == [b"the first"]
+    assert path.read_bytes() == b"the first"
+    assert [p.name for p in tmp_path.iterdir() if not p.name.endswith(".crc")] == ["metadata"]
+
+
+def test_a_filesystem_with_the_older_interface_alone_is_written_as_well(spark: SparkSession, tmp_path: Path) -> None:
+    older = JvmFiles(spark.sparkContext)
+    assert spark._jvm is not None
+    older._conf = spark._jvm.org.apache.hadoop.conf.Configuration(older._conf)
+    older._conf.unset("fs.AbstractFileSystem.file.impl")
+    for data in (b"the first", b"another"):
+        HadoopPath(f"file://{tmp_path}/metadata", older).write_bytes(data)
+        assert (tmp_path / "metadata").read_bytes() == data
+
+
+class Upload:
+    """What becomes an object when it is closed."""
+
+    def __init__(self, objects: dict[str, bytes], name: str, error: Exception) -> None:
+        self._objects, self._name, self._error, self._data = objects, name, error, b""
+
+    def write(self, data: bytearray) -> None:
+        self._data += bytes(data[: len(data) // 2])
+        raise self._error
+
+    def abort(self) -> None:
+        self._name = ""
+
+    def close(self) -> None:
+        if self._name:
+            self._objects[self._name] = self._data
+
+
+def test_a_write_to_an_object_store_that_fails_publishes_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    assert spark._jvm is not None
+    error = Py4JJavaError("", spark._jvm.java.io.IOException("the connection was reset"))
+    objects = {"metadata": b"the first"}
+
+    class Objects(JvmFiles):
+        def _found(self, uri: str) -> tuple[Any, Any]:
+            files, path = super()._found(uri)
+            return _Through(
+                files, hasPathCapability=lambda _, name: name.endswith("outputstream.abortable"),
+                create=lambda path, _: Upload(objects, path.getName(), error),
+            ), path  # fmt: skip
+
+    with pytest.raises(StorageError, match="the connection was reset"):
+        HadoopPath(f"file://{tmp_path}/metadata", Objects(spark.sparkContext)).write_bytes(b"another")
+    assert objects == {"metadata": b"the first"}
 
 
 @pytest.mark.slow

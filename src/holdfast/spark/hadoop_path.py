@@ -5,19 +5,23 @@ Rules:
    `HadoopPath`, with as many of a path's methods as those need who look into checkpoints.
 2. Its files are read and written by the JVM of the driver, with the settings and keys that Spark itself uses. A process
    without a JVM, such as the one in which Spark commits results, asks the driver's `stream_host`.
-3. There are no links: a file that a fork takes over is copied, by the JVM, several at a time. Such filesystems replace
-   a file as a whole, so nobody sees half of one.
+3. There are no links: a file that a fork takes over is copied, by the JVM, several at a time.
+4. Nobody sees half of a file that is written here, whenever the driver is killed. HDFS and the like empty a file when
+   it is opened to be written: there it is written beside its place and renamed into it. An object store publishes what
+   was written when it is closed, whole or not: there a write that fails is aborted.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import SparkContext
 
 from holdfast.model.errors import StorageError
@@ -140,6 +144,7 @@ class JvmFiles(HadoopFiles):
 
     def __init__(self, context: SparkContext) -> None:
         self._jvm: Any = context._jvm
+        self._gateway: Any = context._gateway
         self._conf = context._jsc.hadoopConfiguration()
 
     def _found(self, uri: str) -> tuple[Any, Any]:
@@ -181,15 +186,37 @@ class JvmFiles(HadoopFiles):
             raise _told(error, "list", uri) from None
 
     def write(self, uri: str, data: bytes) -> None:
+        """Rule 4."""
         files, path = self._found(uri)
+        hadoop = self._jvm.org.apache.hadoop.fs
         try:
-            stream = files.create(path, True)
+            if files.hasPathCapability(path, hadoop.CommonPathCapabilities.ABORTABLE_STREAM):
+                _put(files, path, data, publishes_at_close=True)
+                return
+            beside = hadoop.Path(path.getParent(), f".{path.getName()}.{os.urandom(8).hex()}.tmp")
             try:
-                stream.write(bytearray(data))
-            finally:
-                stream.close()
+                _put(files, beside, data, publishes_at_close=False)
+                self._replace(files, beside, path)
+            except BaseException:
+                with contextlib.suppress(Py4JError):
+                    files.delete(beside, False)
+                raise
         except Py4JJavaError as error:
             raise _told(error, "write", uri) from None
+
+    def _replace(self, files: Any, source: Any, target: Any) -> None:
+        """In one step, where the filesystem can do that."""
+        hadoop = self._jvm.org.apache.hadoop.fs
+        try:
+            context = hadoop.FileContext.getFileContext(target.toUri(), self._conf)
+        except Py4JJavaError:  # It has the older interface alone, which replaces nothing: for a moment it is not there.
+            files.delete(target, False)
+            if not files.rename(source, target):
+                raise StorageError(f"could not write {target.toString()}: its filesystem did not rename it") from None
+            return
+        overwrite = self._gateway.new_array(hadoop.Options.Rename, 1)
+        overwrite[0] = hadoop.Options.Rename.OVERWRITE
+        context.rename(source, target, overwrite)
 
     def copy(self, source: str, target: str) -> None:
         (files, path), (into, to) = self._found(source), self._found(target)
@@ -204,6 +231,19 @@ class JvmFiles(HadoopFiles):
             files.delete(path, True)
         except Py4JJavaError as error:
             raise _told(error, "remove", uri) from None
+
+
+def _put(files: Any, path: Any, data: bytes, *, publishes_at_close: bool) -> None:
+    stream = files.create(path, True)
+    try:
+        stream.write(bytearray(data))
+    except BaseException:
+        with contextlib.suppress(Py4JError):
+            if publishes_at_close:
+                stream.abort()
+            stream.close()
+        raise
+    stream.close()
 
 
 def _told(error: Py4JJavaError, verb: str, uri: str) -> FileNotFoundError | StorageError:
@@ -244,7 +284,7 @@ class ServedFiles(HadoopFiles):
 
 
 class HadoopDisk(VolatileDisk):
-    """`Disk`, as far as notes in a checkpoint need it (rule 3)."""
+    """`Disk`, as far as notes in a checkpoint need it (rule 4)."""
 
     def make_dir(self, path: Any) -> None:
         """Folders come with their files."""
