@@ -10,9 +10,12 @@ if [ "${1:-}" = executor ]; then
     name="SPARK_JAVA_OPT_$number"
     options+=("${!name}")
   done < <(compgen -e SPARK_JAVA_OPT_ | sed 's/^SPARK_JAVA_OPT_//' | sort -n)
+  # The order of Spark's own image: settings, spark.executor.extraClassPath, Spark, and what somebody's image adds.
+  classpath="${SPARK_CONF_DIR:-${SPARK_HOME:?}/conf}${HADOOP_CONF_DIR:+:$HADOOP_CONF_DIR}"
+  classpath+="${SPARK_CLASSPATH:+:$SPARK_CLASSPATH}:${SPARK_HOME:?}/jars/*"
+  classpath+="${SPARK_EXTRA_CLASSPATH:+:$SPARK_EXTRA_CLASSPATH}:$PWD${SPARK_DIST_CLASSPATH:+:$SPARK_DIST_CLASSPATH}"
   exec "${JAVA_HOME:?}/bin/java" "${options[@]}" \
-    "-Xms${SPARK_EXECUTOR_MEMORY:?}" "-Xmx${SPARK_EXECUTOR_MEMORY}" \
-    -cp "${SPARK_CONF_DIR:-${SPARK_HOME:?}/conf}:${SPARK_HOME:?}/jars/*" \
+    "-Xms${SPARK_EXECUTOR_MEMORY:?}" "-Xmx${SPARK_EXECUTOR_MEMORY}" -cp "$classpath" \
     org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend \
     --driver-url "${SPARK_DRIVER_URL:?}" --executor-id "${SPARK_EXECUTOR_ID:?}" --cores "${SPARK_EXECUTOR_CORES:?}" \
     --app-id "${SPARK_APPLICATION_ID:?}" --hostname "${SPARK_EXECUTOR_POD_IP:?}" \

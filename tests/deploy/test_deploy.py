@@ -22,18 +22,25 @@ import yaml
 from holdfast.diagram import Diagram
 from holdfast.host.catalog import Catalog
 from holdfast.host.deployment import Deployment, load_deployment
+from holdfast.spark.cluster_security import serving
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-KUBERNETES, COMPOSE = DEPLOY / "kubernetes", DEPLOY / "compose"
-MANIFESTS = sorted(p for p in KUBERNETES.glob("*.yaml") if p.name not in ("kustomization.yaml", "netmon.yaml"))
+KUBERNETES, EXECUTORS, COMPOSE = DEPLOY / "kubernetes", DEPLOY / "kubernetes-executors", DEPLOY / "compose"
+
+
+def manifests_of(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.glob("*.yaml") if p.name not in ("kustomization.yaml", "netmon.yaml"))
+
+
+MANIFESTS = manifests_of(KUBERNETES)
 
 
 def documents(*paths: Path) -> list[dict[str, Any]]:
     return [d for path in paths for d in yaml.safe_load_all(path.read_text()) if d]
 
 
-def of_kind(kind: str) -> dict[str, dict[str, Any]]:
-    return {d["metadata"]["name"]: d for d in documents(*MANIFESTS) if d["kind"] == kind}
+def of_kind(kind: str, folder: Path = KUBERNETES) -> dict[str, dict[str, Any]]:
+    return {d["metadata"]["name"]: d for d in documents(*manifests_of(folder)) if d["kind"] == kind}
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +49,7 @@ def _path_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
 
 
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", [*MANIFESTS, *manifests_of(EXECUTORS)], ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_manifests_are_what_kubernetes_understands(path: Path) -> None:
     for document in documents(path):
         kubernetes_validate.validate(document, "1.30", strict=True)
@@ -55,9 +62,11 @@ def test_the_schema_would_notice_a_wrong_word() -> None:
         kubernetes_validate.validate(first, "1.30", strict=True)
 
 
-def deployment_of(tmp_path: Path) -> Deployment:
-    shutil.copy(KUBERNETES / "netmon.yaml", tmp_path / "netmon.yaml")
-    shutil.copy(DEPLOY.parent / "examples" / "netmon.py", tmp_path / "netmon.py")
+def deployment_of(
+    tmp_path: Path, deployment: Path = KUBERNETES, program: Path = DEPLOY.parent / "examples"
+) -> Deployment:
+    shutil.copy(deployment / "netmon.yaml", tmp_path / "netmon.yaml")
+    shutil.copy(program / "netmon.py", tmp_path / "netmon.py")
     return load_deployment(tmp_path / "netmon.yaml")
 
 
@@ -84,7 +93,7 @@ def test_every_host_of_the_deployment_has_its_pod_volume_and_name(tmp_path: Path
 
 def test_no_pod_is_root_or_may_become_it() -> None:
     pods = [s["spec"]["template"]["spec"] for s in of_kind("StatefulSet").values()]
-    for pod in pods:
+    for pod in (*pods, *(d["spec"] for d in documents(EXECUTORS / "executor-pod.yaml"))):
         assert pod["securityContext"]["runAsNonRoot"] is True
         for container in (*pod.get("initContainers", ()), *pod["containers"]):
             tight = container["securityContext"]
@@ -103,18 +112,77 @@ def test_the_secrets_that_pods_name_are_those_of_the_example() -> None:
             assert file in made["holdfast-tls"]["stringData"]
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
-def test_kustomize_puts_them_together() -> None:
+def put_together(folder: Path) -> list[dict[str, Any]]:
     done = subprocess.run(
-        ["kubectl", "kustomize", "--load-restrictor", "LoadRestrictionsNone", str(KUBERNETES)],
+        ["kubectl", "kustomize", "--load-restrictor", "LoadRestrictionsNone", str(folder)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     made = [d for d in yaml.safe_load_all(done.stdout) if d]
     for document in made:
         kubernetes_validate.validate(document, "1.30", strict=True)
-    (config,) = [d for d in made if d["kind"] == "ConfigMap"]
+    return made
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+def test_kustomize_puts_them_together() -> None:
+    (config,) = [d for d in put_together(KUBERNETES) if d["kind"] == "ConfigMap"]
     assert {"netmon.yaml", "netmon.py"} == config["data"].keys()
+
+
+# -- executors in pods -----------------------------------------------------------------------------------------------
+
+
+def test_the_driver_of_each_host_is_where_its_executors_look_for_it(tmp_path: Path) -> None:
+    deployment = deployment_of(tmp_path, EXECUTORS, EXECUTORS)
+    Catalog(deployment.load_app().diagram(), deployment)
+    services = of_kind("Service", EXECUTORS)
+    drivers = {host.name: dict(host.spark) for host in deployment.hosts if host.master is not None}
+    assert {f"holdfast-{name}-driver" for name in drivers} == services.keys()
+    for name, settings in drivers.items():
+        service = services[f"holdfast-{name}-driver"]
+        assert settings["spark.driver.host"] == f"holdfast-{name}-driver.holdfast.svc"
+        assert settings["spark.kubernetes.driver.pod.name"] == f"holdfast-{name}-0"
+        ports = {p["name"]: str(p["port"]) for p in service["spec"]["ports"]}
+        names = {"driver": "spark.driver.port", "blocks": "spark.driver.blockManager.port",
+                 "streams": "spark.holdfast.port"}  # fmt: skip
+        assert ports == {port: settings[key] for port, key in names.items()}
+        pod = of_kind("StatefulSet")[f"holdfast-{name}"]["spec"]["template"]
+        assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+        assert settings["spark.kubernetes.container.image"] == pod["spec"]["containers"][0]["image"]
+        mounted = {m["name"]: m["mountPath"] for m in pod["spec"]["containers"][0]["volumeMounts"]}
+        assert settings["spark.kubernetes.executor.podTemplateFile"] == f"{mounted['config']}/executor-pod.yaml"
+        # Where it serves its streams: not on loopback, and so with TLS.
+        given = {**settings, "spark.holdfast.certificate": "c.pem", "spark.holdfast.key": "k.pem"}
+        access, advertised = serving(given, tmp_path)
+        assert (access.host, access.port, advertised) == ("0.0.0.0", 7500, settings["spark.driver.host"])
+        assert access.certificate is not None
+
+
+def test_hosts_let_executors_in_and_drivers_may_start_them() -> None:
+    (policy,) = of_kind("NetworkPolicy").values()
+    (pod,) = documents(EXECUTORS / "executor-pod.yaml")
+    allowed = [f["podSelector"]["matchLabels"] for f in policy["spec"]["ingress"][0]["from"] if "podSelector" in f]
+    assert pod["metadata"]["labels"] in allowed
+    (account,), (role,) = of_kind("ServiceAccount", EXECUTORS), of_kind("Role", EXECUTORS).values()
+    (binding,) = of_kind("RoleBinding", EXECUTORS).values()
+    assert [s["name"] for s in binding["subjects"]] == [account]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    verbs = {resource: set(rule["verbs"]) for rule in role["rules"] for resource in rule["resources"]}
+    assert verbs.keys() == {"pods", "configmaps"}
+    assert all({"create", "get", "list", "watch", "delete", "deletecollection"} <= v for v in verbs.values())
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+def test_the_hosts_with_a_driver_have_its_account_and_the_others_none() -> None:
+    made = put_together(EXECUTORS)
+    pods = {d["metadata"]["name"]: d["spec"]["template"]["spec"] for d in made if d["kind"] == "StatefulSet"}
+    found = {n: (p.get("serviceAccountName"), p["automountServiceAccountToken"]) for n, p in pods.items()}
+    driver = ("holdfast-driver", True)
+    assert found == {"holdfast-src": (None, False), "holdfast-a": driver, "holdfast-b": driver}
+    (config,) = [d for d in made if d["kind"] == "ConfigMap"]
+    assert {"netmon.yaml", "netmon.py", "executor-pod.yaml"} == config["data"].keys()
+    assert config["data"]["netmon.yaml"] == (EXECUTORS / "netmon.yaml").read_text()
 
 
 # -- the image -------------------------------------------------------------------------------------------------------
@@ -144,7 +212,7 @@ def test_the_entrypoint_starts_an_executor_as_spark_says_it(tmp_path: Path, scri
         "SPARK_EXECUTOR_POD_IP": "10.0.0.1", "SPARK_EXECUTOR_POD_NAME": "pod", "SPARK_RESOURCE_PROFILE_ID": "3",
         **{f"SPARK_JAVA_OPT_{n}": f"-Dn={n} x" for n in range(12)},
     }  # fmt: skip
-    done = subprocess.run(["bash", str(script), "executor"], env={"PATH": os.environ["PATH"], **said},
+    done = subprocess.run(["bash", str(script), "executor"], env={"PATH": os.environ["PATH"], **said}, cwd=tmp_path,
                           capture_output=True, text=True, check=True)  # fmt: skip
     words = done.stdout.splitlines()
     assert words[:12] == [f"-Dn={n} x" for n in range(12)]
@@ -155,6 +223,14 @@ def test_the_entrypoint_starts_an_executor_as_spark_says_it(tmp_path: Path, scri
         "--driver-url": "d", "--executor-id": "7", "--cores": "2", "--app-id": "app", "--hostname": "10.0.0.1",
         "--resourceProfileId": "3", "--podName": "pod",
     }  # fmt: skip
+    assert words[words.index("-cp") + 1] == f"/spark/conf:/spark/jars/*:{tmp_path}"
+    more = {"SPARK_CONF_DIR": "/opt/spark/conf", "HADOOP_CONF_DIR": "/hadoop", "SPARK_CLASSPATH": "/mine/*",
+            "SPARK_EXTRA_CLASSPATH": "/extra/*", "SPARK_DIST_CLASSPATH": "/dist/*"}  # fmt: skip
+    done = subprocess.run(["bash", str(script), "executor"], env={"PATH": os.environ["PATH"], **said, **more},
+                          cwd=tmp_path, capture_output=True, text=True, check=True)  # fmt: skip
+    words = done.stdout.splitlines()
+    in_order = f"/opt/spark/conf:/hadoop:/mine/*:/spark/jars/*:/extra/*:{tmp_path}:/dist/*"
+    assert words[words.index("-cp") + 1] == in_order
 
 
 def test_spark_has_that_class() -> None:
