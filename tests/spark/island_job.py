@@ -7,6 +7,7 @@ import logging
 import os
 from pathlib import Path
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -55,14 +56,32 @@ def joined(spark: SparkSession, root: str, place: dict[str, str], name: str) -> 
     pairs.write(name, trigger=ONCE, bucket="1s", **place).awaitTermination()
 
 
+def spark_windows(spark: SparkSession, root: str, place: dict[str, str], name: str) -> None:
+    rows = read_stream(spark, "a", root=root, boundaries="exact", maxRowsPerBatch="400")
+    counted = rows.groupBy(F.window("stime", "3 seconds"), "key").count()
+    _write(counted.select(F.col("window.end").alias("stime"), "key", "count"), root, place, name)
+
+
 #: Each writes a stream of its own; what it computes is the same wherever it runs.
 QUERIES = (direct, plain, large, shuffled, joined)
+#: Spark keeps its state itself, in the checkpoint, which executors do not see here.
+REFUSED = spark_windows
 
 
 def run(spark: SparkSession, root: str, checkpoints: Path, prefix: str) -> None:
     for query in QUERIES:
         name = f"{prefix}{query.__name__}"
         query(spark, root, {"checkpoint_location": str(checkpoints / name)}, name)
+
+
+def refusal(spark: SparkSession, root: str, checkpoints: Path) -> str:
+    name = f"far-{REFUSED.__name__}"
+    try:
+        REFUSED(spark, root, {"checkpoint_location": str(checkpoints / name)}, name)
+    except StreamingQueryException as error:
+        known = "needs a checkpoint that executors and driver share" in str(error)
+        return "refused" if known else str(error)
+    return "not refused"
 
 
 def _write(frame: DataFrame, root: str, place: dict[str, str], name: str) -> None:
@@ -87,6 +106,7 @@ def main() -> None:
     spark.sparkContext.setLogLevel("ERROR")
     run(spark, str(given.root), given.checkpoints, "far-")
     print("queries done", flush=True)
+    print(f"Spark's own state: {refusal(spark, str(given.root), given.checkpoints)}", flush=True)
     spark.stop()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,16 +63,30 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
             kill_tree(process)
 
 
-def test_executors_that_see_no_folder_change_no_byte_though_one_is_killed(spark: SparkSession, job: Job) -> None:
+def test_executors_that_see_no_folder_change_no_byte_though_one_is_killed_and_a_worker_too(
+    spark: SparkSession, job: Job
+) -> None:
     """D9, C1: without state, with windows, with a join, with results beyond the bound."""
     store = holdfast.open(job.folder / "streams")
-    job.until(lambda: last_commit(job.folder / "far-direct") >= 3, "some batches")
-    kill_executor()
-    island_job.run(spark, str(store.root), job.folder, "near-")
+    first, second = job.cluster.started
+    with ThreadPoolExecutor(1) as pool:
+        near = pool.submit(island_job.run, spark, str(store.root), job.folder, "near-")
+        job.until(lambda: last_commit(job.folder / "far-direct") >= 3, "some batches")
+        kill_executor(second)
+        job.until(lambda: last_commit(job.folder / "far-shuffled") >= 1, "some batches with a shuffle")
+        kill_tree(first)
+        job.cluster.add_worker()
+        near.result()
     job.said("queries done")
     for name in (query.__name__ for query in island_job.QUERIES):
-        near, far = layout(store.open(f"near-{name}")), layout(store.open(f"far-{name}"))
-        assert near == far, name
-        assert len(near) > 5, name
+        found, far = layout(store.open(f"near-{name}")), layout(store.open(f"far-{name}"))
+        assert found == far, name
+        assert len(found) > 5, name
     assert f"do not see the folder of a, far-direct: they ask https://{HUB}:" in job.log
     assert not list((store.root / "far-large" / "staging").iterdir())
+
+
+def test_sparks_own_state_is_refused_where_executors_see_no_checkpoint(job: Job) -> None:
+    """Each would begin the next batch with the state of its own folder, and the results would be wrong."""
+    job.said("Spark's own state: refused")
+    assert not layout(holdfast.open(job.folder / "streams").open(f"far-{island_job.REFUSED.__name__}"))
