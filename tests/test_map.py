@@ -68,6 +68,7 @@ STEADY_CLOCK = {
     "inputs.audit", "inputs.credentials", "inputs.tcp", "inputs.token_file",  # Limits on strangers.
     "host.drain", "host.link", "host.stream_server", "load.routes", "load.partner",  # Deadlines of the event loop.
     "stream.group",  # How long a commit waits for company.
+    "spark.archived_segments",  # How long a store that was away is left alone.
     "spark.durable_state", "spark.scratch", "spark.stage",  # In workers: patience with a store, and what a batch took.
     "sim.__main__", "sim.many", "sim.load.__main__",  # How long to go on simulating.
 }  # fmt: skip

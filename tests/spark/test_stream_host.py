@@ -28,7 +28,7 @@ from holdfast.inputs.http_server import ImpatientProtocol
 from holdfast.inputs.network import Access
 from holdfast.model.errors import PeerError, StorageError, UsageError
 from holdfast.protocol.cec.policy import Measured
-from holdfast.spark import control, host_client, remote_stage_files, stream_host
+from holdfast.spark import archived_segments, control, host_client, remote_stage_files, stream_host
 from holdfast.spark.cluster_security import make_certificate, serving
 from holdfast.spark.grants import (
     AUTO,
@@ -49,6 +49,7 @@ from holdfast.spark.hadoop_path import HadoopFiles, HadoopPath, checkpoint_folde
 from holdfast.spark.host_client import HostClient, RemoteBodies, bodies_for, pieces_between, stage_results
 from holdfast.spark.remote_stage_files import RemoteStageFiles, stage_files_for
 from holdfast.spark.sink import Target
+from holdfast.spark.source import RangeReader, Task
 from holdfast.spark.stage_files import Output, StageFiles, StageNote
 from holdfast.spark.stream_host import StreamHost
 from holdfast.spark.versions import Scratch, Version
@@ -293,6 +294,57 @@ def test_of_an_archive_the_host_holds_a_few_megabytes_at_a_time(
     assert rows_of(merge, RemoteBodies(way)) == rows_of(merge, Bodies())
     assert len(brought) > 10
     assert max(brought) <= 4096
+
+
+def archived_task(store: holdfast.StreamStore) -> tuple[RangeReader, Task]:
+    reader = RangeReader({"root": str(store.root), "path": "a,b", "tasks": "1"})
+    (task,) = reader.partitions()
+    assert isinstance(task, Task)
+    return reader, task
+
+
+def test_an_executor_that_can_reads_from_the_archive_itself(
+    host: StreamHost, store: holdfast.StreamStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the rest from the host, also where they take turns."""
+    archived(store, tmp_path, monkeypatch)
+    near = fill(store, "b", [(i * 0.5, "l", 500 + i) for i in range(100)])
+    expected = rows_of(Merge([store.open("a"), near]), Bodies())
+    assert len(expected) == 600
+    reader, task = archived_task(store)
+    brought: list[int] = []
+    bring = stream_host._bring
+    monkeypatch.setattr(stream_host, "_bring", lambda parts: brought.append(1) or bring(parts))
+    monkeypatch.setattr(archived_segments, "_left_alone_until", {})
+
+    def rows() -> list[dict[str, object]]:
+        return [row for batch in reader.read(task) for row in batch.to_pylist()]
+
+    assert rows() == expected
+    assert not brought
+    assert 0 < host.bytes_sent < sum(path.stat().st_size for path in (near.folder / "main").glob("*.seg"))
+    blocks = ranges.process().cache._blocks
+    for block, data in blocks.items():
+        blocks[block] = bytes(byte ^ 1 for byte in data)
+    assert rows() == expected
+    assert not brought
+    # Another executor does not see the store, and asks the host.
+    way = given(task.way)
+    task.way = way._replace(archived=tuple(p._replace(url=f"file://{tmp_path}/elsewhere") for p in way.archived))
+    assert rows() == expected
+    assert brought
+
+
+def test_a_store_for_which_an_executor_has_no_credentials_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("AWS_", "HOLDFAST_ARCHIVE_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(archived_segments, "_left_alone_until", {})
+    monkeypatch.setattr(archived_segments, "opened", lambda url: pytest.fail("it was asked"))
+    place = archived_segments.ArchivedPlace("/streams/a/main/0.seg", "s3://bucket/streams", "a/0.seg", 100)
+    assert archived_segments.ArchivedSegments([place]).read(place.path, 0, 8, anew=False) is None
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "me")
+    with pytest.raises(pytest.fail.Exception, match="it was asked"):
+        archived_segments.ArchivedSegments([place]).read(place.path, 0, 8, anew=False)
 
 
 def test_an_archive_that_is_away_is_said(

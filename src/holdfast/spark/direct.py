@@ -24,6 +24,7 @@ from pyspark.sql.datasource import InputPartition
 
 from holdfast.model.time import BEGINNING_US
 from holdfast.operators.numbering import numbered, partition_of
+from holdfast.spark.archived_segments import archived_places
 from holdfast.spark.grants import PROCESS, Way
 from holdfast.spark.host_client import bodies_for, pieces_between
 from holdfast.spark.source import BucketReader, until_of
@@ -83,7 +84,8 @@ class StageReader(BucketReader):
         pieces = self._merge.pieces(since, until)
         if self._way is None:
             self._way = way_of(self._stage.plan, [source.folder for source in self._sources], PROCESS)
-        return [StageTask(p, pieces, since, until, self._way) for p in range(self._stage.partitions)]
+        way = self._way and self._way._replace(archived=archived_places(self._sources, pieces))
+        return [StageTask(p, pieces, since, until, way) for p in range(self._stage.partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, StageTask)

@@ -27,6 +27,7 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.model.errors import UsageError
+from holdfast.spark.archived_segments import ArchivedPlace
 from holdfast.spark.folder_marker import is_seen, marked
 from holdfast.spark.process_birth import own_process
 
@@ -77,6 +78,8 @@ class Way(NamedTuple):
     certificate: str
     choice: str
     markers: tuple[str, ...]
+    archived: tuple[ArchivedPlace, ...] = ()
+    """Of what this task reads: segments that the disk has no longer."""
 
     def sees_folder(self) -> bool:
         """Rule 3."""

@@ -3,7 +3,8 @@
 Rules:
 1. Events are asked for in portions, a few ahead of what was taken: no more than that is ever in memory (X4). Each is
    compared with the checksum that the planner gave (L4). A portion that does not match is asked for once more, and the
-   host then looks it up anew: what it holds of the archive may be what is damaged.
+   host then looks it up anew: what it holds of the archive may be what is damaged. What only the archive has, an
+   executor that can reads from there (`archived_segments`).
 2. What several tasks of one executor need, as those of an operator that reads its streams itself, lies in a folder of
    the executor's once one of them has brought it; Spark removes the folder with the executor. It is compared before it
    is put there and when it is taken from there: otherwise one wrong byte would fail every later try on this executor.
@@ -35,6 +36,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from holdfast.model.errors import CorruptLog, HoldfastError, PeerError, Removed
+from holdfast.spark.archived_segments import ArchivedSegments
 from holdfast.spark.grants import Way
 from holdfast.stream.frame import HEADER_SIZE, crc32c, padded
 from holdfast.stream.index import Fields
@@ -245,6 +247,7 @@ class RemoteBodies(Bodies):
     def __init__(self, way: Way, *, shared: bool = False) -> None:
         super().__init__()
         self._client, self._cache = HostClient(way), _cache_folder() if shared else None
+        self._archived = ArchivedSegments(way.archived)
         self._thread: ThreadPoolExecutor | None = None
         self._left: deque[Portion] = deque()
         self._coming: deque[tuple[Portion, Future[pa.Buffer]]] = deque()
@@ -288,16 +291,32 @@ class RemoteBodies(Bodies):
 
     def _ask(self, portion: Portion) -> pa.Buffer:
         """Rule 1."""
-        question = msgspec.msgpack.encode(portion.ranges)
-        for path in ("/v1/events", "/v1/events?anew=1"):
-            found = self._client.ask("POST", path, question).data
+        for anew in (False, True):
+            found = self._brought(portion, anew)
             if portion.fits(found):
                 return found
         (name, begin, _), *_ = portion.ranges
         raise CorruptLog(
-            f"{name} from byte {begin}: an event that {self._client.address} sent does not match its checksum, twice; "
-            f"run `holdfast verify` there"
+            f"{name} from byte {begin}: an event from {self._client.address} does not match its checksum, twice; run "
+            f"`holdfast verify` there"
         )
+
+    def _brought(self, portion: Portion, anew: bool) -> pa.Buffer:
+        """From the archive what this executor can have from there, the rest from the host."""
+        parts = [self._archived.read(*part, anew=anew) for part in portion.ranges]
+        asked = [part for part, data in zip(portion.ranges, parts, strict=True) if data is None]
+        path = "/v1/events?anew=1" if anew else "/v1/events"
+        sent = self._client.ask("POST", path, msgspec.msgpack.encode(asked)).data if asked else pa.py_buffer(b"")
+        if len(asked) == len(parts) or sent.size != sum(length for _, _, length in asked):
+            return sent
+        whole, at = bytearray(), 0
+        for (_, _, length), data in zip(portion.ranges, parts, strict=True):
+            if data is None:
+                whole += sent.slice(at, length)
+                at += length
+            else:
+                whole += data
+        return pa.py_buffer(whole)
 
     def close(self) -> None:
         super().close()

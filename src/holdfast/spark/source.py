@@ -33,6 +33,7 @@ from pyspark.sql.streaming.datasource import (
 from holdfast.clock import now_us
 from holdfast.model.errors import StorageError, UsageError
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, instant_text, instant_us
+from holdfast.spark.archived_segments import archived_places
 from holdfast.spark.grants import PROCESS, SESSION, Way, way_for
 from holdfast.spark.host_client import bodies_for
 from holdfast.spark.idle import IdleWait
@@ -152,7 +153,7 @@ class SourceReading:
         if self._way is None:
             self._way = way_for([source.folder for source in self._sources], ends)
         for task in tasks:
-            task.way = self._way
+            task.way = self._way and self._way._replace(archived=archived_places(self._sources, task.pieces))
         return tasks
 
     def _bucket_us(self, option: str) -> int | None:

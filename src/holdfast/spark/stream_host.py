@@ -394,6 +394,7 @@ class _Portion(Response):
                 await JSONResponse({"error": str(error)}, status)(scope, receive, send)
                 return
             size = sum(part.length for part in self._ranges)
+            self._host.bytes_sent += size  # Before whoever asked has them, and looks.
             headers = [(b"content-length", str(size).encode()), (b"content-type", b"application/octet-stream")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             try:
@@ -403,7 +404,6 @@ class _Portion(Response):
                 connection.transport.abort()
                 return
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-            self._host.bytes_sent += size
 
     @staticmethod
     async def _send(connection: ImpatientProtocol, steps: list[_Part | list[_Part]], brought: bytes | None) -> None:

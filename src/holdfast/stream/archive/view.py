@@ -4,7 +4,7 @@ Rules:
 1. The disk comes first: whoever finds no file under a segment's name asks here. So retention may take a segment from
    the disk while somebody reads it.
 2. The note beside the segments says what the archive has; nobody asks the store for a list. Executors of Spark that do
-   not see the stream's folder ask the driver's host (`spark.stream_host`), which looks here.
+   not see the stream's folder are told by the planner, which looks here (`spark.archived_segments`).
 3. Bytes are compared with their checksums before anybody decodes them (L4, X5). What does not match is fetched once
    more: the copy on the way may have been the wrong one, or the cached one.
 """
