@@ -97,6 +97,7 @@ class StreamHost:
         self._run_of: dict[str, str] = {}
         self._told: dict[tuple[str, str, bool], None] = {}
         self._audit = Audit("stream host")
+        self._following = asyncio.Lock()
         self.bytes_sent = 0
         self._socket = access.listen()
         scheme = "https" if access.certificate is not None else "http"
@@ -311,8 +312,9 @@ class StreamHost:
     async def _get_mark(self, request: Request, grant: Grant) -> Response:
         from holdfast.spark.stage_files import StageFiles
 
-        # Not in a thread: who follows a log keeps its place there, for one at a time.
-        found = StageFiles(_stage(grant)).mark(_number(request, "partition"), _number(request, "position_us"))
+        partition, position = _number(request, "partition"), _number(request, "position_us")
+        async with self._following:  # Who follows a log keeps its place there, for one at a time.
+            found = await asyncio.to_thread(StageFiles(_stage(grant)).mark, partition, position)
         return _bytes(msgspec.msgpack.encode(found))
 
     async def _get_version(self, request: Request, grant: Grant) -> Response:
