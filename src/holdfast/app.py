@@ -76,7 +76,7 @@ class App(Application):
         full: Literal["block", "keep_last"] = "block",
         retain: Retain = "all",
         bucket: Duration | None = None,
-        stime: str | None = None,
+        stime: str | Mapping[str, str] | None = None,
         begin: str | datetime | None = None,
         boundaries: Boundaries = "auto",
         output_mode: Literal["append"] = "append",
@@ -89,7 +89,8 @@ class App(Application):
         The function takes one DataFrame with all inputs merged, or one per input, in the order of `inputs`, and returns
         one, or a flow of Holdfast's own operators (`holdfast.spark.flow_of`). The output stream is named like the node
         unless `output` says otherwise. With `outputs`, it returns a dict with a DataFrame for each of these streams;
-        each is a node of its own, `name.stream`, with the same promises.
+        each is a node of its own, `name.stream`, with the same promises; `stime` may then say the column of each, as
+        in `stime={"counts": "window.end", "large": "ordered_at"}`.
         """
         named = _streams("outputs", outputs)
         if named and output is not None:
@@ -99,6 +100,8 @@ class App(Application):
             chosen = name if name is not None else getattr(function, "__name__", "")
             check_node_name(chosen)
             streams = _streams("inputs", inputs)
+            parts = _parts(chosen, function, output, named)
+            times = _times(chosen, stime, tuple(made for _, made, _ in parts))
             self._add(*(
                 NodeSpec(
                     name=node,
@@ -117,7 +120,7 @@ class App(Application):
                     full=_one_of(Full, "full", full),
                     retain=_word("retain", retain, get_args(Retain)),
                     bucket_us=_optional_us(bucket),
-                    stime=stime,
+                    stime=times.get(stream),
                     begin_us=None if begin is None else instant_us(begin),
                     boundaries=_word("boundaries", boundaries, get_args(Boundaries)),
                     output_mode=_word("output_mode", output_mode, ("append",)),
@@ -125,7 +128,7 @@ class App(Application):
                     warm=warm,
                     output_schema=None if output_schema is None else parse_schema(output_schema),
                 )
-                for node, stream, part in _parts(chosen, function, output, named)
+                for node, stream, part in parts
             ))  # fmt: skip
             return function
 
@@ -285,6 +288,23 @@ def _parts(
     if not outputs:
         return [(name, name if output is None else output, function)]
     return [(f"{name}.{stream}", stream, _one_output(name, function, outputs, stream)) for stream in outputs]
+
+
+def _times(name: str, stime: str | Mapping[str, str] | None, outputs: tuple[str, ...]) -> dict[str, str]:
+    """The column that gives each output its time, where one is named."""
+    if stime is None or isinstance(stime, str):
+        return {} if stime is None else dict.fromkeys(outputs, stime)
+    if not isinstance(stime, Mapping) or not all(isinstance(column, str) for column in stime.values()):
+        raise UsageError(
+            f"stime of node {name!r} must be a column, or a column for each output such as {{{outputs[0]!r}: "
+            f"'window.end'}}; got {stime!r}"
+        )
+    if strange := [str(output) for output in stime if output not in outputs]:
+        raise UsageError(
+            f"stime of node {name!r} must name its outputs {', '.join(outputs)}; got {', '.join(strange)}; correct the "
+            f"name"
+        )
+    return dict(stime)
 
 
 def _one_output(name: str, function: Callable[..., Any], outputs: tuple[str, ...], stream: str) -> Callable[..., Any]:

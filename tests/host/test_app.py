@@ -220,6 +220,26 @@ def test_a_function_with_several_outputs_is_a_node_for_each() -> None:
         app.node(inputs=["orders"], output="x", outputs=["y"])
 
 
+def test_each_of_several_outputs_may_have_its_time_in_a_column_of_its_own() -> None:
+    def times(stime: Any, **options: Any) -> dict[str, str | None]:
+        app = App("parts")
+        app.node(inputs=["orders"], outputs=["counts", "large", "rest"], stime=stime, **options)(by_size)
+        return {n.output: n.stime for n in app.diagram().nodes}
+
+    def by_size(orders: int) -> dict[str, int]:
+        return {}
+
+    assert times({"counts": "window.end", "large": "at"}) == {"counts": "window.end", "large": "at", "rest": None}
+    assert times("at") == {"counts": "at", "large": "at", "rest": "at"}
+    with pytest.raises(UsageError, match=r"stime of node 'by_size' must name its outputs counts, .*; got larg; corr"):
+        times({"larg": "at"})
+    with pytest.raises(UsageError, match=r"must be a column, or a column for each output such as {'counts': 'window"):
+        times({"large": ["at"]})
+    single = App("single")
+    single.node(inputs=["orders"], output="out", stime={"out": "at"})(by_size)
+    assert single.diagram().nodes[0].stime == "at"
+
+
 @pytest.mark.parametrize("persist", ["on_demand", "never"])
 def test_a_node_over_a_stream_that_is_not_always_kept_is_refused_where_it_is_started(
     tmp_path: Path, persist: Any

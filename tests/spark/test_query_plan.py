@@ -462,5 +462,7 @@ def test_the_time_of_a_result_is_the_one_that_spark_marks(rows: DataFrame) -> No
         path(rows.select(F.col("stime").alias("a"), F.col("stime").alias("b")))
     with pytest.raises(SchemaError, match="a result needs an stime"):
         path(rows.select("key"))
+    with pytest.raises(SchemaError, match=r"until was named for it; node n gives .*; name a column that is there, for"):
+        path(rows, "until")
     with pytest.raises(SchemaError, match="must be a timestamp or a window; key of node n is string"):
         path(rows, "key")

@@ -21,7 +21,8 @@ def time_path(schema: StructType, named: str | None, whose: str) -> tuple[str, .
     for step in path:
         if not isinstance(kind, StructType) or step not in kind.names:
             raise SchemaError(
-                f"a result needs an stime: {'.'.join(path)} was named for it; {whose} gives ({_text(schema)})"
+                f"a result needs an stime: {'.'.join(path)} was named for it; {whose} gives ({_text(schema)}); name a "
+                f"column that is there, for each output its own where there are several (stime={{'output': 'column'}})"
             )
         kind = kind[step].dataType
     if isinstance(kind, StructType) and "end" in kind.names:
