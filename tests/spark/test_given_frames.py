@@ -95,6 +95,39 @@ def test_a_stream_that_the_function_opens_itself_is_refused(spark: SparkSession,
         columns(queries(spark, streams, "left", lambda rows: own))
 
 
+def test_a_query_that_the_function_starts_is_refused(spark: SparkSession, streams: holdfast.StreamStore) -> None:
+    """Each call would start another one, and nobody would stop them."""
+
+    def starts(rows: DataFrame) -> DataFrame:
+        rows.where("l > 1").writeStream.format("noop").start()
+        return rows
+
+    with pytest.raises(UsageError, match=r"^node reads-left must not start a query of its own: .* return that frame"):
+        columns(queries(spark, streams, "left", starts))
+    own = queries(spark, streams, "left", lambda rows: _rate(spark).writeStream.format("noop").start())
+    with pytest.raises(UsageError, match="got writeStream"):
+        columns(own)
+    assert not spark.streams.active
+    assert _rate(spark).writeStream.format("noop"), "outside of a node's function it must be Spark's own"
+
+
+def test_what_the_function_writes_is_warned_of_once_since_each_call_writes_it(
+    spark: SparkSession, streams: holdfast.StreamStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = spark.createDataFrame([(1,)], "n int")
+
+    def writes(rows: DataFrame) -> DataFrame:
+        table.write.mode("append").json(str(tmp_path / "written"))
+        return rows
+
+    described = queries(spark, streams, "left", writes)
+    columns(described)
+    columns(described)
+    (said,) = [r.message for r in caplog.records if "what it writes" in r.message]
+    assert said.startswith("node reads-left: its function is called for each start and each fork, and what it writes")
+    assert spark.read.json(str(tmp_path / "written")).count() > 1
+
+
 def _rate(spark: SparkSession) -> DataFrame:
     rows = spark.readStream.format("rate").load()
     return rows.select(F.col("timestamp").alias("stime"), F.col("value").alias("l"))

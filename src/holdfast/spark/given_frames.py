@@ -1,4 +1,4 @@
-"""The function of a node reads the frames that it is given at this call, and no others.
+"""The function of a node reads the frames that it is given at this call, and no others; it starts and writes nothing.
 
 Rules:
 1. The nodes of a process share one session, and with it its temp views: those that the user has registered there are
@@ -8,29 +8,44 @@ Rules:
    node, or of an earlier call of the same one, would be read to another place, and the results would silently be wrong.
 3. What a function raises is an error of its node, and of no other: it comes out as one of ours, in one sentence, and
    says whether another call may mend it. What Spark says of a query it says itself (`holdfast.spark.failure`).
+4. A function describes a query and is called for each start and each fork. A query that it starts would be started each
+   time: it is refused. What it writes from a table is written each time: that is warned of, since it may do no harm.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from pyspark.sql import DataFrame
+from pyspark.sql.classic import dataframe as classic
 
 from holdfast.model.errors import HoldfastError, PeerError, UsageError, in_one_line
 from holdfast.spark.failure import is_permanent, may_pass
 from holdfast.spark.plan_tree import each, kind_of
 
+log = logging.getLogger(__name__)
+
 _RELATION = "StreamingRelationV2"
 #: A part of the plan that stands elsewhere in it in full.
 _REFERENCE = "CTERelationRef"
 _calling = threading.Lock()
+#: Whose function is being called, if one is.
+_inside: ContextVar[str | None] = ContextVar("holdfast_given_frames", default=None)
+#: What was warned of; once is enough.
+_told: set[tuple[str, str]] = set()
+#: Spark's own.
+_write_stream, _write = classic.DataFrame.writeStream, classic.DataFrame.write
+_write_to = classic.DataFrame.writeTo
 
 
 def call_alone(function: Callable[..., Any], frames: Sequence[DataFrame], whose: str) -> Any:
-    """Rules 1 and 3."""
-    with _calling:
+    """Rules 1, 3 and 4."""
+    with _calling, _nothing_started(whose):
         try:
             return function(*frames)
         except HoldfastError:
@@ -73,3 +88,45 @@ def _sources(frame: DataFrame) -> list[Any]:
     """What a plan reads as a stream."""
     leaves = each(frame._jdf.queryExecution().analyzed().collectLeaves())
     return [leaf for leaf in leaves if leaf.isStreaming() and kind_of(leaf) != _REFERENCE]
+
+
+@contextlib.contextmanager
+def _nothing_started(whose: str) -> Iterator[None]:
+    """Rule 4, in this thread."""
+    frames: Any = classic.DataFrame  # Functions get frames of it and make others, at any depth.
+    frames.writeStream, frames.write = property(_stream_written), property(_table_written)
+    frames.writeTo = _table_written_to
+    token = _inside.set(whose)
+    try:
+        yield
+    finally:
+        _inside.reset(token)
+
+
+def _stream_written(frame: DataFrame) -> Any:
+    whose = _inside.get()
+    if whose is None or not frame.isStreaming:
+        return _write_stream.__get__(frame)
+    raise UsageError(
+        f"{whose} must not start a query of its own: its function is called for each start and each fork, and each "
+        f"call would start another one; got writeStream; return that frame (as one of outputs=[…], where there are "
+        f"several), and let a sink (app.sink) or a query outside of the function take its stream"
+    )
+
+
+def _table_written(frame: DataFrame) -> Any:
+    _warn_of_writing("write")
+    return _write.__get__(frame)
+
+
+def _table_written_to(frame: DataFrame, table: str) -> Any:
+    _warn_of_writing("writeTo")
+    return _write_to(frame, table)
+
+
+def _warn_of_writing(method: str) -> None:
+    whose = _inside.get()
+    if whose is not None and (whose, method) not in _told:
+        _told.add((whose, method))
+        log.warning("%s: its function is called for each start and each fork, and what it writes (%s) is written each "
+                    "time; write it before the application starts", whose, method)  # fmt: skip
