@@ -86,7 +86,8 @@ def results(
     root = tmp_path_factory.mktemp("any-query")
     # Only the kinds that are asked for: one that is run again takes a minute, all of them more than ten.
     mine = [item for item in request.session.items if isinstance(item, pytest.Function) and item.path == request.path]
-    asked = {name for item in mine if _ALL or not KINDS[name := item.callspec.params["name"]].at_length}
+    names = [item.callspec.params["name"] for item in mine]
+    asked = {name for name in names if _ALL or not KINDS[name].at_length}
     groups = _groups([name for name in KINDS if name in asked])
     steps = [
         [*(f"end:{name}" for name in before), *(f"cut:{name}" for name in group)]
