@@ -18,8 +18,11 @@ from holdfast.engine import Coverage
 from holdfast.model.errors import SchemaError, UsageError
 from holdfast.spark import read_stream
 from holdfast.spark.event_time import boundaries_instead_of_watermarks
+from holdfast.spark.frames import reading_of
+from holdfast.spark.plan_identity import plan_lines
+from holdfast.spark.plan_tree import each, kind_of, nodes
 from holdfast.spark.query_plan import QueryPlan, plan_of
-from holdfast.spark.time_column import time_path
+from holdfast.spark.time_column import DELAY, time_path
 
 NEAR = "l.key = r.key and r.stime between l.stime - interval 2 seconds and l.stime + interval 5 seconds"
 
@@ -263,6 +266,9 @@ def with_state(rows: DataFrame, timeout: str, mode: str = "append") -> DataFrame
         (lambda rows: rows.withColumn("t", F.expr("stime + interval 1 second")).withWatermark("t", "1 second"),
          r"withWatermark must be on the time of the inputs.*got 't'.*producer\(stime='t'"),
         (lambda rows: rows.dropDuplicatesWithinWatermark(["key"]), "must be told within which time"),
+        (lambda rows: rows.withWatermark("stime", "1 hour").alias("l").join(
+            rows.dropDuplicatesWithinWatermark(["key"]).alias("r"), F.expr(NEAR)),
+         "got a frame without withWatermark; write .withWatermark.* on this frame itself where there are several"),
         (lambda rows: rows.groupBy(F.session_window("stime", "1 second"), "key").count()
          .selectExpr("session_window.start AS stime"), "got the start of a session"),
         (lambda rows: rows.groupBy(F.session_window("stime", "1 second"), "key").agg(F.min("stime").alias("stime")),
@@ -293,6 +299,41 @@ def test_a_watermark_on_the_time_of_the_inputs_is_taken_and_does_not_wait(
     assert rows.withWatermark("stime", "1 second").schema["stime"].metadata == {"spark.watermarkDelayMs": 1000}, (
         "outside a node's function withWatermark must be Spark's own"
     )
+
+
+def test_each_side_of_a_join_deduplicates_within_the_time_that_was_written_for_it(rows: DataFrame) -> None:
+    def function(rows: DataFrame) -> DataFrame:
+        left = rows.withWatermark("stime", "10 minutes").dropDuplicatesWithinWatermark(["key"])
+        right = rows.withWatermark("stime", "1 hour").select("stime", "key").dropDuplicatesWithinWatermark(["key"])
+        return left.alias("l").join(right.alias("r"), F.expr(NEAR)).select("l.stime", "l.key")
+
+    found = plan(function, rows)
+    within = "StreamingDeduplicateWithinWatermarkExec"
+    assert sorted(found.operators) == [within, within, "StreamingSymmetricHashJoinExec"]
+    with boundaries_instead_of_watermarks("n"):
+        analysed = function(rows)._jdf.queryExecution().analyzed()
+    sides = [node.child().output() for node in nodes(analysed) if kind_of(node) == "DeduplicateWithinWatermark"]
+    noted = [column.metadata() for side in sides for column in each(side) if column.name() == "stime"]
+    assert [note.getLong(DELAY) for note in noted] == [600_000, 3_600_000]
+
+
+def test_the_delay_of_a_watermark_stays_with_the_time_under_another_name_and_in_its_windows(rows: DataFrame) -> None:
+    def function(rows: DataFrame) -> DataFrame:
+        marked = rows.withWatermark("stime", "10 minutes").select(F.col("stime").alias("at"), "key")
+        counts = marked.groupBy(F.window("at", "1 second")).count()
+        return counts.dropDuplicatesWithinWatermark(["count"])
+
+    assert plan(function, rows).operators == ("StateStoreSaveExec", "StreamingDeduplicateWithinWatermarkExec")
+
+
+def test_a_frame_with_a_watermark_has_the_columns_and_the_identity_of_the_one_before(rows: DataFrame) -> None:
+    """A node that had one before is not taken for a changed one, and `rows["stime"]` still means its time."""
+    with boundaries_instead_of_watermarks("n"):
+        marked = rows.alias("l").withWatermark("stime", "10 minutes").where("value > 1")
+        again = rows.withWatermark("stime", "10 minutes")
+    assert plan_lines(marked) == plan_lines(rows.alias("l").where("value > 1"))
+    assert again.select(rows["stime"], "key").columns == marked.select("l.stime", "key").columns == ["stime", "key"]
+    assert reading_of(again) is reading_of(rows) is not None
 
 
 @pytest.mark.parametrize(

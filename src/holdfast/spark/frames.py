@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from holdfast.model.tuples import TupleType
-from holdfast.spark.event_time import spark_watermark
+from holdfast.spark.event_time import spark_watermark, without_delay
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ _readings: WeakKeyDictionary[DataFrame, Reading] = WeakKeyDictionary()
 
 def reading_of(frame: DataFrame) -> Reading | None:
     """How the frame was read; None if something of Spark's stands between the streams and it."""
+    frame = without_delay(frame)
     known = _readings.get(frame)
     return known if known is not None else _loaded(frame)
 

@@ -5,7 +5,7 @@ Rules:
    optimised. What depends on the session is taken out: ids of expressions are numbered anew, ids of metrics, seeds,
    views, aliases and the number of partitions go.
 2. Holdfast's own part of the plan, around the source, is one line: the streams and their columns. Where they lie, how
-   far they are read and how boundaries come is no part of what is computed.
+   far they are read and how boundaries come is no part of what is computed. Nor is the note of a watermark's delay.
 3. Python functions, those that give tables as well, count by their code (`fingerprint`), functions of SQL by their
    text; they have lines of their own, behind the plan, which has no more than their names.
 4. Texts of the user's that look like what rule 1 takes out ("ticket #12") have lines of their own, too.
@@ -32,6 +32,7 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.model.time import duration_text
+from holdfast.spark.event_time import WITHIN_ALIAS
 from holdfast.spark.fingerprint import PYTHON, fingerprint, plain_path
 from holdfast.spark.plan_tree import each, python_function
 from holdfast.stream.identity import Identity, differences
@@ -212,9 +213,9 @@ def _input(line: str) -> str:
 def _without_names(lines: list[tuple[int, str]]) -> Iterator[tuple[int, str]]:
     """What stands below an operator that goes takes its place."""
     gone: list[int] = []
-    for depth, line in lines:
+    for (depth, line), (_, below) in itertools.pairwise([*lines, (0, "")]):
         gone = [at for at in gone if at < depth]
-        if line.startswith(_NAMES_ONLY):
+        if line.startswith(_NAMES_ONLY) or below == f"SubqueryAlias {WITHIN_ALIAS}":
             gone.append(depth)
         else:
             yield depth - len(gone), _plain(line)
