@@ -50,6 +50,16 @@ def by_key(rows: DataFrame, *bounds: str) -> DataFrame:
     return rows.alias("l").join(rows.alias("r"), F.expr(" and ".join(("l.key = r.key", *bounds))))
 
 
+def latest(*times: str) -> Callable[[DataFrame], DataFrame]:
+    """A join by the latest of these times, as they are named behind it."""
+
+    def function(rows: DataFrame) -> DataFrame:
+        pairs = joined(rows, "inner").selectExpr(*times)
+        return pairs.select(F.greatest(*pairs.columns).alias("stime"))
+
+    return function
+
+
 @pytest.mark.parametrize(
     ("function", "lag_ms", "keeps_rows"),
     [
@@ -64,6 +74,9 @@ def by_key(rows: DataFrame, *bounds: str) -> DataFrame:
         (lambda rows: joined(rows, "inner").groupBy(F.window("l.stime", "1 second")).count(), 5001, True),
         (lambda rows: joined(rows, "inner").select(F.greatest("l.stime", "r.stime").alias("stime")), 5001, False),
         (lambda rows: joined(rows, "left").select(F.greatest("l.stime", "r.stime").alias("stime")), 5001, True),
+        (latest("l.stime AS a", "l.stime AS b"), 5001, True),
+        (latest("r.stime AS a", "l.stime AS b"), 5001, False),
+        (latest("l.stime AS a", "l.stime AS b", "r.stime AS c"), 5001, False),
     ],
 )  # fmt: skip
 def test_results_lie_behind_by_what_the_last_operator_keeps_back(

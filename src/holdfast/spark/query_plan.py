@@ -242,15 +242,43 @@ def _later_of_pairs(analysed: Any, stime: str, operators: list[Any]) -> bool:
     if not all(kind_of(operator) == _JOIN and operator.joinType().sql() == "INNER" for operator in operators):
         return False
     wanted = next(a for a in each(analysed.output()) if a.name() == stime).exprId().id()
-    for node in nodes(analysed):
-        if kind_of(node) != "Project":
-            continue
-        for named in each(node.projectList()):
-            if kind_of(named) == "Alias" and named.exprId().id() == wanted and kind_of(named.child()) == "Greatest":
-                sides = list(each(named.child().children()))
-                marked = {s.exprId().id() for s in sides if kind_of(s) == "AttributeReference" and _is_time(s)}
-                return len(marked) == len(sides) > len(operators)
-    return False
+    named = _named(analysed)
+    latest = named.get(wanted)
+    if latest is None or kind_of(latest) != "Greatest":
+        return False
+    times = list(each(latest.children()))
+    if not all(kind_of(time) == "AttributeReference" and _is_time(time) for time in times):
+        return False
+    origins = {_origin(time.exprId().id(), named) for time in times}
+    return all(origins & side for side in _sides(analysed))
+
+
+def _named(analysed: Any) -> dict[int, Any]:
+    """What stands behind the names that projections give, by their ids."""
+    projections = (node for node in nodes(analysed) if kind_of(node) == "Project")
+    columns = (column for node in projections for column in each(node.projectList()))
+    return {column.exprId().id(): column.child() for column in columns if kind_of(column) == "Alias"}
+
+
+def _origin(id: int, named: dict[int, Any]) -> int:
+    """Of a column that is another one under a new name, that one, as far down as it goes."""
+    while id in named and kind_of(named[id]) == "AttributeReference":
+        id = named[id].exprId().id()
+    return id
+
+
+def _sides(analysed: Any) -> list[set[int]]:
+    """The times that the rows of each side have which is joined with another, and is no pair itself: a side may have
+    its time in several columns."""
+    joins = [node for node in nodes(analysed) if _is_join_of_streams(node)]
+    sides = [side for join in joins for side in (join.left(), join.right())]
+    single = [side for side in sides if not any(_is_join_of_streams(node) for node in nodes(side))]
+    named = _named(analysed)
+    return [{_origin(a.exprId().id(), named) for a in each(side.output()) if _is_time(a)} for side in single]
+
+
+def _is_join_of_streams(node: Any) -> bool:
+    return kind_of(node) == "Join" and bool(node.left().isStreaming() and node.right().isStreaming())
 
 
 def _waiting_for_ever(frame: DataFrame, operators: list[Any]) -> set[int]:
