@@ -246,14 +246,7 @@ def with_state(rows: DataFrame, timeout: str, mode: str = "append") -> DataFrame
     [
         (lambda rows: rows.withColumn("x", F.rand()), "must give the same results for the same rows; got rand"),
         (lambda rows: rows.where(F.col("value") > F.rand()), "must give the same results"),
-        (lambda rows: rows.withColumn("x", F.current_timestamp()), "must not look at the clock"),
         (lambda rows: rows.withColumn("x", F.udf(len).asNondeterministic()("key")), "must give the same results"),
-        (lambda rows: rows.where("stime > cast('now' AS timestamp)"), "must not look at the clock"),
-        (lambda rows: rows.withColumn("x", F.expr("uuid()")), "must give the same results"),
-        (lambda rows: rows.withColumn("x", F.monotonically_increasing_id()), "must give the same results"),
-        (lambda rows: rows.withColumn("x", F.spark_partition_id()), "must give the same results"),
-        (lambda rows: rows.withColumn("x", F.input_file_name()), "must give the same results"),
-        (lambda rows: rows.withColumn("x", F.shuffle(F.array("value"))), "must give the same results"),
         (lambda rows: rows.limit(5), "got a limit on a stream, by which those rows count that come first"),
         (lambda rows: windowed(rows, "1 second").limit(5), "got a limit on a stream"),
         (lambda rows: rows.offset(5), "got a limit on a stream"),
@@ -275,6 +268,8 @@ def with_state(rows: DataFrame, timeout: str, mode: str = "append") -> DataFrame
          "must give results in append mode"),
         (lambda rows: rows.withColumn("t", F.date_trunc("minute", "stime")).groupBy(F.window("t", "1 minute")).count(),
          "must be a query that Spark streams; .*without watermark.*; group by a window of stime itself"),
+        (lambda rows: joined(rows.withColumn("copy", F.col("stime")), "inner")
+         .select(F.greatest("l.stime", "l.copy").alias("stime")), "More than one event time columns.* select one of"),
         (lambda rows: joined(rows, "left_anti").select("stime"), "must be a query that Spark streams; .*LeftAnti"),
         (lambda rows: rows.withColumn("t", F.expr("stime + interval 1 second")).withWatermark("t", "1 second"),
          r"withWatermark must be on the time of the inputs.*got 't'.*producer\(stime='t'"),
@@ -401,6 +396,36 @@ def test_functions_with_a_state_run_bucket_by_bucket_and_those_with_timers_keep_
     assert not plan(lambda r: r.dropDuplicates(["key"]), rows).bucket_by_bucket
 
 
+def test_a_state_s_function_gives_the_time_of_a_window_behind_it(rows: DataFrame) -> None:
+    """`eventTimeColumnName`: Spark marks the column, under any name."""
+
+    def timed(rows: DataFrame, mode: str) -> DataFrame:
+        return rows.groupBy("key").transformWithStateInPandas(
+            Answers(), "key string, at timestamp", "Append", mode, eventTimeColumnName="at"
+        )
+
+    with boundaries_instead_of_watermarks("n"):
+        assert time_path(timed(rows, "None").schema, None, "node n") == ("at",)
+    alone = plan(lambda r: timed(r, "None"), rows)
+    assert (alone.bucket_by_bucket, alone.settles, alone.keeps_rows, alone.time_is_known) == (True, False, False, True)
+    windows = plan(lambda r: timed(r, "EventTime").groupBy(F.window("at", "2 seconds")).count(), rows)
+    assert windows.operators == ("TransformWithStateInPySparkExec", "StateStoreSaveExec")
+    assert (windows.bucket_by_bucket, windows.settles, windows.keeps_rows, windows.lag_us) == (True, True, True, 0)
+
+
+def test_a_state_may_begin_with_a_table_and_not_with_a_stream(rows: DataFrame, spark: SparkSession) -> None:
+    def begun(initial: DataFrame) -> Callable[[DataFrame], DataFrame]:
+        return lambda rows: rows.groupBy("key").transformWithStateInPandas(
+            Answers(), "stime timestamp, key string", "Append", "None", initialState=initial.groupBy("key")
+        )
+
+    table = spark.range(3).selectExpr("cast(id AS string) AS key", "id AS total")
+    found = plan(begun(table), rows)
+    assert (found.operators, found.keeps_rows) == (("TransformWithStateInPySparkExec",), False)
+    with pytest.raises(UsageError, match="must begin a state with a table; got a stream as initialState"):
+        plan(begun(rows.select("key", "value")), rows)
+
+
 def test_an_aggregation_by_the_time_itself_drops_rows_at_the_watermark_and_one_by_windows_does_not(
     rows: DataFrame,
 ) -> None:
@@ -493,13 +518,6 @@ def test_a_table_may_be_limited(rows: DataFrame, spark: SparkSession) -> None:
     """Which rows of it count is the table's affair, not that of the arrival of a stream."""
     table = spark.range(10).withColumnRenamed("id", "value").orderBy("value").limit(3)
     assert not plan(lambda r: r.join(table, "value"), rows).keeps_rows
-
-
-def test_sums_of_floats_and_spark_s_order_are_warned_of(rows: DataFrame, caplog: pytest.LogCaptureFixture) -> None:
-    window = F.window("stime", "1 second")
-    plan(lambda r: r.groupBy(window).agg(F.sum(F.col("value").cast("double")), F.first("key")), rows)
-    assert "up to rounding" in caplog.text
-    assert "the order in which Spark brings rows together" in caplog.text
 
 
 def test_the_time_of_a_result_is_the_one_that_spark_marks(rows: DataFrame) -> None:

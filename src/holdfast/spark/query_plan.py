@@ -1,4 +1,4 @@
-"""What Spark's plan of a query says about its results: how old they may be, how it must be run, what cannot be right.
+"""What Spark's plan of a query says about its results: how old they may be, and how it must be run.
 
 Rules:
 1. Spark's planner is asked, not the text of the user's function. The plan is the one that `explain` shows for a
@@ -13,8 +13,7 @@ Rules:
    time). Their results are the same in every run only if the batches are: they are run **bucket by bucket**. Where
    something is kept back as well (timers, windows), a batch without tuples follows each bucket, in which that is
    released which its boundary has passed.
-5. What depends on chance, on the clock or on machines gives other results to each replica and each repetition. It is
-   refused where the node is declared, and so is what Spark would refuse when the query starts.
+5. What cannot be right is refused where the node is declared (`holdfast.spark.plan_check`).
 6. A deduplication by some of the columns keeps the row that comes first. Inputs come in one order (`stream.merge`),
    however they are cut into batches, and it is kept on the way if each batch is one task and every operator in between
    takes row by row. Where another one mixes rows, it is warned of.
@@ -25,21 +24,16 @@ Rules:
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming import StatefulProcessor
 
 from holdfast.engine import Coverage
-from holdfast.model.errors import UsageError
 from holdfast.model.tuples import RESERVED
-from holdfast.spark.failure import sentence
-from holdfast.spark.plan_tree import each, kind_of, nodes, python_function, text_of, window_us
+from holdfast.spark.plan_check import check_plan, refused_by_spark
+from holdfast.spark.plan_tree import each, kind_of, nodes, text_of, window_us
 from holdfast.spark.result_time import Older, older
 from holdfast.spark.time_column import DELAY
 
@@ -66,14 +60,9 @@ _ROCKSDB = ("TransformWithStateExec", "TransformWithStateInPySparkExec")
 
 #: They hand rows on in the order in which they come.
 _ROW_BY_ROW = ("Project", "Filter", "Generate", "MapInPandas", "MapInArrow", "SubqueryAlias", "View",
-               "EventTimeWatermark", "CollectMetrics", "StreamingRelationV2")  # fmt: skip
+               "EventTimeWatermark", "UpdateEventTimeWatermarkColumn", "CollectMetrics",
+               "StreamingRelationV2")  # fmt: skip
 _DEDUPLICATIONS = ("Deduplicate", "DeduplicateWithinWatermark")
-_CLOCKS = ("CurrentTimestamp", "CurrentBatchTimestamp", "Now", "CurrentDate", "LocalTimestamp", "CurrentTime")
-#: Their plan is looked at by itself.
-_SUBQUERIES = ("LateralSubquery", "ScalarSubquery", "ListQuery", "Exists")
-_NOW = ("now", "today", "yesterday", "tomorrow")
-_ORDERED = ("First", "Last", "AnyValue", "CollectList", "CollectSet", "ListAgg", "Mode")
-_FLOATING_SUMS = ("Sum", "Average", "VariancePop", "VarianceSamp", "StddevPop", "StddevSamp")
 
 
 @dataclass(frozen=True)
@@ -157,14 +146,12 @@ class QueryPlan:
 
 def plan_of(frame: DataFrame, stime: tuple[str, ...], whose: str) -> QueryPlan:
     """The plan of a streaming frame whose column `stime` gives its results their time. Refuses rule 5."""
+    check_plan(frame, whose)
     analysed = frame._jdf.queryExecution().analyzed()
-    _check(analysed, whose)
-    _check_supported(frame, analysed, whose)
-    with _refused_by_spark(whose):
-        physical = _physical(frame)
-    stateful = _class(frame, _STATEFUL)
     operators: list[Any] = []
-    leaving_ms = _leaving(physical, stateful, operators)
+    with refused_by_spark(whose):
+        physical = _physical(frame)
+        leaving_ms = _leaving(physical, _class(frame, _STATEFUL), operators)
     names = tuple(kind_of(operator) for operator in operators)
     timers = any("EventTime" in text_of(o, "timeoutConf") + text_of(o, "timeMode") for o in operators)
     later = _later_of_pairs(analysed, stime[0], operators)
@@ -335,119 +322,3 @@ def _leaves_a_choice(deduplication: Any) -> bool:
     keys = {key.exprId().id() for key in each(deduplication.keys())}
     others = {str(a.name()) for a in each(deduplication.child().output()) if a.exprId().id() not in keys}
     return bool(others - (RESERVED - {"stime"}))
-
-
-# -- what cannot be right ----------------------------------------------------------------------------------------------
-
-
-def _check(analysed: Any, whose: str) -> None:
-    """Rule 5."""
-    warned: set[str] = set()
-    for node in nodes(analysed):
-        _check_node(node, whose)
-        for expression in each(node.expressions()):
-            for part in nodes(expression):
-                _check_expression(part, whose, warned)
-
-
-def _check_supported(frame: DataFrame, analysed: Any, whose: str) -> None:
-    """What Spark looks at when a query starts."""
-    jvm = frame.sparkSession._jvm
-    assert jvm is not None
-    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
-    with _refused_by_spark(whose):
-        checker.checkForStreaming(analysed, jvm.org.apache.spark.sql.streaming.OutputMode.Append())
-
-
-@contextlib.contextmanager
-def _refused_by_spark(whose: str) -> Iterator[None]:
-    try:
-        yield
-    except AnalysisException as error:
-        advice = "write it with operators that Spark streams in append mode"
-        if "without watermark" in str(error):
-            advice = (
-                "group by a window of stime itself: of a time that is computed from it Spark does not know that it "
-                "advances; or compute that time in a node of its own, named there with stime=, and group in the next"
-            )
-        raise UsageError(
-            f"{whose} must be a query that Spark streams; Spark says: {sentence(error)}; {advice}"
-        ) from None
-
-
-def _check_node(node: Any, whose: str) -> None:
-    name = kind_of(node)
-    if name == "EventTimeWatermark" and kind_of(node.child()) != "StreamingRelationV2":
-        raise UsageError(
-            f"{whose} must not set a watermark in SQL: boundaries say when a bucket is complete; leave it out"
-        )
-    if "WithState" in name and (mode := text_of(node, "outputMode")) in ("Update", "Complete"):
-        raise UsageError(
-            f"{whose} must give results in append mode: none of them is replaced but after an UNDO; got "
-            f"outputMode={mode!r}; say outputMode='Append', and let readers take the last result of a key"
-        )
-    if "WithState" in name and "ProcessingTime" in text_of(node, "timeout"):
-        raise UsageError(
-            f"{whose} must not use processing-time timeouts: each replica would give other results; use "
-            f"GroupStateTimeout.EventTimeTimeout, which follows the boundaries"
-        )
-    if "TransformWithState" in name and "ProcessingTime" in text_of(node, "timeMode"):
-        if _has_timers(node):
-            raise UsageError(
-                f"{whose} must not use processing-time timers: each replica would give other results; use "
-                f"timeMode='EventTime', whose timers follow the boundaries; or leave handleExpiredTimer out, where "
-                f"timeMode is for a time to live"
-            )
-        log.warning("%s: results that depend on a time to live differ between replicas and from run to run; use "
-                    "event-time timers where they matter", whose)  # fmt: skip
-    if name in ("GlobalLimit", "Offset") and node.isStreaming():
-        raise UsageError(
-            f"{whose} must give the same results for the same rows; got a limit on a stream, by which those rows count "
-            f"that come first to each replica; take the first of each window instead (min_by, max_by, or applyInPandas "
-            f"behind a window), or leave it out"
-        )
-
-
-def _has_timers(node: Any) -> bool:
-    """Whether the user's processor handles timers. One that does not can be given a time to live at most."""
-    function = python_function(node.functionExpr()) if kind_of(node) == "TransformWithStateInPySpark" else None
-    processor = getattr(getattr(function, "__self__", None), "_stateful_processor", None)
-    handles = getattr(type(processor), "handleExpiredTimer", StatefulProcessor.handleExpiredTimer)
-    return handles is not StatefulProcessor.handleExpiredTimer
-
-
-def _check_expression(part: Any, whose: str, warned: set[str]) -> None:
-    name = kind_of(part)
-    if name in _CLOCKS or (name == "Cast" and _says_now(part)):
-        raise UsageError(
-            f"{whose} must not look at the clock: each replica and each repetition would give other results; got "
-            f"{part.sql()}; use stime"
-        )
-    aggregate = ".aggregate." in part.getClass().getName()
-    if name in _SUBQUERIES:
-        _check(part.plan(), whose)
-    elif name == "PythonUDTF":
-        pass  # Spark takes every one for nondeterministic that is not marked otherwise.
-    elif not aggregate and not part.deterministic() and all(child.deterministic() for child in each(part.children())):
-        raise UsageError(
-            f"{whose} must give the same results for the same rows; got {part.sql()}, which does not: each replica and "
-            f"each repetition would differ; leave it out, or compute it where the stream is filled"
-        )
-    if aggregate and name in _ORDERED and name not in warned:
-        warned.add(name)
-        log.warning("%s: %s depends on the order in which Spark brings rows together; replicas may differ in it; sort "
-                    "what it gives (array_sort), or use max_by and min_by", whose, part.sql())  # fmt: skip
-    if aggregate and name in _FLOATING_SUMS and name not in warned and _is_floating(part):
-        warned.add(name)
-        log.warning("%s: %s adds floating-point numbers in any order: replicas are equal up to rounding only; cast to "
-                    "decimal where that matters", whose, part.sql())  # fmt: skip
-
-
-def _says_now(cast: Any) -> bool:
-    """Whether a text is made a time of, and Spark would put the clock's into its place."""
-    text = cast.child().toString() if kind_of(cast.child()) == "Literal" else ""
-    return str(text).strip().lower() in _NOW and cast.dataType().typeName().startswith(("timestamp", "date"))
-
-
-def _is_floating(part: Any) -> bool:
-    return any(child.dataType().simpleString() in ("float", "double") for child in each(part.children()))
