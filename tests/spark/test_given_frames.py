@@ -112,8 +112,10 @@ def test_a_query_that_the_function_starts_is_refused(spark: SparkSession, stream
 
 
 def test_what_the_function_writes_is_warned_of_once_since_each_call_writes_it(
-    spark: SparkSession, streams: holdfast.StreamStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    spark: SparkSession, streams: holdfast.StreamStore, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("holdfast.spark.given_frames._told", set())
     table = spark.createDataFrame([(1,)], "n int")
 
     def writes(rows: DataFrame) -> DataFrame:
