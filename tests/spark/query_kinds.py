@@ -629,6 +629,79 @@ def transform_with_state_and_timers(rows: DataFrame) -> DataFrame:
     )
 
 
+class SilencesOfRows(Silences):
+    """The same row by row."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[RowOfSpark], timerValues: Any) -> Iterator[RowOfSpark]:
+        times = [row["stime"] for row in rows]
+        self._count.update(((self._count.get()[0] if self._count.exists() else 0) + len(times),))
+        for timer in self._handle.listTimers():
+            self._handle.deleteTimer(timer)
+        self._handle.registerTimer(int(max(times).timestamp() * 1000) + 2000)
+        yield from ()
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[RowOfSpark]:
+        at = datetime.fromtimestamp(expiredTimerInfo.getExpiryTimeInMs() / 1000)
+        n = self._count.get()[0]
+        self._count.clear()
+        yield RowOfSpark(stime=at, k=key[0], n=n)
+
+
+@kind(columns=("k", "n"), expected=_silences, heavy=True, at_length=True)
+def transform_with_state_of_rows_and_timers(rows: DataFrame) -> DataFrame:
+    """The same row by row, with `transformWithState`."""
+    few = rows.filter("v % 40 < 12").select("stime", "k", "v")
+    return few.groupBy("k").transformWithState(
+        SilencesOfRows(), "stime timestamp, k bigint, n bigint", "Append", "EventTime"
+    )
+
+
+def _totals_of_windows(rows: list[Row]) -> list[tuple[Any, ...]]:
+    """Of each window of two buckets: how many rows it has, and the most that one of their keys had by its end."""
+    found: list[tuple[Any, ...]] = []
+    counts: dict[int, int] = {}
+    windows: dict[datetime, list[int]] = {}
+    for row in rows:
+        at = row["stime"]
+        windows.setdefault(at.replace(second=at.second // 4 * 4, microsecond=0), []).append(row["k"])
+    for start in sorted(windows):
+        for k in windows[start]:
+            counts[k] = counts.get(k, 0) + 1
+        found.append((len(windows[start]), max(counts[k] for k in windows[start])))
+    return found
+
+
+@kind(columns=("n", "most"), expected=_totals_of_windows, heavy=True, at_length=True)
+def transform_with_state_then_window(rows: DataFrame) -> DataFrame:
+    """A window behind a state, by the time that the state's function gives (`eventTimeColumnName`)."""
+    totals = rows.groupBy("k").transformWithStateInPandas(
+        Totals(), "stime timestamp, k bigint, n bigint, total bigint", "Append", "EventTime",
+        eventTimeColumnName="stime",
+    )  # fmt: skip
+    return totals.groupBy(F.window("stime", "4 seconds")).agg(F.sum("n").alias("n"), F.max("total").alias("most"))
+
+
+class TotalsFromTable(Totals):
+    """Totals that begin with those of a table."""
+
+    def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: Any) -> None:
+        self._total.update((int(initialState["total"].iloc[0]),))
+
+
+def _counts_from_table(rows: list[Row]) -> list[tuple[Any, ...]]:
+    return [(k, n, total + (100 * k if k < 3 else 0)) for k, n, total in _running_counts(rows)]
+
+
+@kind(columns=("k", "n", "total"), expected=_counts_from_table, heavy=True, at_length=True)
+def transform_with_initial_state(rows: DataFrame) -> DataFrame:
+    """`initialState`: a state that begins with a table."""
+    before = rows.sparkSession.createDataFrame([(k, 100 * k) for k in range(3)], "k bigint, total bigint")
+    return rows.groupBy("k").transformWithStateInPandas(
+        TotalsFromTable(), "stime timestamp, k bigint, n bigint, total bigint", "Append", "None",
+        initialState=before.groupBy("k"),
+    )  # fmt: skip
+
+
 # -- several outputs ---------------------------------------------------------------------------------------------------
 
 
