@@ -84,6 +84,7 @@ def odd(chance: random.Random) -> Any:
             lambda: np.array([1.5, 2]),
             lambda: np.datetime64("2026-03-01T00:00:00.000000001"),
             lambda: np.datetime64("NaT"),
+            lambda: np.datetime64(chance.getrandbits(chance.choice([14, 40, 62])), chance.choice(["Y", "D", "s", "ms"])),
             lambda: complex(1, 1),
             lambda: range(3),
             lambda: True,
@@ -202,7 +203,7 @@ def same(kind: pa.DataType, sent: Any, got: Any) -> bool:
     if t.is_string(kind):
         return bool((bytes(sent).decode() if isinstance(sent, bytes | bytearray | memoryview) else str(sent)) == got)
     if t.is_binary(kind):
-        return bool((sent.encode() if isinstance(sent, str) else bytes(sent)) == got)
+        return not isinstance(sent, str) and bool(bytes(sent) == got)
     if t.is_floating(kind):
         number = np.float32(sent) if t.is_float32(kind) else float(sent)
         return bool(number == got or (math.isnan(number) and math.isnan(got)))
@@ -236,7 +237,10 @@ def _moment(sent: Any) -> int:
     if isinstance(sent, dt.datetime):
         aware = sent if sent.tzinfo is not None else sent.replace(tzinfo=dt.UTC)
         return (aware - _EPOCH) // dt.timedelta(microseconds=1)
-    return int(np.datetime64(sent, "us").astype(np.int64)) if isinstance(sent, np.datetime64) else int(sent)
+    if not isinstance(sent, np.datetime64):
+        return int(sent)
+    year = 1970 + int(sent.astype("datetime64[Y]").astype(np.int64))
+    return int(sent.astype("datetime64[us]").astype(np.int64)) if 1 <= year <= 9999 else 2**80
 
 
 def json_text(chance: random.Random, kind: pa.DataType) -> str:

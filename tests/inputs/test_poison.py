@@ -102,12 +102,21 @@ def test_a_decimal_keeps_every_digit_that_json_has() -> None:
         ("a timestamp", pd.Timestamp("2026-03-01T00:00:00.000000001")), ("a timestamp", np.datetime64("NaT")),
         ("a decimal(5,2)", Decimal("1." + "0" * 5000 + "1")), ("a decimal(5,2)", Decimal("NaN")),
         ("a decimal(5,2)", 1000), ("a decimal(5,2)", True), ("a string", "\ud800"),
+        # As microseconds these are 1969 and 1970: they wrap around.
+        ("a timestamp", np.datetime64(584_554, "Y")), ("a timestamp_ntz", np.datetime64(213_503_982_335, "D")),
+        ("a timestamp", np.datetime64(2**60, "s")), ("a binary", "h\u00e9llo"), ("a array<binary>", [b"a", "b"]),
     ],
 )  # fmt: skip
 def test_a_value_that_its_column_cannot_hold_is_refused(schema: str, value: Any) -> None:
     with pytest.raises(SchemaError, match="stream s: column 'a' must be") as said:
         Columns(parse_schema(schema), "stream s").batch([{"a": value}])
     assert len(str(said.value)) < 400
+
+
+def test_times_of_coarse_and_fine_units_are_taken_where_they_are_whole_microseconds() -> None:
+    values = [np.datetime64("2020"), np.datetime64("2020-01-01T00:00:00.000001000")]
+    batch = Columns(parse_schema("a timestamp_ntz"), "stream s").batch([{"a": value} for value in values])
+    assert batch.column(0).to_pylist() == [dt.datetime(2020, 1, 1), dt.datetime(2020, 1, 1, 0, 0, 0, 1)]
 
 
 @pytest.mark.parametrize("schema", ["a bigint", "a decimal(5,2)", "a double", "a timestamp", "a array<date>"])

@@ -86,7 +86,7 @@ _NONE = type(None)
 
 def _plain_type(kind: pa.DataType) -> type | None:
     """Values of this very type need no check: single rows are sent often."""
-    return int if pa.types.is_integer(kind) else None
+    return int if pa.types.is_integer(kind) else bytes if pa.types.is_binary(kind) else None
 
 
 def first_words(error: BaseException) -> str:

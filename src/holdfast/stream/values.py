@@ -28,6 +28,8 @@ STIME_US_MIN, STIME_US_MAX = -62_135_596_800_000_000, 253_402_300_799_999_999
 DAYS_MIN, DAYS_MAX = -719_162, 2_932_896
 #: A finite number from here on becomes infinite as a float of 32 bits.
 FLOAT32_OVER = float(2**128 - 2**103)
+#: NumPy's units below the microsecond.
+_FINER = ("ns", "ps", "fs", "as")
 #: Digits of the largest bigint.
 _INTEGER_DIGITS = 19
 _SHOWN_CHARS = 80
@@ -50,6 +52,8 @@ def check_of(kind: pa.DataType) -> Check | None:
         return _single
     if t.is_decimal(kind):
         return lambda value: exact_decimal(value, kind)
+    if t.is_binary(kind):
+        return _bytes
     if t.is_date(kind):
         return _day
     if t.is_timestamp(kind):
@@ -107,6 +111,12 @@ def _single(value: Any) -> Any:
     return value
 
 
+def _bytes(value: Any) -> Any:
+    if isinstance(value, str):  # Arrow would choose an encoding for it.
+        raise Misfit("it must be bytes; encode the text")
+    return value
+
+
 def _day(value: Any) -> Any:
     if isinstance(value, datetime):
         if value.tzinfo is not None or value != datetime(value.year, value.month, value.day):
@@ -144,8 +154,10 @@ def _whole_microseconds(value: datetime) -> datetime:
 def _moment(value: Any) -> Any:
     if isinstance(value, np.datetime64):
         rounded = value.astype("datetime64[us]")
-        if np.isnat(value) or rounded != value:
-            raise Misfit("it must be whole microseconds")
+        # NumPy's own comparison would turn both into microseconds, where years far off have wrapped around.
+        if np.isnat(value) or rounded.astype(value.dtype) != value:
+            finer = np.isnat(value) or np.datetime_data(value.dtype)[0] in _FINER
+            raise Misfit("it must be whole microseconds" if finer else "it must lie in the years 1 to 9999")
         value = int(rounded.astype(np.int64))
     return _count(value, STIME_US_MIN, STIME_US_MAX, "microseconds")
 
