@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from holdfast.host.catalog import Catalog
 from holdfast.host.deployment import load_deployment
 from holdfast.load.contract_file import is_older_id, load_terms
 from holdfast.model.errors import UsageError
+from holdfast.stream.disk import Disk
 
 ANNA = """
 participant: anna
@@ -116,3 +118,21 @@ def test_a_token_must_be_there_be_private_and_be_long(tmp_path: Path) -> None:
     partner.token_file.write_text("short")
     with pytest.raises(UsageError, match="or more printable characters"):
         partner.token()
+
+
+def test_the_token_of_a_partner_is_durable_and_whole_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The partner gets a copy of it: a power cut could leave an empty file here that nothing would replace."""
+    partner = load_terms(written(tmp_path, "anna", ANNA)).partner("ben")
+    steps: list[str] = []
+    sync, link, sync_dir = Disk.sync, Disk.link, Disk.sync_dir
+
+    def noted(name: str, step: Any) -> Any:
+        return lambda self, *args: (steps.append(f"{name} {partner.token_file.exists()}"), step(self, *args))[1]
+
+    for name, step in (("sync", sync), ("link", link), ("sync_dir", sync_dir)):
+        monkeypatch.setattr(Disk, name, noted(name, step))
+    assert partner.make_token()
+    assert steps == ["sync False", "link False", "sync_dir True"]
+    assert len(partner.token()) > 30

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,7 @@ import msgspec
 from holdfast.diagram import check_node_name
 from holdfast.host.plain_yaml import read_yaml
 from holdfast.inputs.network import address_parts, is_loopback
-from holdfast.inputs.token_file import TOKEN_CHARS_MIN
+from holdfast.inputs.token_file import TOKEN_CHARS_MIN, make_token
 from holdfast.model.errors import StorageError, UsageError
 from holdfast.model.time import duration_us
 from holdfast.protocol.load.contract import Contract
@@ -76,13 +75,7 @@ class Partner:
 
     def make_token(self) -> bool:
         """Make the token unless it is there; True if it was made."""
-        try:
-            fd = os.open(self.token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except FileExistsError:
-            return False
-        with os.fdopen(fd, "wb") as file:
-            file.write(secrets.token_urlsafe(32).encode() + b"\n")
-        return True
+        return make_token(self.token_file)
 
 
 @dataclass(frozen=True, slots=True)
