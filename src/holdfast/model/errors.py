@@ -36,7 +36,7 @@ class LateTuple(UsageError):
 
 
 class EarlyTuple(UsageError):
-    """A tuple's stime lies so far ahead of the clock that it would make every tuple after it late (D19)."""
+    """A tuple's stime, or a boundary, lies so far ahead of the clock that every tuple after it would be late (D19)."""
 
 
 class BadName(UsageError):

@@ -6,7 +6,8 @@ Rules:
 2. stime is the time of arrival, or a column of the user's with a declared slack: then the boundary trails the largest
    stime by the slack, and a tuple below the boundary is refused (D10) or, if asked for, dropped and counted.
 3. Arrival times follow a steady clock (`clock.ArrivalClock`): a wall clock that jumps moves no stream (D19). A tuple
-   whose own stime lies further ahead of the clock than `max_ahead` is refused: it would make all others late.
+   whose own stime lies further ahead of the clock than `max_ahead` is refused, and so is such a boundary: either would
+   make all others late.
 4. With arrival times a boundary follows at every bucket even when no data comes. With a column it follows the data; if
    the column is wall-clock time, `idle="advance"` lets it follow the clock as well, and `idle="5s"` as soon as no
    tuple has come for so long.
@@ -41,6 +42,7 @@ from holdfast.model.time import (
     bucket_of,
     duration_shown,
     duration_us,
+    early_boundary_text,
     early_text,
     instant_text,
 )
@@ -107,7 +109,7 @@ class ProducerOptions(TypedDict, total=False):
     boundary_every: str | int | float | None
     full_timeout: str | int | float
     max_ahead: str | int | float | None
-    """How far an event time may lie ahead of the clock."""
+    """How far an event time, and a boundary that is promised, may lie ahead of the clock."""
     steady: Clock | None
 
 
@@ -210,7 +212,8 @@ class Producer:
         return self._sends.put(_Request(rows=(row,), numbers=self._numbers(seq, producer_id)))
 
     def advance(self, boundary: int) -> Ack:
-        """Promise that no later tuple has an stime below `boundary` (microseconds)."""
+        """Promise that no later tuple has an stime below `boundary` (microseconds), which may lie no further ahead of the
+        clock than `max_ahead`."""
         return self._submit(_Request(boundary_us=self._promised(boundary)))
 
     @property
@@ -264,6 +267,8 @@ class Producer:
                 f"stream {self.definition.name}: a boundary must be microseconds since 1970, in the years to 9999; got "
                 f"{shown(boundary_us)}"
             )
+        if boundary_us > self._early_us:
+            raise EarlyTuple(early_boundary_text(self.definition.name, boundary_us, boundary_us - self._clock()))
         return boundary_us
 
     @property
