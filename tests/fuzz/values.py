@@ -84,7 +84,9 @@ def odd(chance: random.Random) -> Any:
             lambda: np.array([1.5, 2]),
             lambda: np.datetime64("2026-03-01T00:00:00.000000001"),
             lambda: np.datetime64("NaT"),
-            lambda: np.datetime64(chance.getrandbits(chance.choice([14, 40, 62])), chance.choice(["Y", "D", "s", "ms"])),
+            lambda: np.datetime64(
+                chance.getrandbits(chance.choice([14, 40, 62])), chance.choice(["Y", "D", "s", "ms"])
+            ),
             lambda: complex(1, 1),
             lambda: range(3),
             lambda: True,

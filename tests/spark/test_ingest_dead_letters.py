@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
 
 import holdfast
 from holdfast.clock import now_us
@@ -17,6 +19,7 @@ from holdfast.inputs.feed import DeadLetters
 from holdfast.inputs.source import EngineSource
 from holdfast.model.errors import EarlyTuple, LateTuple, SchemaError, StorageError, UsageError
 from holdfast.model.schema import STIME_TYPE
+from holdfast.spark.failure import is_permanent
 from holdfast.spark.ingest import SparkInput
 from holdfast.spark.ingest_dead_letters import put_aside
 from holdfast.spark.sink import StreamSink
@@ -44,9 +47,11 @@ class Ingest:
         self.run_times(batch, *((n, None if s is None else T0 + s * SECOND) for n, s in rows))
 
     def run_times(self, batch: int, *rows: tuple[int, int | None]) -> None:
-        sink = StreamSink(self._given, SCHEMA)
         columns = [pa.array([n for n, _ in rows]), pa.array([t for _, t in rows], pa.int64()).cast(STIME_TYPE)]
-        record = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+        self.run_record(batch, pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
+
+    def run_record(self, batch: int, record: pa.RecordBatch) -> None:
+        sink = StreamSink(self._given, record.schema)
         sink.commit([sink._target.take(iter([record]), "query", "run", str(batch))], batch)
 
     def stream(self) -> list[int]:
@@ -202,6 +207,53 @@ def test_times_that_python_does_not_have_are_put_aside_as_well(ingest: Ingest) -
     ingest.run_times(1, (3, 2**60), (4, 2**62 + 5), (5, -(2**60)))
     assert sorted(ingest.dead()) == [3, 4, 5]
     assert all(letter["row"]["stime"] for letter in ingest.letters())
+
+
+def record_of(**columns: Any) -> pa.RecordBatch:
+    """Rows that Spark can make and no reader can take, from 1 on, with such values as are given."""
+    rows = len(next(iter(columns.values())))
+    arrays = [pa.array(range(1, rows + 1)), pa.array([T0 + n * SECOND for n in range(rows)], STIME_TYPE)]
+    return pa.record_batch([*arrays, *columns.values()], names=["n", "ts", *columns])
+
+
+NOT_TEXT = pa.array([b"a", b"\xff", b"b", None]).view(pa.string())
+UNFIT = {
+    "text": (NOT_TEXT, "column 'x' must be string; got text that is not UTF-8; decode it"),
+    "nested text": (pa.ListArray.from_arrays([0, 1, 2, 3, 4], NOT_TEXT), "column 'x' must be list.*not UTF-8"),
+    "date": (pa.array([0, 2_932_897, 1, None], pa.date32()), "column 'x' must be date.* in the years 1 to 9999; got a"),
+    "time": (pa.array([0, 2**60, 1, None], STIME_TYPE), "column 'x' must be timestamp.* in the years 1 to 9999; got a"),
+}
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_a_row_that_no_reader_could_take_is_put_aside_and_the_others_go_on_x5(what: str, ingest: Ingest) -> None:
+    """Spark makes such text with a cast. Committed, it damaged the stream for good: mirrors refused it, readers died."""
+    values, why = UNFIT[what]
+    ingest.run_record(0, record_of(x=values))
+    assert ingest.stream() == [1, 3, 4]
+    assert put_aside(ingest.note) == (0, 1)
+    (letter,) = ingest.letters()
+    assert re.search(why, letter["error"])
+    assert letter["row"]["n"] == 2
+    assert what != "text" or letter["row"]["x"] == {"text": "\N{REPLACEMENT CHARACTER}", "base64": "/w=="}
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_a_result_that_no_reader_could_take_stops_a_query_without_dead_letters_x5(what: str, tmp_path: Path) -> None:
+    ingest, (values, why) = Ingest(tmp_path, letters="no"), UNFIT[what]
+    with pytest.raises(SchemaError, match=why) as said:
+        ingest.run_record(0, record_of(x=values))
+    text = f"Traceback (most recent call last):\nholdfast.model.errors.SchemaError: {said.value}\n"
+    assert is_permanent(StreamingQueryException(text)), "another start would meet the same rows"
+    ingest.run_record(0, record_of(x=values.take([0, 2])))
+    assert ingest.stream() == [1, 2]
+
+
+def test_a_time_beyond_all_years_moves_no_boundary_where_any_is_allowed(tmp_path: Path) -> None:
+    ingest = Ingest(tmp_path, maxAhead="none")
+    ingest.run_times(0, (1, T0), (2, 2**60), (3, 2**61))
+    ingest.run(1, (4, 1))
+    assert (ingest.stream(), ingest.dead()) == ([1, 4], [2, 3])
 
 
 def test_a_file_that_was_taken_away_is_begun_anew(ingest: Ingest) -> None:

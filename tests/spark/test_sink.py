@@ -9,12 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import holdfast
 from holdfast.spark import read_stream
+from holdfast.spark.failure import is_permanent, sentence
 from holdfast.spark.sink import RUNS_KEPT, Rows, StreamSink, Target
 from holdfast.stream.disk import Disk
 from tests.spark.conftest import at, fill, layout, tuples
@@ -212,6 +213,25 @@ def test_bad_input_gets_one_clear_sentence(
         inputs.create("out", columns)
     with pytest.raises(PySparkException, match=sentence):
         run(windows(spark, inputs, {}), inputs, tmp_path / "ckpt", "out", **options)
+
+
+def test_text_that_is_none_ends_the_query_and_not_its_readers(
+    spark: SparkSession, inputs: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    """X5: such a cast was committed, and nobody could read the stream from there on."""
+    out = inputs.create("out", "text string, day date", bucket="1s")
+    frame = read_stream(spark, "a", root=inputs.root)
+    for text, day, column in (
+        ("cast(X'ff' as string)", "date'2026-01-01'", "text"),
+        ("'a'", "date'+20000-01-01'", "day"),
+    ):
+        rows = frame.selectExpr("stime", f"{text} as text", f"{day} as day")
+        with pytest.raises(StreamingQueryException) as died:
+            run(rows, inputs, tmp_path / column, "out")
+        assert sentence(died.value).startswith(f"stream out: column '{column}' must be")
+        assert is_permanent(died.value)
+    run(frame.selectExpr("stime", "'a' as text", "current_date() as day"), inputs, tmp_path / "ckpt", "out")
+    assert {text for _, _, text, _ in tuples(out)} == {"a"}
 
 
 def test_a_living_producer_on_the_output_is_fenced(

@@ -200,7 +200,9 @@ def test_a_boundary_far_ahead_of_the_clock_is_refused_and_freezes_nothing(tmp_pa
     stream, clocks = create(tmp_path, "n bigint, at timestamp"), Clocks()
     producer = opened(stream, clocks, stime=stime)
     year_9999 = 253_402_300_799_999_999
-    with pytest.raises(EarlyTuple, match="a boundary at 9999-.* ahead of the clock, and every tuple before it would be"):
+    with pytest.raises(
+        EarlyTuple, match="a boundary at 9999-.* ahead of the clock, and every tuple before it would be"
+    ):
         producer.advance(year_9999)
     nothing = producer.row_schema.empty_table()
     with pytest.raises(EarlyTuple, match="correct it, or allow more"):

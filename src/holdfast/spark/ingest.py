@@ -6,8 +6,8 @@ Rules:
    lacks batches which the checkpoint counts as done, as a stream that was deleted does: rows would be missing.
 2. The boundary trails the largest stime by the slack. Where silence means that nothing came (`idle`), it follows the
    clock once nothing has come for so long and the query has read all there is.
-3. A row that is late, far ahead of the clock or without a time goes to the dead letters (`ingest_dead_letters`); where
-   there are none, it stops the query.
+3. A row that is late, far ahead of the clock, without a time or with a value that no stream may hold goes to the dead
+   letters (`ingest_dead_letters`); where there are none, it stops the query.
 4. What Spark refuses, and such a row, will be the same at every start; everything else may pass.
 """
 

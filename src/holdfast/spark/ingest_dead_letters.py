@@ -1,4 +1,5 @@
-"""Rows that an ingest query puts aside instead of stopping: without a time, too late, or far ahead of the clock.
+"""Rows that an ingest query puts aside instead of stopping: without a time, too late, far ahead of the clock, or with a
+value that no stream may hold.
 
 Spark runs a batch again until it is committed, so a row that stops it would stop it for ever.
 
@@ -21,10 +22,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.inputs.feed import DeadLetters
+from holdfast.inputs.feed import DeadLetters, letter_text
 from holdfast.inputs.letter_note import FORMAT, LetterNote
 from holdfast.model.time import instant_text
 from holdfast.stream.disk import Disk
+from holdfast.stream.tables import unfit_rows
 
 _NO_TIME = "its stime must not be null: the column that gives it had no value, or one that Spark could not read"
 _EARLY = "its stime lies too far ahead of the clock: what follows would be late; correct it, or raise max_ahead"
@@ -36,7 +38,7 @@ class PutAside(NamedTuple):
     late: int = 0
     """Rows that came too late or too early."""
     dead: int = 0
-    """Rows without a time."""
+    """Rows without a time, or with a value that the stream cannot hold."""
 
 
 class _Note(msgspec.Struct, frozen=True):
@@ -94,6 +96,13 @@ class IngestDeadLetters:
                 if not dropped:
                     for first in range(0, refused.num_rows, _ROWS_AT_ONCE):
                         text += self._text(refused.slice(first, _ROWS_AT_ONCE), batch, why)
+            if self._letters is not None:  # Otherwise the task has looked, and would have stopped.
+                unfit = unfit_rows(left, self._stream)
+                for n, why in unfit.items():
+                    text += self._text(left.slice(n, 1), batch, why)
+                found = found._replace(dead=found.dead + len(unfit))
+                if unfit:
+                    left = left.filter(pa.array([n not in unfit for n in range(left.num_rows)]))
             taken.append(left)
         self._remember(query, batch, found, text)
         return taken
@@ -140,4 +149,13 @@ def _values(column: pa.Array) -> list[Any]:
     try:
         return list(column.to_pylist())
     except (ValueError, OverflowError):
-        return [column.slice(n, 1).to_string(skip_new_lines=True)[1:-1] for n in range(len(column))]
+        return [_value(column.slice(n, 1)) for n in range(len(column))]
+
+
+def _value(one: pa.Array) -> Any:
+    try:
+        return one[0].as_py()
+    except (ValueError, OverflowError):
+        if pa.types.is_string(one.type):
+            return letter_text(one.cast(pa.binary())[0].as_py())
+        return one.to_string(skip_new_lines=True)[1:-1]

@@ -45,7 +45,7 @@ WRITE_OPTIONS = {
     "maxahead": "with boundary 'data', and of a frame: how far stime may lie ahead of the clock (1h; 'none': any)",
     "lag": "with boundary 'watermark': how far results may lie behind it (the reach of a join)",
     "late": "'refuse' (default), 'drop' or 'lift': what becomes of a result below the boundary (set by hosts)",
-    "deadletters": "file for rows that the stream cannot take: late, early, without a time (set by hosts)",
+    "deadletters": "file for rows that the stream cannot take: late, early, without a time, unfit (set by hosts)",
     "putaside": "file that counts such rows, and keeps them until they are in deadLetters (set by hosts)",
     "create": "'true': create the stream if it does not exist",
     "bucket": "bucket size of a stream created so",

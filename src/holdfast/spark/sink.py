@@ -13,8 +13,10 @@ Rules:
 4. `filing` orders the rows: the stream does not depend on how Spark cut the batches (D9).
 5. Of two drivers on one checkpoint, the later one wins and the earlier one fails (L7). Each run of a query notes itself
    in the log with the number after the last run's; a run that finds a later one there gives up.
-6. An ingest query puts rows aside that the stream cannot take (`ingest_dead_letters`), settled by the batch's unit. Its
-   stream has all its batches from the first one on: a gap before this one would stay one, as the source is read once.
+6. Rows are checked as those of every other intake (`tables`): nobody could read text that is not UTF-8, which Spark's
+   casts make, or years beyond 9999. One that does not fit stops the query, and would at every start. An ingest query
+   puts rows aside that the stream cannot take (`ingest_dead_letters`), settled by the batch's unit. Its stream has all
+   its batches from the first one on: a gap before this one would stay one, as the source is read once.
 7. A fork writes to the tentative branch, and only what lies behind the branch's root. Until it has one, it files
    nothing: what would wait for its bucket to be complete is kept in a file, and is the branch's when that begins.
 """
@@ -52,6 +54,8 @@ from holdfast.stream.frame import crc32c
 from holdfast.stream.merge import FOREVER_US
 from holdfast.stream.record import FORGET
 from holdfast.stream.store import Stream
+from holdfast.stream.tables import check_column
+from holdfast.stream.values import STIME_US_MAX
 from holdfast.stream.waiting import Waiting, keep_waiting, kept_waiting
 from holdfast.stream.writer import LogWriter
 
@@ -96,6 +100,8 @@ class Target:
         self._late = self.options.choice("late", "refuse", "drop", "lift") or "refuse"
         if self.options.get("putaside") is None and (self._late == "drop" or self.options.get("deadletters")):
             raise UsageError("the options deadLetters and late='drop' need putAside, the file that counts such rows")
+        # Of a frame nobody judges the rows: there, as without dead letters, one that does not fit stops the job.
+        self._judges = self.options.get("deadletters") is not None and ends == RUN
         self.stream = self._open(names[0], pa.schema(columns))
         self.stream.definition.require_replay("a query of Spark that writes it")
         self._way = way_for((), ends, results=str(self.stream.folder))
@@ -120,12 +126,15 @@ class Target:
         stimes = batch.column(self.stime[0])
         for step in self.stime[1:]:
             stimes = stimes.field(step)
-        if stimes.null_count and self.options.get("deadletters") is None:
+        if stimes.null_count and not self._judges:
             raise SchemaError(
                 f"stream {self.stream.name}: stime must not be null; got {stimes.null_count} rows without one"
             )
         schema = self.stream.definition.stored
         columns = [stimes.cast(STIME_TYPE), *(batch.column(f.name).cast(f.type) for f in list(schema)[1:])]
+        if not self._judges:
+            for column, field in zip(columns, schema, strict=True):
+                check_column(column, field, self.stream.name)
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def take(self, iterator: Iterator[pa.RecordBatch], query_id: str, run_id: str, batch_id: str) -> Rows:
@@ -141,7 +150,7 @@ class Target:
                     stored = self.stored(batch)
                     writer.write_batch(stored)
                     rows += stored.num_rows
-                    high = max(high, _high(stored))
+                    high = max(high, _high(stored, STIME_US_MAX))
         record = self._record(batch_id)
         data = bytes(memoryview(sink.getvalue())) if rows else b""
         if len(data) <= INLINE_BYTES:
@@ -230,9 +239,10 @@ class Target:
             return high, None
         early_us = now + duration_us(allowed)
         if high > early_us:
-            if self.options.get("deadletters") is None:
+            if not self._judges:
                 raise EarlyTuple(early_text(self.stream.name, high, high - now))
-            high = max((_high(batch, early_us) for batch in self.collected(messages)), default=BEGINNING_US)
+            until_us = min(early_us, STIME_US_MAX)
+            high = max((_high(batch, until_us) for batch in self.collected(messages)), default=BEGINNING_US)
         return high, early_us
 
     @cached_property
@@ -379,7 +389,7 @@ def _since(first_us: int, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]
     return [b.filter(pc.greater_equal(b.column(0).cast(pa.int64()), first_us)) for b in batches]
 
 
-def _high(batch: pa.RecordBatch, until_us: int = 2**63 - 1) -> int:
+def _high(batch: pa.RecordBatch, until_us: int) -> int:
     """The largest stime, of those up to `until_us`; rows without one do not count."""
     stimes = batch.column(0).cast(pa.int64())
     found = pc.max(stimes.filter(pc.less_equal(stimes, until_us))).as_py()

@@ -22,6 +22,7 @@ from holdfast.model.schema import schema_text
 from holdfast.stream.rows import Columns, first_words
 from holdfast.stream.values import DAYS_MAX, DAYS_MIN, STIME_US_MAX, STIME_US_MIN, names_shown
 
+_NO_TEXT = "got text that is not UTF-8; decode it as what it is, or give it as binary"
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 
 
@@ -29,7 +30,7 @@ def table_batch(data: Any, schema: pa.Schema, stream: str) -> pa.RecordBatch:
     """One batch with exactly the columns of `schema`, from an Arrow table or batch or a pandas frame."""
     if isinstance(data, pa.RecordBatch) and data.schema.equals(schema):
         for field, column in zip(schema, data.columns, strict=True):
-            _check(column, field, stream)
+            check_column(column, field, stream)
         return data
     # Loading pandas takes half a second; a caller that has a frame has loaded it already. Another thread may be about
     # to: then it is there without its classes.
@@ -82,7 +83,7 @@ def _cast(column: pa.ChunkedArray, field: pa.Field, stream: str) -> pa.Array:
                 raise SchemaError(f"{must}; got {before.type} with a value that it cannot hold")
     except (pa.ArrowException, ValueError, OverflowError) as error:
         raise SchemaError(f"{must}; {first_words(error)}") from None
-    _check(array, field, stream)
+    check_column(array, field, stream)
     return array
 
 
@@ -134,19 +135,40 @@ def _infinite(array: pa.Array) -> int:
     return sum(pc.sum(pc.is_inf(leaf)).as_py() or 0 for leaf in _leaves(array) if pa.types.is_floating(leaf.type))
 
 
-def _check(array: pa.Array, field: pa.Field, stream: str) -> None:
+def check_column(array: pa.Array, field: pa.Field, stream: str) -> None:
+    """`SchemaError` unless the values, already of the column's type, may be stored (rule 3)."""
+    must = f"stream {stream}: column {field.name!r} must be {field.type}"
     try:
         array.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise SchemaError(
-            f"stream {stream}: column {field.name!r} must be {field.type}; {first_words(error)}"
-        ) from None
+        told = first_words(error)
+        raise SchemaError(f"{must}; {_NO_TEXT if 'UTF8' in told else told}") from None
     if not field.nullable and array.null_count:
         raise SchemaError(f"stream {stream}: column {field.name!r} must not be null; got {array.null_count} nulls")
     if any(_outside(leaf) for leaf in _leaves(array)):
-        raise SchemaError(
-            f"stream {stream}: column {field.name!r} must be {field.type} in the years 1 to 9999; got a time outside"
-        )
+        raise SchemaError(f"{must} in the years 1 to 9999; got a time outside; correct it, or leave such rows out")
+
+
+def unfit_rows(batch: pa.RecordBatch, stream: str) -> dict[int, str]:
+    """Rows of a batch in the stored schema that no stream may hold, by their number, and why."""
+    found: dict[int, str] = {}
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        _seek_unfit(column, field, stream, 0, found)
+    return found
+
+
+def _seek_unfit(array: pa.Array, field: pa.Field, stream: str, first: int, found: dict[int, str]) -> None:
+    """By halves: as a rule, none of a hundred thousand is unfit, or one."""
+    try:
+        check_column(array, field, stream)
+    except SchemaError as error:
+        if len(array) == 1:
+            found.setdefault(first, str(error))
+            return
+        middle = len(array) // 2
+        for begin, end in ((0, middle), (middle, len(array))):
+            # Taken, not sliced: the values of a slice of lists are those of the whole array.
+            _seek_unfit(array.take(pa.array(range(begin, end))), field, stream, first + begin, found)
 
 
 def _outside(leaf: pa.Array) -> bool:
