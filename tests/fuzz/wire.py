@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import random
 import struct
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
 
+import holdfast
+from holdfast.clock import now_us
 from holdfast.host import wire
 from holdfast.load import message_codec as load_wire
+from holdfast.load.remote_task import Tributary
 from holdfast.protocol.dpc import messages
 from holdfast.protocol.dpc.signals import Lane
 from holdfast.protocol.dpc.states import StreamState
@@ -22,6 +25,7 @@ from holdfast.protocol.load.usage import Task, Usage
 from holdfast.stream.definition import define
 from holdfast.stream.frame import crc32c
 from holdfast.stream.writer import Event
+from tests.faults.units import QuietDisk
 from tests.fuzz.target import Target, Wrong, mutated
 
 _ODD: list[Any] = [
@@ -53,6 +57,8 @@ class Wire(Target):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._definition = define("s", "n bigint, l array<decimal(10,2)>", id="ab" * 16, now_us=0, bucket="1s")
+        self._filled = holdfast.StreamStore(folder / "streams", disk=QuietDisk()).create("s", "n bigint", exist_ok=True)
+        self._tributary = Tributary(self._filled, "fuzz")
 
     def round(self, chance: random.Random) -> None:
         for _ in range(_ROUND):
@@ -69,6 +75,7 @@ class Wire(Target):
             raw = mutated(cursor, chance).decode("utf-8", "replace")
             self.refused_or("cursor", lambda raw=raw: wire.parse_cursor(raw), raw)
             self._portion(chance)
+            self._promise(chance)
 
     def _changed(self, what: str, data: bytes, chance: random.Random, decode: Any) -> None:
         raw = (
@@ -99,6 +106,19 @@ class Wire(Target):
             head = msgspec.msgpack.encode(values)
         crafted = prefix.pack(magic, version, reserved, len(head), crc32c(head)) + head + data[prefix.size + length :]
         self.refused_or("crafted portion", lambda: wire.decode_portion(crafted), crafted)
+
+    def _promise(self, chance: random.Random) -> None:
+        """A partner's boundary, and its end: what no input has promised neither freezes nor ends our stream (D10)."""
+        boundary_us = chance.choice([0, now_us(), 2**62, 2**63 - 1])
+        boundary_us += chance.getrandbits(chance.choice([1, 20, 35, 61]))
+        shape, closed = wire.shape_of(self._filled.definition), chance.random() < 0.2
+        portion = replace(
+            _some_portion(chance), shape=shape, events=(), closed=closed, boundary_us=min(boundary_us, 2**63 - 1)
+        )
+        inputs_us = chance.choice([-(2**62), 0, now_us()])
+        self.refused_or("promise", lambda: self._tributary.take(portion, inputs_us), portion)
+        if self._tributary.closed or self._tributary.boundary_us > now_us() + 3_600_000_000:
+            raise Wrong(f"promise: {portion!r:.300} was believed, though the inputs are at {inputs_us}")
 
 
 def _twisted(data: bytes, chance: random.Random) -> bytes:

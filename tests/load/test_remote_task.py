@@ -4,20 +4,131 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import holdfast
 from holdfast.host.stream_server import StreamServer
-from holdfast.load.remote_task import AwayNote, RemoteTask, Tributary, read_note, remove_note, write_note
+from holdfast.host.wire import Portion
+from holdfast.load.patience import Patience
+from holdfast.load.remote_task import AwayNote, Fault, RemoteTask, Tributary, read_note, remove_note, write_note
 from holdfast.load.tasks import let_go
-from holdfast.model.errors import PeerError
+from holdfast.model.errors import PeerError, StorageError
+from holdfast.model.time import END_OF_TIME_US
 from holdfast.protocol.dpc.messages import AuthorisationRequest, KeepaliveReply, KeepaliveRequest, Message
 from holdfast.protocol.dpc.signals import Lane
+from holdfast.stream.writer import LogWriter
 from tests.host.conftest import Origin, boundary_of, tuples_of
 
 S = 1_000_000
+
+
+def remote(
+    stream: holdfast.Stream, partner: Any, say: Any = None, inputs: tuple[int, ...] | None = (END_OF_TIME_US,)
+) -> RemoteTask:
+    async def promised() -> tuple[int, ...] | None:
+        return inputs
+
+    return RemoteTask("n@here", stream, AwayNote("anna:1#0", "ben"), "guest", partner, say, promised)
+
+
+class Ben:
+    """A partner whose guest has written `origin`."""
+
+    def __init__(self, origin: Origin) -> None:
+        self._serving = StreamServer(origin.store)
+        self.asked = 0
+
+    async def output(self, guest: str, stream: str, position: Any, wait_s: float, bytes_max: int) -> Portion:
+        self.asked += 1
+        await asyncio.sleep(0.001)
+        return self._serving.pull(stream, Lane.MAIN, position, bytes_max=bytes_max)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+class Fails:
+    """Stands for `LogWriter.commit`: the disk is full, or worse, as long as nobody makes room."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+        self.real, self.error = LogWriter.commit, error
+        monkeypatch.setattr(LogWriter, "commit", lambda log, *args, **more: self.commit(log, *args, **more))
+        self.full = True
+
+    def commit(self, log: LogWriter, *args: Any, **more: Any) -> Any:
+        if self.full:
+            raise self.error
+        return self.real(log, *args, **more)
+
+
+FULL = "could not write: No space left on device"
+
+
+@pytest.mark.parametrize("error", [StorageError(FULL), OSError(28, FULL), RuntimeError(FULL)])
+def test_what_cannot_be_stored_here_is_tried_again_and_not_held_against_the_partner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    """The task was taken from a partner that was said to be silent, when it was the owner's disk that was full."""
+    monkeypatch.setattr("holdfast.load.remote_task._RETRY_S", 0.01)
+
+    async def follow() -> None:
+        origin = Origin(tmp_path / "there")
+        origin.fill(1, 30)
+        stream, ben, patience = copy_of(origin, tmp_path / "here", 20), Ben(origin), Patience(0)
+        away = remote(stream, ben)
+        disk = Fails(monkeypatch, error)
+        await until(lambda: ben.asked > 3)
+        assert away.fault is Fault.OURS
+        assert (
+            f"cannot be stored here: {'[Errno 28] ' if isinstance(error, OSError) else ''}{FULL}"
+            in away.status()["why"]
+        )
+        assert await patience.over(None, away) is None  # type: ignore[arg-type]
+        disk.full = False
+        await until(lambda: away.boundary_us == 30 * S)
+        await until(lambda: away.trouble is None)
+        await away.leave()
+        assert tuples_of(stream.folder / "main", stream.definition) == origin.tuples()
+
+    asyncio.run(follow())
+    assert caplog.text.count("it is tried again") == 1
+
+
+def test_a_partner_whose_answers_cannot_be_taken_is_given_up_for_that_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.load.remote_task._RETRY_S", 0.01)
+
+    async def follow() -> None:
+        origin = Origin(tmp_path / "there")
+        origin.fill(1, 30)
+        origin.writer.commit([], now_us=1, closed=True)
+        stream, ben = copy_of(origin, tmp_path / "here", 20), Ben(origin)
+        away = remote(stream, ben, inputs=(END_OF_TIME_US, 40 * S))
+        await until(lambda: ben.asked > 3)
+        why = await Patience(0).over(None, away)  # type: ignore[arg-type]
+        assert why is not None
+        assert "ben has sent nothing for too long that could be taken" in why
+        assert "may promise no more than every input has (1970-01-01T00:00:40" in why
+        assert (away.ended, away.boundary_us) == (False, 20 * S)
+        await away.leave()
+        unsure = remote(stream, ben, inputs=None)
+        await until(lambda: unsure.fault is Fault.OURS)
+        assert "none of its hosts answers" in (unsure.trouble or "")
+        await unsure.leave()
+        away = remote(stream, ben, inputs=(END_OF_TIME_US, END_OF_TIME_US))
+        await until(lambda: away.ended)
+        await away.leave()
+        assert tuples_of(stream.folder / "main", stream.definition) == origin.tuples()
+
+    asyncio.run(follow())
 
 
 def copy_of(origin: Origin, root: Path, upto: int) -> holdfast.Stream:
@@ -74,7 +185,7 @@ def test_the_end_of_a_stream_comes_through(tmp_path: Path) -> None:
     origin.writer.commit([], now_us=1, closed=True)
     stream = copy_of(origin, tmp_path / "here", 3)
     log, serving = Tributary(stream, "test"), StreamServer(origin.store)
-    log.take(serving.pull("s", Lane.MAIN, log.begin()))
+    log.take(serving.pull("s", Lane.MAIN, log.begin()), END_OF_TIME_US)
     assert log.closed
     log.close()
     assert tuples_of(stream.folder / "main", stream.definition) == origin.tuples()
@@ -149,8 +260,7 @@ def test_a_replica_that_has_moved_away_promises_nobody_to_bring_news_d11(tmp_pat
         stream = origin.stream
         with stream.producer(stime="stime") as producer:
             producer.close()
-        note = AwayNote("anna:1#0", "ben")
-        away = RemoteTask("n@here", stream, note, "guest", None, lambda _, send: said.append((send.to, send.message)))
+        away = remote(stream, None, say=lambda _, send: said.append((send.to, send.message)))
         away.deliver("n@there", AuthorisationRequest(7))
         away.deliver("n@there", KeepaliveRequest())
         await away.leave()

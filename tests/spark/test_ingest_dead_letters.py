@@ -227,7 +227,7 @@ UNFIT = {
 
 @pytest.mark.parametrize("what", UNFIT)
 def test_a_row_that_no_reader_could_take_is_put_aside_and_the_others_go_on_x5(what: str, ingest: Ingest) -> None:
-    """Spark makes such text with a cast. Committed, it damaged the stream for good: mirrors refused it, readers died."""
+    """Spark makes such text with a cast. Committed, it damaged the stream for good: readers and mirrors died of it."""
     values, why = UNFIT[what]
     ingest.run_record(0, record_of(x=values))
     assert ingest.stream() == [1, 3, 4]

@@ -7,6 +7,7 @@ import random
 import struct
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,37 @@ def test_a_lying_event_never_enters_the_log_of_a_stream_that_a_partner_fills(tmp
     assert log.boundary_us < 0
     log.take(portion_of(stream.definition, event))
     assert log.boundary_us == 10 * S
+    log.close()
+
+
+HOUR_US = 3600 * S
+
+
+@pytest.mark.parametrize("promised", ["two hours ahead", 2**62, 2**63 - 1, "end"])
+def test_a_partner_cannot_freeze_or_end_a_stream_by_a_promise_that_no_input_has_made_d10(
+    tmp_path: Path, promised: int | str
+) -> None:
+    """A boundary of 2^63 - 1 made every tuple late for good; an end ended the stream, and its lease."""
+    stream = stream_of(tmp_path, partitions=2)
+    log, told = Tributary(stream, "test"), portion_of(stream.definition, event_of(stream.definition))
+    boundary_us = promised if isinstance(promised, int) else now_us() + 2 * HOUR_US
+    lie = replace(told, closed=True) if promised == "end" else replace(told, boundary_us=boundary_us)
+    for inputs_us in (10 * S, now_us(), now_us() + HOUR_US):
+        with pytest.raises(
+            PeerError, match=r"may promise no more than every input has .*, or an hour from now; it prom"
+        ):
+            log.take(lie, inputs_us)
+    assert log.boundary_us < 0
+    assert not log.closed
+    log.take(replace(told, boundary_us=now_us() + HOUR_US - 60 * S))
+    log.close()
+
+
+def test_a_stream_whose_inputs_lie_in_the_future_may_be_filled_by_a_partner(tmp_path: Path) -> None:
+    stream = stream_of(tmp_path)
+    log, ahead_us = Tributary(stream, "test"), now_us() + 9 * HOUR_US
+    log.take(replace(portion_of(stream.definition, event_of(stream.definition)), boundary_us=ahead_us), ahead_us)
+    assert log.boundary_us == ahead_us
     log.close()
 
 

@@ -40,9 +40,9 @@ from holdfast.host.log_lines import ReplicaLog
 from holdfast.host.parcel import Unpacking, pack, parcel_version
 from holdfast.host.rebuild import take_up_parcel
 from holdfast.load.partner import PartnerLink, write_parcel
-from holdfast.load.remote_task import AwayNote, RemoteTask, read_note, remove_note, write_note
+from holdfast.load.remote_task import AwayNote, Fault, RemoteTask, read_note, remove_note, write_note
 from holdfast.load.tasks import HeldTask, guest_name
-from holdfast.model.errors import PeerError, UsageError
+from holdfast.model.errors import PeerError, StorageError, UsageError
 from holdfast.model.time import SECOND_US
 from holdfast.stream.waiting import Waiting
 
@@ -81,7 +81,8 @@ class Mover:
                 f"{task.task_id} is at {note.partner}'s, which must be named among the partners until the task is "
                 f"back; add it again"
             )
-        away = RemoteTask(task.replica, task.output, note, guest_name(note.lease_id), partner, task.say)
+        away = RemoteTask(task.replica, task.output, note, guest_name(note.lease_id), partner, task.say,
+                          task.input_boundaries)  # fmt: skip
         task.host.add(task.replica, away)
 
     # There ------------------------------------------------------------------------------------------------------
@@ -195,6 +196,8 @@ class Mover:
         assert away is not None
         # Always: what the partner has filed since our stream stopped following is in neither of the two.
         if not await away.reach(waiting.boundary_us, LEVEL_S):
+            if away.fault is Fault.OURS:
+                raise StorageError(f"{task.task_id} stays at {note.partner}'s for now: {away.trouble}")
             raise PeerError(f"{note.partner} has not sent all of the output of {task.task_id}; it stays there for now")
         await self._take_up(task, note, staging, waiting)
 

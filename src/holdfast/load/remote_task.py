@@ -9,7 +9,10 @@ Rules:
    Whoever asks whether it may stabilise gets no answer: nothing tentative ever comes from here, so nobody could rely on
    it for news (D11); and a refusal would have to be repeated for ever. Without an answer the peer keeps its fork.
 4. What comes is another owner's: each event is compared with its header before it is taken (X5), and what waits for its
-   bucket to close is bounded (X4).
+   bucket to close is bounded (X4). Results promise no more than their inputs have: whatever lies further ahead of the
+   clock than a row may, and an end, is taken only where every input has come as far (D10). A wrong one would freeze the
+   stream, and nothing of a partner's could put it right.
+5. Whatever goes wrong, it is followed again, and whose fault it is is told: a full disk here is not the partner's.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +33,7 @@ from holdfast.host.mirror import WAIT_S
 from holdfast.host.wire import PORTION_BYTES, Portion, Position, shape_of
 from holdfast.load.partner import PartnerLink
 from holdfast.model.errors import HoldfastError, PeerError
-from holdfast.model.time import BEGINNING_US
+from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, MAX_AHEAD, duration_us, instant_text
 from holdfast.protocol.dpc.effects import Send
 from holdfast.protocol.dpc.messages import (
     KeepaliveReply,
@@ -51,6 +55,7 @@ log = logging.getLogger(__name__)
 _RETRY_S = 0.5
 #: What may wait in memory for its bucket to close: one bucket of a guest's output, which is sent in several portions.
 WAITING_BYTES_MAX = 256 << 20
+_AHEAD_US_MAX = duration_us(MAX_AHEAD)
 
 
 class AwayNote(msgspec.Struct, frozen=True):
@@ -102,17 +107,27 @@ class Tributary:
         self._waiting, self._waiting_bytes = [], 0
         return self.boundary_us
 
-    def take(self, portion: Portion) -> bool:
-        """Store the buckets that are complete now; whether there were any, or a new boundary."""
-        with self._lock:
-            return self._take(portion)
+    def is_ahead(self, portion: Portion) -> bool:
+        """Rule 4: whether it promises what only the inputs can tell."""
+        return _promised(portion) > now_us() + _AHEAD_US_MAX
 
-    def _take(self, portion: Portion) -> bool:
+    def take(self, portion: Portion, inputs_us: int = BEGINNING_US) -> bool:
+        """Store the buckets that are complete now; whether there were any, or a new boundary. `inputs_us`: what every
+        input has promised, where it `is_ahead`."""
+        with self._lock:
+            return self._take(portion, inputs_us)
+
+    def _take(self, portion: Portion, inputs_us: int) -> bool:
         name, size = self.stream.name, self.stream.definition.bucket_us
         if portion.stream != name or portion.shape != self._shape:
             raise PeerError(f"stream {name}: the partner's output must have the same columns and buckets; it has not")
         if portion.gap_us is not None:
             raise PeerError(f"stream {name}: the partner no longer has all of the output; it cannot be followed")
+        if self.is_ahead(portion) and _promised(portion) > inputs_us:
+            raise PeerError(
+                f"stream {name}: the partner may promise no more than every input has ({instant_text(inputs_us)}), or "
+                f"an hour from now; it promised {instant_text(_promised(portion))}, which was refused; look there"
+            )
         before = self._writer.state
         new = [event for event in portion.events if event.bucket * size >= before.boundary_us]
         check_events(new, self.stream.definition)
@@ -139,17 +154,32 @@ class Tributary:
             self._writer.release(now_us())
 
 
+def _promised(portion: Portion) -> int:
+    return END_OF_TIME_US if portion.closed else portion.boundary_us
+
+
+class Fault(Enum):
+    """Why nothing is taken in."""
+
+    SILENCE = "the partner does not answer"
+    UNFIT = "what it sends cannot be taken"
+    OURS = "what it sends cannot be stored here"
+
+
 class RemoteTask:
     """Stands for a replica whose task runs at a partner's. Belongs to the event loop's thread."""
 
     def __init__(
         self, replica: str, stream: Stream, note: AwayNote, guest: str, partner: PartnerLink | None,
-        say: Callable[[str, Send], None],
+        say: Callable[[str, Send], None], inputs: Callable[[], Awaitable[tuple[int, ...] | None]],
     ) -> None:  # fmt: skip
+        """`inputs` asks what each input promises; None as long as one cannot be asked."""
         self.replica, self.note, self._guest, self._partner, self._say = replica, note, guest, partner, say
+        self._inputs = inputs
         self._log = Tributary(stream, f"away:{note.partner}")
         self.heard_us = monotonic_us()
-        """When the partner last answered."""
+        """When the partner last answered with what can be taken."""
+        self.fault: Fault | None = None
         self.trouble: str | None = None
         self._task = asyncio.ensure_future(self._follow())
 
@@ -171,25 +201,44 @@ class RemoteTask:
         return "AWAY"
 
     async def _follow(self) -> None:
-        loop = asyncio.get_running_loop()
+        """Rule 5."""
         position: Position = self._log.begin()
         while not self._log.closed:
             assert self._partner is not None, "whoever is away and has not ended has a partner"
+            fault = Fault.SILENCE
             try:
                 portion = await self._partner.output(self._guest, self._log.stream.name, position, WAIT_S,
                                                      PORTION_BYTES)  # fmt: skip
-                await loop.run_in_executor(None, self._log.take, portion)
-                self.heard_us, self.trouble, position = monotonic_us(), None, portion.cursor
+                fault = Fault.OURS
+                await self._take(portion)
+                self.heard_us, self.fault, self.trouble, position = monotonic_us(), None, None, portion.cursor
+                continue
             except PeerError as error:
-                if self.trouble is None:
-                    ReplicaLog(log, self.replica).warning("away at %s: %s", self.note.partner, error)
-                self.trouble = str(error)
-                await asyncio.sleep(_RETRY_S)
-                position = self._log.begin()
-            except HoldfastError as error:
-                ReplicaLog(log, self.replica).error("what came from %s cannot be stored: %s", self.note.partner, error)
-                self.trouble = str(error)
-                return
+                self._suffer(Fault.UNFIT if fault is Fault.OURS else fault, error)
+            except Exception as error:  # Whatever it is: the partner computes on, and somebody must take it.
+                self._suffer(fault, error)
+            await asyncio.sleep(_RETRY_S)
+            position = self._log.begin()
+
+    async def _take(self, portion: Portion) -> None:
+        """Rule 4."""
+        inputs_us = BEGINNING_US
+        if self._log.is_ahead(portion):
+            found = await self._inputs()
+            if found is None:
+                raise HoldfastError("an input must say whether it has come as far; none of its hosts answers")
+            inputs_us = min(found)
+        await asyncio.get_running_loop().run_in_executor(None, self._log.take, portion, inputs_us)
+
+    def _suffer(self, fault: Fault, error: Exception) -> None:
+        text = str(error) or type(error).__name__
+        if fault is not self.fault:
+            full = None if isinstance(error, HoldfastError | OSError) else error
+            ReplicaLog(log, self.replica).warning("away at %s: %s: %s; it is tried again", self.note.partner,
+                                                  fault.value, text, exc_info=full)  # fmt: skip
+        if fault is Fault.OURS:
+            self.heard_us = monotonic_us()
+        self.fault, self.trouble = fault, text if fault is Fault.SILENCE else f"{fault.value}: {text}"
 
     async def reach(self, boundary_us: int, within_s: float) -> bool:
         """Wait until everything before `boundary_us` is in the log."""

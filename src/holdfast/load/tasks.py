@@ -40,6 +40,7 @@ from holdfast.model.time import BEGINNING_US, END_OF_TIME_US
 from holdfast.protocol.dpc.effects import Send
 from holdfast.protocol.dpc.messages import Message
 from holdfast.protocol.dpc.plan import InputPlan, NodePlan, OutputPlan
+from holdfast.protocol.dpc.signals import Lane
 from holdfast.stream.acks import acknowledge
 from holdfast.stream.definition import Definition, Retention
 from holdfast.stream.disk import Disk
@@ -52,6 +53,8 @@ log = logging.getLogger(__name__)
 
 #: How much output, in stime, is looked through at once for what the owner has: seldom, since it takes a sync.
 _KEPT_US = 60_000_000
+#: Behind everything that a stream holds: who asks from here on is told the boundary and nothing else.
+_BEHIND_US = END_OF_TIME_US // 2
 
 
 def guest_name(lease_id: str) -> str:
@@ -107,6 +110,20 @@ class HeldTask(ABC):
             except PeerError as error:
                 trouble = error
         raise trouble or PeerError(f"nobody produces {stream}")
+
+    async def input_boundaries(self) -> tuple[int, ...] | None:
+        """What each input promises; None as long as one of them cannot be asked."""
+        found = []
+        for stream in self.node.inputs:
+            for link in self.input_links(stream):
+                try:
+                    found.append((await link.pull(stream, Lane.MAIN, _BEHIND_US, 0, 1)).boundary_us)
+                    break
+                except PeerError:
+                    continue
+            else:
+                return None
+        return tuple(found)
 
     def say(self, sender: str, send: Send) -> None:
         """What is said for it, wherever it runs."""

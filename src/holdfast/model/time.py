@@ -124,8 +124,8 @@ def early_text(stream: str, stime_us: int, ahead_us: int) -> str:
 def early_boundary_text(stream: str, boundary_us: int, ahead_us: int) -> str:
     """The same of a boundary that somebody promises."""
     return (
-        f"stream {stream}: a boundary at {instant_text(boundary_us)} lies {duration_shown(ahead_us)} ahead of the clock, "
-        f"and every tuple before it would be late; correct it, or allow more (max_ahead)"
+        f"stream {stream}: a boundary at {instant_text(boundary_us)} lies {duration_shown(ahead_us)} ahead of the "
+        f"clock, and every tuple before it would be late; correct it, or allow more (max_ahead)"
     )
 
 

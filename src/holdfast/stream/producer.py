@@ -212,8 +212,8 @@ class Producer:
         return self._sends.put(_Request(rows=(row,), numbers=self._numbers(seq, producer_id)))
 
     def advance(self, boundary: int) -> Ack:
-        """Promise that no later tuple has an stime below `boundary` (microseconds), which may lie no further ahead of the
-        clock than `max_ahead`."""
+        """Promise that no later tuple has an stime below `boundary` (microseconds), which may lie no further ahead of
+        the clock than `max_ahead`."""
         return self._submit(_Request(boundary_us=self._promised(boundary)))
 
     @property
