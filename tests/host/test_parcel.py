@@ -6,6 +6,7 @@ import io
 import random
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -183,12 +184,139 @@ def _repacked(folder: Path, path: str, body: bytes) -> bytes:
     return b"".join(pack("anna:1#0", "counts", definition, WAITING, folder / "checkpoint"))
 
 
-def _zip(names: dict[str, bytes]) -> bytes:
-    sink = io.BytesIO()
-    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as made:
+class OneWay(io.RawIOBase):
+    """What cannot go back: lengths then stand behind each file, as where Java writes."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.data += bytes(data)
+        return len(data)
+
+
+def _zip(names: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED, *, one_way: bool = False) -> bytes:
+    sink = OneWay() if one_way else io.BytesIO()
+    with zipfile.ZipFile(sink, "w", method) as made:
         for name, body in names.items():
             made.writestr(name, body)
-    return sink.getvalue()
+    return sink.data if isinstance(sink, OneWay) else sink.getvalue()
+
+
+TWO = {"metadata": b"v1" * 900, "logs/7.log": bytes(range(256)) * 20}
+
+
+def _other(honest: dict[str, bytes], streamed: bytes) -> bytes:
+    """A list of harmless contents behind others, which are what Spark unpacks."""
+    made = _zip(honest)
+    at = made.index(b"PK\1\2")
+    end = bytearray(made[at:])
+    tail = end.rindex(b"PK\5\6")
+    end[tail + 16 : tail + 20] = streamed.index(b"PK\1\2").to_bytes(4, "little")
+    return streamed[: streamed.index(b"PK\1\2")] + bytes(end)
+
+
+def _hidden(between: bytes) -> bytes:
+    """Something between the files and their list, which says where it stands."""
+    made = _zip({"metadata": b"v1"})
+    at, tail = made.index(b"PK\1\2"), made.rindex(b"PK\5\6")
+    where = (at + len(between)).to_bytes(4, "little")
+    return made[:at] + between + made[at : tail + 16] + where + made[tail + 20 :]
+
+
+LOCAL = _zip({"../../evil": b"x"})
+LOCAL = LOCAL[: LOCAL.index(b"PK\1\2")]
+ZIPS = {
+    "deflated": (_zip(TWO), True),
+    "stored": (_zip(TWO, zipfile.ZIP_STORED), True),
+    "as Java writes it": (_zip(TWO, one_way=True), True),
+    "empty": (_zip({}), True),
+    "another name": (_other({"metadata": b"x"}, _zip({"../../xx": b"x"})), False),
+    "another length": (_other({"metadata": b"x"}, _zip({"metadata": bytes(3 << 20)})), False),
+    "another length behind": (_other({"metadata": b"x"}, _zip({"metadata": bytes(3 << 20)}, one_way=True)), False),
+    "another length stored": (_other({"metadata": b"x"}, _zip({"metadata": b"xy"}, zipfile.ZIP_STORED)), False),
+    "a file more": (_hidden(LOCAL), False),
+    "a file less": (_other({"metadata": b"x", "more": b"x"}, _zip({"metadata": b"x"})), False),
+    "bytes between": (_hidden(b"x"), False),
+    "bytes before": (b"x" + _zip(TWO), False),
+    "a name that ends twice": (_zip({"metadata": b"x"}).replace(b"metadata", b"ok\0/../x"), False),
+    "encrypted": (_zip({"metadata": b"x"}).replace(b"PK\3\4\x14\0\0", b"PK\3\4\x14\0\1"), False),
+    "cut": (_zip(TWO)[:-30], False),
+}
+
+
+@pytest.mark.parametrize("what", ZIPS)
+def test_a_snapshot_is_judged_by_what_spark_unpacks_of_it_x5(tmp_path: Path, packed: bytes, what: str) -> None:
+    """Java reads a zip from its beginning; names and lengths were taken from the list at its end."""
+    body, good = ZIPS[what]
+    sent = _repacked(tmp_path, "state/0/1/8.zip", body)
+    if good:
+        _whole(Unpacking(tmp_path / "out"), sent)
+        return
+    with pytest.raises(PeerError, match="does not look like what Spark writes"):
+        _whole(Unpacking(tmp_path / "out"), sent)
+
+
+def test_a_snapshot_with_any_byte_changed_never_says_something_else_than_spark_unpacks(tmp_path: Path) -> None:
+    chance, path = random.Random(3), tmp_path / "8.zip"
+    for body in (_zip(TWO), _zip(TWO, one_way=True)):
+        for _ in range(300):
+            changed_body = bytearray(body)
+            changed_body[chance.randrange(len(body))] ^= 1 << chance.randrange(8)
+            path.write_bytes(changed_body)
+            try:
+                right = parcel_files._snapshot(path)
+            except parcel_files._UNREADABLE:
+                continue
+            with zipfile.ZipFile(path) as made:
+                assert not right or [f.file_size for f in made.infolist()] == [1800, 5120]
+
+
+_CONF = "spark.sql.streaming.stateStore."
+SETTINGS = {
+    "known ones": (
+        {
+            f"{_CONF}compression.codec": "ZSTD", "spark.sql.shuffle.partitions": "200",
+            "spark.sql.streaming.join.stateFormatVersion": "2", "spark.sql.streaming.multipleWatermarkPolicy": "min",
+        },
+        True,
+    ),
+    "a class as codec": ({f"{_CONF}compression.codec": "evil.Codec"}, False),
+    "a class without a package": ({f"{_CONF}compression.codec": "Codec"}, False),
+    "a setting that offsets do not carry": ({"spark.sql.extensions": "evil.Extensions"}, False),
+    "a million tasks": ({"spark.sql.shuffle.partitions": "1000000"}, False),
+    "no task": ({"spark.sql.shuffle.partitions": "0"}, False),
+    "no text": ({f"{_CONF}compression.codec": ["lz4"]}, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SETTINGS)
+def test_offsets_bring_no_setting_that_is_not_known_with_its_values_x3(
+    tmp_path: Path, packed: bytes, what: str
+) -> None:
+    """Spark takes them over, and loads a codec by the name of its class."""
+    settings, good = SETTINGS[what]
+    sent = _repacked(tmp_path, "offsets/7", OFFSETS.replace(b"{}", msgspec.json.encode(settings)))
+    if good:
+        _whole(Unpacking(tmp_path / "out"), sent)
+        return
+    with pytest.raises(PeerError, match="does not look like what Spark writes"):
+        _whole(Unpacking(tmp_path / "out"), sent)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [OFFSETS.replace(b'"conf":{}', b'"conf":{"%s":"evil.Codec"},"conf":{}' % f"{_CONF}compression.codec".encode()),
+     OFFSETS.replace(b"v1\n", b'v1\x0b\n'), OFFSETS.replace(b'{"batch', b'{}\x0b{"batch'),
+     OFFSETS.replace(b'"conf":{}', b'"conf":null'), b'v1\n[]\n{"position":7}'],
+)  # fmt: skip
+def test_offsets_that_spark_might_read_otherwise_are_refused_x3(tmp_path: Path, packed: bytes, body: bytes) -> None:
+    """A key that comes twice; an end of a line that only Python knows."""
+    with pytest.raises(PeerError, match="does not look like what Spark writes"):
+        _whole(Unpacking(tmp_path / "out"), _repacked(tmp_path, "offsets/7", body))
 
 
 OTHER_CLASS = OFFSETS.replace(b"{}", b'{"spark.sql.streaming.stateStore.providerClass":"evil.Provider"}')

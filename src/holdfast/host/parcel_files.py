@@ -5,18 +5,22 @@ one, so:
 
 1. A file has one of the names that a forked checkpoint has, and is no larger than such a file can be (X4).
 2. It begins, or ends, as its kind does: text with a version and JSON below it, a compressed log of changes, a snapshot
-   whose list of contents stays inside it, a table.
-3. Offsets carry settings that Spark takes over for the query. The class that keeps state is one of Spark's two; any
-   other name would be loaded and run (X3).
+   whose contents stay inside it, a table. Spark unpacks a snapshot from its beginning and never looks at the list at
+   its end: so both are read, and must say the same.
+3. Offsets carry settings that Spark takes over for the query. Those that are known may be there, with values that are
+   known: Spark would load and run whatever class is named as the one that keeps state, or compresses it (X3).
 """
 
 from __future__ import annotations
 
+import json
 import re
+import struct
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
@@ -24,27 +28,68 @@ from holdfast.model.errors import CorruptLog, PeerError
 from holdfast.stream.identity import NOTE, read_identity
 
 _TEXT_MAX, _STATE_MAX, _SUM_MAX = 16 << 20, 1 << 30, 8 << 20
-_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-_PROVIDERS = frozenset(
-    f"org.apache.spark.sql.execution.streaming.state.{name}StateStoreProvider" for name in ("HDFSBacked", "RocksDB")
-)
+_FLAG, _VERSION, _PARTITIONS = "true|false", r"\d{1,2}", r"[1-9]\d{0,3}"
+#: Settings that offsets may carry, and their values: Spark takes over those that are listed in its OffsetSeqMetadata.
+_SETTINGS = {
+    key: re.compile(values)
+    for key, values in {
+        "spark.sql.streaming.stateStore.providerClass":
+            r"org\.apache\.spark\.sql\.execution\.streaming\.state\.(HDFSBacked|RocksDB)StateStoreProvider",
+        "spark.sql.streaming.stateStore.compression.codec": "(?i:lz4|lzf|snappy|zstd)",
+        "spark.sql.streaming.stateStore.encodingFormat": "(?i:unsaferow|avro)",
+        "spark.sql.streaming.stateStore.rowChecksum.enabled": _FLAG,
+        "spark.sql.streaming.stateStore.rocksdb.formatVersion": _VERSION,
+        "spark.sql.streaming.stateStore.rocksdb.mergeOperatorVersion": _VERSION,
+        "spark.sql.streaming.flatMapGroupsWithState.stateFormatVersion": _VERSION,
+        "spark.sql.streaming.aggregation.stateFormatVersion": _VERSION,
+        "spark.sql.streaming.join.stateFormatVersion": _VERSION,
+        "spark.sql.streaming.multipleWatermarkPolicy": "(?i:min|max)",
+        "spark.sql.streaming.statefulOperator.useStrictDistribution": _FLAG,
+        "spark.sql.streaming.statefulOperator.alwaysNullableOutput.enabled": _FLAG,
+        "spark.sql.streaming.queryEvolution.enableSourceEvolution": _FLAG,
+        "spark.sql.optimizer.pruneFiltersCanPruneStreamingSubplan": _FLAG,
+        "spark.sql.dropDuplicates.deterministicKeyOrder.enabled": _FLAG,
+        "spark.sql.function.protobufExtensions.enabled": _FLAG,
+        # A task for each: more would be no query of anybody's.
+        "spark.sql.streaming.internal.stateStore.partitions": _PARTITIONS,
+        "spark.sql.shuffle.partitions": _PARTITIONS,
+    }.items()
+}  # fmt: skip
 #: How the codecs that Spark may compress state with begin: lz4, zstd, snappy, lzf.
 _COMPRESSED = (b"LZ4Block", b"\x28\xb5\x2f\xfd", b"\x82SNAPPY\0", b"ZV")
+#: What is unpacked at once to be counted.
+_INFLATE_BYTES = 1 << 20
 #: How a table of RocksDB ends.
 _TABLE = bytes.fromhex("f7cff485b741e288")
 
 
+def _lines(path: Path) -> list[str]:
+    """As Java sees them: Python's own `splitlines` knows more ends of a line."""
+    return path.read_text("utf-8").removesuffix("\n").split("\n")
+
+
 def _versioned(path: Path) -> bool:
-    version, *lines = path.read_text("utf-8").splitlines()
+    version, *lines = _lines(path)
     said = [msgspec.json.decode(line) for line in lines if line != "-"]
     return re.fullmatch(r"v\d{1,3}", version) is not None and bool(said)
 
 
 def _offsets(path: Path) -> bool:
     """Rule 3."""
-    about: Any = msgspec.json.decode(path.read_text("utf-8").splitlines()[1])
-    provider = about.get("conf", {}).get(_PROVIDER) if isinstance(about, dict) else None
-    return _versioned(path) and (provider is None or provider in _PROVIDERS)
+    about: Any = json.loads(_lines(path)[1], object_pairs_hook=_said_once)
+    settings = about.get("conf", {})
+    known = all(
+        key in _SETTINGS and isinstance(value, str) and _SETTINGS[key].fullmatch(value)
+        for key, value in settings.items()
+    )
+    return _versioned(path) and known
+
+
+def _said_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of a key that comes twice Spark might take the other value."""
+    if len(dict(pairs)) != len(pairs):
+        raise ValueError("a key comes twice")
+    return dict(pairs)
 
 
 def _object(path: Path) -> bool:
@@ -59,11 +104,60 @@ def _changes(path: Path) -> bool:
 def _snapshot(path: Path) -> bool:
     """Unpacked by Spark into a folder of its choice: nothing in it may lie elsewhere, or be a thousand times larger."""
     with zipfile.ZipFile(path) as content:
-        files = content.infolist()
-    inside = all(
-        re.fullmatch(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*", f.filename) and ".." not in f.filename for f in files
-    )
-    return inside and len(files) <= 4096 and sum(file.file_size for file in files) <= _STATE_MAX
+        files = [(f.orig_filename.encode("ascii"), f.file_size) for f in content.infolist()]
+        end = content.start_dir
+    inside = all(re.fullmatch(rb"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*", name) and b".." not in name for name, _ in files)
+    if not inside or len(files) > 4096 or sum(length for _, length in files) > _STATE_MAX:
+        return False
+    with path.open("rb") as file:
+        return _unpacked(file, files) and file.tell() == end
+
+
+#: What stands in front of a file in a zip: mark, version, flags, method, time, date, checksum, packed, length, lengths
+#: of its name and of what else is said. The flag: checksum and lengths stand behind the file, where a mark may precede
+#: them. Of what else is said, 1 stands for lengths of 64 bits, which a snapshot does not need.
+_LOCAL = struct.Struct("<4s5H3I2H")
+_LENGTHS_BEHIND, _DEFLATED = 8, 8
+_MORE = struct.Struct("<2H")
+
+
+def _unpacked(file: BinaryIO, files: list[tuple[bytes, int]]) -> bool:
+    """Rule 2: whether the files come one behind the other, as Spark unpacks them, with these names and lengths. Lengths
+    are counted: nothing that is said of them bounds what Spark would write."""
+    for name, length in files:
+        mark, _, flags, method, _, _, _, packed, said, name_length, more = _LOCAL.unpack(file.read(_LOCAL.size))
+        if mark != b"PK\3\4" or flags & ~(_LENGTHS_BEHIND | 0x800) or file.read(name_length) != name:
+            return False
+        kinds, rest = set(), file.read(more)
+        while rest:
+            kind, size = _MORE.unpack_from(rest)
+            kinds.add(kind)
+            rest = rest[_MORE.size + size :]
+        if 1 in kinds or method not in (0, _DEFLATED):
+            return False
+        if method == _DEFLATED:
+            if not _inflates(file, length):
+                return False
+        elif flags & _LENGTHS_BEHIND or not packed == said == length:
+            return False
+        else:
+            file.seek(length, 1)
+        if flags & _LENGTHS_BEHIND:
+            file.seek(12 if file.read(4) == b"PK\7\x08" else 8, 1)
+    return True
+
+
+def _inflates(file: BinaryIO, length: int) -> bool:
+    """Whether what follows becomes so many bytes; the file then stands behind it."""
+    unpacking, found = zlib.decompressobj(-zlib.MAX_WBITS), 0
+    while not unpacking.eof:
+        data = unpacking.unconsumed_tail or file.read(_INFLATE_BYTES)
+        out = unpacking.decompress(data, _INFLATE_BYTES)
+        found += len(out)
+        if found > length or not (data or out):
+            return False
+    file.seek(-len(unpacking.unused_data), 1)
+    return found == length
 
 
 def _table(path: Path) -> bool:
@@ -125,13 +219,19 @@ def check_named(path: str, length: int) -> None:
         raise PeerError(f"the file {path} of a parcel may have {kind.bytes_max} bytes at most; got {length}")
 
 
+_UNREADABLE = (
+    OSError, ValueError, IndexError, AttributeError, RecursionError, NotImplementedError, struct.error, zlib.error,
+    zipfile.BadZipFile, msgspec.MsgspecError, CorruptLog,
+)  # fmt: skip
+
+
 def check_stored(checkpoint: Path, path: str) -> None:
     """Rules 2 and 3, once the file is there whole."""
     kind = _kind_of(path)
     assert kind is not None, "its name was checked before"
     try:
         right = kind.looks_right(checkpoint / path)
-    except (OSError, ValueError, IndexError, RecursionError, zipfile.BadZipFile, msgspec.MsgspecError, CorruptLog):
+    except _UNREADABLE:
         right = False
     if not right:
         raise PeerError(f"the file {path} of a parcel does not look like what Spark writes there; it was refused")
