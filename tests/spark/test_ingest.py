@@ -20,11 +20,12 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import holdfast
-from holdfast.inputs.source import EngineSource
-from holdfast.model.errors import UsageError
+from holdfast.inputs.source import DiedOfRows, EngineSource
+from holdfast.model.errors import PeerError, UsageError
 from holdfast.model.time import BEGINNING_US
 from holdfast.spark.ingest import SparkInput
 from tests.spark.processes import REPOSITORY, descendants, environment
@@ -290,6 +291,48 @@ def test_rows_that_come_after_a_silence_are_counted_and_end_it(tmp_path: Path) -
     ingest._look(Reports((0, 2), (1, 0), (1, 4), (2, 0)))  # type: ignore[arg-type]
     assert (ingest.status()["rows"], ingest.status()["batch"]) == (6, 1)
     assert ingest._data_us > silent_since_us
+
+
+class Died:
+    """A query that has ended with an error of Spark's."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def awaitTermination(self, seconds: float) -> bool:
+        raise StreamingQueryException(self._text)
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "died_of"),
+    [
+        ("[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012", DiedOfRows, "DIVIDE_BY_ZERO"),
+        ("[CAST_INVALID_INPUT] The value 'x' of the type STRING. SQLSTATE: 22018", DiedOfRows, "CAST_INVALID_INPUT"),
+        ("java.io.IOException: No space left on device", PeerError, None),
+        ("[UNSUPPORTED_FEATURE.X] It is not supported.", UsageError, None),
+    ],
+)
+def test_what_a_batch_has_died_of_is_told_with_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, kind: type[Exception], died_of: str | None
+) -> None:
+    source = EngineSource(lambda spark: None, "ts", slack_us=0, idle_us=0, trigger_us=None)
+    ingest = SparkInput(source, "s", holdfast.open(tmp_path), tmp_path, None, None)  # type: ignore[arg-type]
+
+    def start(self: SparkInput, session: Any) -> Died:
+        (tmp_path / "s.checkpoint" / "commits").mkdir(parents=True)
+        for n in (0, 11, 9):
+            (tmp_path / "s.checkpoint" / "commits" / str(n)).touch()
+        return Died(text)
+
+    monkeypatch.setattr(SparkInput, "_start", start)
+    with pytest.raises(kind, match="the ingest query of stream s: ") as said:
+        ingest.run()
+    assert type(said.value) is kind
+    if isinstance(said.value, DiedOfRows):
+        assert (said.value.cause, said.value.batch) == (died_of, 12)
 
 
 def test_what_is_no_source_is_refused_where_it_is_written_down(tmp_path: Path) -> None:

@@ -2,14 +2,16 @@
 
 Rules:
 1. A source whose stream is not there makes it, if the application says its columns, or the source knows them.
-2. A mistake that no retry can mend ends the source, and its status says why. After anything else (a broker, a disk, a
-   stream that somebody else writes) it is made anew, with pauses that grow, and goes on from what the log has.
+2. A mistake that no retry can mend ends the source, and its status says why. So does a batch that dies again and again
+   of its rows, as it would fail a node. After anything else (a broker, a disk, a stream that somebody else writes) it
+   is made anew, with pauses that grow, and goes on from what the log has.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +22,9 @@ import pyarrow as pa
 from holdfast.diagram import Application
 from holdfast.engine import Engine
 from holdfast.host.deployment import Deployment
+from holdfast.host.fork_runner import CAUSE_DEATHS_MAX
 from holdfast.inputs.kafka import KafkaSource
-from holdfast.inputs.source import EngineSource, KnowsColumns, SourceInput, SourceSpec
+from holdfast.inputs.source import DiedOfRows, EngineSource, KnowsColumns, SourceInput, SourceSpec
 from holdfast.model.errors import UnknownStream, UsageError
 from holdfast.model.time import duration_text
 from holdfast.stream.definition import BUCKET_DEFAULT
@@ -109,6 +112,8 @@ class _Running(threading.Thread):
         self._input: SourceInput | None = None
         self._state, self._why = "STARTING", ""
         self._failures = 0
+        self._died_in = -1
+        self._causes: Counter[str] = Counter()
 
     def run(self) -> None:
         pause_s = _PAUSE_S
@@ -122,12 +127,14 @@ class _Running(threading.Thread):
                 self._state = "STOPPED" if self._ended.is_set() else "ENDED"
                 return
             except UsageError as error:
-                self._state, self._why = "FAILED", str(error)
-                log.error("source %s does not run: %s", self._spec.stream, error)
+                self._fail(str(error))
                 return
             except Exception as error:
                 if self._ended.is_set():
                     self._state = "STOPPED"
+                    return
+                if isinstance(error, DiedOfRows) and (why := self._same_batch(error)) is not None:
+                    self._fail(why)
                     return
                 self._failures += 1
                 self._state, self._why = "WAITING", str(error) or repr(error)
@@ -137,6 +144,22 @@ class _Running(threading.Thread):
                 pause_s = _PAUSE_S
             self._ended.wait(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+
+    def _fail(self, why: str) -> None:
+        self._state, self._why = "FAILED", why
+        log.error("source %s does not run: %s", self._spec.stream, why)
+
+    def _same_batch(self, error: DiedOfRows) -> str | None:
+        """Rule 2: why it is not started again."""
+        if error.batch != self._died_in:
+            self._died_in, self._causes = error.batch, Counter()
+        self._causes[error.cause] += 1
+        if self._causes[error.cause] < CAUSE_DEATHS_MAX:
+            return None
+        return (
+            f"{error}; the query has died of this {CAUSE_DEATHS_MAX} times in the same batch ({error.batch}) and would "
+            f"do so at every start: correct the source so that it takes such rows, and start again"
+        )
 
     def _rows_came(self) -> bool:
         return self._input is not None and bool(self._input.status().get("rows"))

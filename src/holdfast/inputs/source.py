@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from holdfast.model.errors import PeerError
 from holdfast.model.names import check_name
 from holdfast.stream.store import Stream
 
@@ -40,6 +41,15 @@ class Source(Protocol):
 
     def text(self) -> str:
         """Where the rows come from, for people."""
+
+
+class DiedOfRows(PeerError):
+    """The query of an engine's source has died of what is in a batch: the same batch would die of it again."""
+
+    def __init__(self, text: str, cause: str, batch: int) -> None:
+        super().__init__(text)
+        self.cause, self.batch = cause, batch
+        """Of what, told without values; and in which batch."""
 
 
 @runtime_checkable

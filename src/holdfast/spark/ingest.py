@@ -8,7 +8,8 @@ Rules:
    clock once nothing has come for so long and the query has read all there is.
 3. A row that is late, far ahead of the clock, without a time or with a value that no stream may hold goes to the dead
    letters (`ingest_dead_letters`); where there are none, it stops the query.
-4. What Spark refuses, and such a row, will be the same at every start; everything else may pass.
+4. What Spark refuses, and such a row, will be the same at every start. What a batch dies of (a cast, a division by
+   zero, a function's error) is told together with the batch: whoever starts it again counts. Everything else may pass.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from holdfast.clock import ArrivalClock, monotonic_us, now_us
-from holdfast.inputs.source import EngineSource
-from holdfast.model.errors import PeerError, StreamBusy, UnknownStream, UsageError
+from holdfast.inputs.source import DiedOfRows, EngineSource
+from holdfast.model.errors import HoldfastError, PeerError, StreamBusy, UnknownStream, UsageError
 from holdfast.model.time import closed_until, duration_text, instant_text
-from holdfast.spark.failure import is_permanent, sentence
+from holdfast.spark.failure import cause, is_permanent, sentence
 from holdfast.spark.fork import last_commit
 from holdfast.spark.ingest_dead_letters import put_aside
 from holdfast.spark.node_checkpoint import query_id
@@ -79,11 +80,18 @@ class SparkInput:
             while not self._stop.is_set() and not query.awaitTermination(_LOOK_S):
                 self._look(query)
         except PySparkException as error:
-            why = f"the ingest query of stream {self._stream}: {sentence(error)}"
-            raise (UsageError(why) if is_permanent(error) else PeerError(why)) from None
+            raise self._told(error) from None
         finally:
             if query is not None:
                 query.stop()
+
+    def _told(self, error: PySparkException) -> HoldfastError:
+        """Rule 4."""
+        why = f"the ingest query of stream {self._stream}: {sentence(error)}"
+        if is_permanent(error):
+            return UsageError(why)
+        died_of = cause(error)
+        return PeerError(why) if died_of is None else DiedOfRows(why, died_of, last_commit(self._checkpoint) + 1)
 
     def _check_checkpoint(self) -> None:
         """Rule 1."""
