@@ -17,6 +17,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import holdfast
+from holdfast.host.parcel_files import check_named, check_stored
 from holdfast.model.errors import StorageError, UsageError
 from holdfast.spark import read_stream
 from holdfast.spark.fork import fork_checkpoint, last_commit
@@ -124,6 +125,9 @@ def check(spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path, name
     assert forked.batch_id == last_commit(tmp_path / "parent") == last_commit(parent)
     assert read_wal(parent, forked.batch_id) == read_wal(tmp_path / "parent", forked.batch_id)
     assert forked.files < sum(1 for p in (tmp_path / "parent").rglob("*") if p.is_file())
+    for path, body in snapshot(tmp_path / "fork").items():  # As a parcel for a partner, which is strict.
+        check_named(path, len(body))
+        check_stored(tmp_path / "fork", path)
     fill(store, "a", SECOND)
     by_fork = run(frame, tmp_path / "fork")
     assert snapshot(tmp_path / "parent") == before, "the fork changed its parent's checkpoint"
