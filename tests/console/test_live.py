@@ -286,6 +286,27 @@ def test_a_stream_beyond_those_that_are_watched_has_its_picture_once_a_page_asks
     play(scripted, talk)
 
 
+def test_a_stream_beyond_those_that_are_watched_is_told_once_it_is_there(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page asked for its picture before, and got 404."""
+    monkeypatch.setattr(live, "RECORDED_MAX", 0)
+
+    async def talk(client: httpx.AsyncClient, *_: object) -> None:
+        told = events(client, "/v1/console/events", VIEWER)
+        await anext(told)
+        _, doc = await anext(told)
+        assert "left" not in doc["live"]
+        scripted.store.create("left", "n bigint", bucket="1s")
+        async for _, patch in told:
+            doc = apply(patch, doc)
+            if "left" in doc["live"]:
+                break
+        assert doc["live"]["left"] == {"state": live.NOT_WATCHED}
+
+    play(scripted, talk)
+
+
 def test_pages_end_with_their_host(scripted: Scripted) -> None:
     async def talk(client: httpx.AsyncClient, console: LiveConsole, service: Service) -> None:
         told = [events(client, "/v1/console/events", VIEWER) for _ in range(3)]

@@ -65,6 +65,7 @@ class LiveConsole:
         self._opening: dict[str, asyncio.Task[LivePicture | None]] = {}
         self._retry_us: dict[str, int] = {}
         self._unreadable: dict[str, str] = {}
+        self._there: set[str] = set()
         self._since: dict[str, tuple[str, int]] = {}
         self.log = EventLog()
         self._untold: list[Happened] = []
@@ -116,6 +117,7 @@ class LiveConsole:
             self._look_at(name)
             if number % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)
+        await self._find_unwatched()
         before, self._document = self._document, self._described()
         if before:
             self._untold += self.log.compare(before, self._document)
@@ -126,6 +128,11 @@ class LiveConsole:
             return msgspec.json.encode({**patch, "happened": happened} if happened else patch)
 
         self.feed.publish("patch", change)
+
+    async def _find_unwatched(self) -> None:
+        """A page asks for the picture of what is told: a stream that is not there yet has none."""
+        if missing := [name for name in self._recorded[RECORDED_MAX:] if name not in self._there]:
+            self._there |= set(missing).intersection(await asyncio.to_thread(self._store.names))
 
     def _asked_for(self) -> list[str]:
         """Streams beyond those that are always looked at; let go of when the last page has gone."""
@@ -201,7 +208,8 @@ class LiveConsole:
 
     def _described(self) -> dict[str, Any]:
         status, at_us = self._status(), now_us()
-        live: dict[str, Any] = {name: {"state": NOT_WATCHED} for name in self._recorded[RECORDED_MAX:]}
+        beyond = [name for name in self._recorded[RECORDED_MAX:] if name in self._there]
+        live: dict[str, Any] = {name: {"state": NOT_WATCHED} for name in beyond}
         live |= {name: picture.facts() for name, picture in self._pictures.items()}
         live |= {name: {"state": "UNREADABLE", "why": why} for name, why in self._unreadable.items()}
         return {
