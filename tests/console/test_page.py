@@ -114,6 +114,8 @@ def test_a_failure_is_seen_as_it_happens_with_the_numbers_of_a_subscriber(tmp_pa
         assert "tentative" in (page.locator("#arrivals").get_attribute("aria-label") or "")
         assert shown.faults() == []
 
+        # The log is made of looks: what comes and goes between two of them is not in it.
+        shown.until(lambda: re.search(r"fork \d+ is running", shown.log))
         page.get_by_role("button", name="Heal monitor3>here").click()
         page.get_by_role("button", name="Do it").click()
         shown.until(lambda: reader.poll().rec_dones > 0 and shown.state == "STABLE")
