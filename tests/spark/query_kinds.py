@@ -316,8 +316,10 @@ def _near(a: DataFrame, b: DataFrame, how: str) -> DataFrame:
 
 @kind()
 def inner_join(a: DataFrame, b: DataFrame) -> DataFrame:
-    """A live interval join: pairs with the bucket of the later row."""
-    return _near(a, b, "inner").select(F.greatest("l.stime", "r.stime").alias("stime"), "l.v", "r.k")
+    """A live interval join, by the frames' own columns (`a.v == b.v`): pairs with the bucket of the later row."""
+    second = F.expr("interval 1 second")
+    near = (a.v == b.v) & b.stime.between(a.stime - second, a.stime + second)
+    return a.join(b, near).select(F.greatest(a.stime, b.stime).alias("stime"), a.v, b.k)
 
 
 @kind()

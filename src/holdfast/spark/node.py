@@ -256,10 +256,14 @@ class SparkQueries(CheckpointedQueries):
         return results
 
     def _split(self, frame: DataFrame) -> list[DataFrame]:
-        """One source, taken apart by input: one offset and one watermark, so that no input stalls the others."""
+        """One source, taken apart by input: one offset and one watermark, so that no input stalls the others.
+
+        Each input has columns of its own, as two streams have: of columns that are the same in both, Spark could not
+        say whose `a.k == b.k` means.
+        """
         return [
             part_of(frame, s.name, frame.filter(F.col(STREAM_COLUMN) == s.name).select(
-                "tuple_type", "tuple_id", "stime", *s.definition.schema.names
+                *(F.col(c).alias(c) for c in ("tuple_type", "tuple_id", "stime", *s.definition.schema.names))
             ))
             for s in self._inputs
         ]  # fmt: skip
