@@ -111,6 +111,20 @@ def test_a_query_that_the_function_starts_is_refused(spark: SparkSession, stream
     assert _rate(spark).writeStream.format("noop"), "outside of a node's function it must be Spark's own"
 
 
+@pytest.mark.parametrize("run", [DataFrame.count, DataFrame.cache, DataFrame.collect, lambda rows: rows.rdd])
+def test_a_query_that_the_function_runs_is_refused_by_the_nodes_name(
+    run: Callable[[DataFrame], Any], spark: SparkSession, streams: holdfast.StreamStore
+) -> None:
+    """Spark's sentence says neither which node nor what to do instead."""
+
+    def runs(rows: DataFrame) -> DataFrame:
+        run(rows)
+        return rows
+
+    with pytest.raises(UsageError, match=r"^node reads-left must only describe its query: its function has run it"):
+        columns(queries(spark, streams, "left", runs))
+
+
 def test_what_the_function_writes_is_warned_of_once_since_each_call_writes_it(
     spark: SparkSession, streams: holdfast.StreamStore, tmp_path: Path, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,

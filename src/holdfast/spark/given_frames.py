@@ -38,6 +38,8 @@ _calling = threading.Lock()
 _inside: ContextVar[str | None] = ContextVar("holdfast_given_frames", default=None)
 #: What was warned of; once is enough.
 _told: set[tuple[str, str]] = set()
+#: What Spark says to whoever runs a frame of streams as if it were a table.
+_RAN = "must be executed with writeStream.start()"
 #: Spark's own.
 _write_stream, _write = classic.DataFrame.writeStream, classic.DataFrame.write
 _write_to = classic.DataFrame.writeTo
@@ -51,6 +53,12 @@ def call_alone(function: Callable[..., Any], frames: Sequence[DataFrame], whose:
         except HoldfastError:
             raise
         except (Exception, SystemExit) as error:
+            if _RAN in str(error):
+                raise UsageError(
+                    f"{whose} must only describe its query: its function has run it (count, collect, show, cache, "
+                    f"toPandas, rdd or the like), and inputs that go on for ever have no end to run to; return the "
+                    f"frame, and read what it gives from its output"
+                ) from error
             if is_permanent(error):  # Spark refuses what it asks for, and says where.
                 raise
             if may_pass(error):
