@@ -167,7 +167,10 @@ def _lacks_key(value: Any) -> bool:
     """Whether it is a map of which a key is null, as Arrow sees it."""
     pairs = value.items() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     keys = [pair[0] for pair in pairs if isinstance(pair, tuple | list) and pair]
-    return any(pd.api.types.is_scalar(key) and pd.isna(key) for key in keys)
+    # Of a signalling NaN pandas does not say whether it is missing: it raises.
+    return any(
+        key.is_nan() if isinstance(key, Decimal) else pd.api.types.is_scalar(key) and pd.isna(key) for key in keys
+    )
 
 
 def _hides_decimal(value: Any, depth: int = 0) -> bool:
