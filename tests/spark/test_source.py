@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 import holdfast
 from holdfast.spark import read_stream
 from holdfast.spark.session import with_format
 from holdfast.spark.source import BucketReader, RangeReader
-from tests.spark.conftest import at, fill
+from holdfast.stream.merge import FOREVER_US
+from tests.spark.conftest import at, fill, tuples
 
 ROWS_A = [(i * 0.25, f"k{i % 3}", i) for i in range(40)]
 ROWS_B = [(i * 0.5 + 0.1, f"k{i % 2}", 100 + i) for i in range(20)]
@@ -252,3 +254,48 @@ def test_a_range_that_retention_took_since_it_was_planned_is_refused(store: hold
     assert stream.retain(holdfast.Retention(size_bytes=1)).segments
     with pytest.raises(holdfast.UsageError, match="were removed by retention"):
         reader.partitions()
+
+
+@pytest.mark.slow
+def test_a_join_of_two_sources_goes_on_after_a_restart_though_one_of_them_had_ended_before(
+    spark: SparkSession, store: holdfast.StreamStore, tmp_path: Path
+) -> None:
+    """C1: Spark forgets how far each source's watermark was (SPARK-50046). Nobody moved that of the ended one again:
+    no later result came out, and the query ended as if it had none."""
+    fill(store, "a", ROWS_A[:20], end=False, until=5)
+    fill(store, "b", ROWS_B[:8])
+
+    def run() -> None:
+        left, right = (read_stream(spark, name, root=store.root).alias(name) for name in "ab")
+        near = "a.key = b.key and b.stime between a.stime - interval 3 seconds and a.stime + interval 3 seconds"
+        pairs = left.join(right, F.expr(near), "leftOuter").select(
+            "a.stime", "a.value", F.col("b.value").alias("other")
+        )
+        writer = pairs.writeStream.format("holdfast").option("root", str(store.root)).option("create", "true")
+        writer = writer.option("lag", "3s").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.trigger(availableNow=True).start("pairs")
+        assert query.awaitTermination(120)
+
+    run()
+    fill(store, "a", ROWS_A[20:])
+    run()
+    found = [(value, other) for _, _, value, other in tuples(store.open("pairs"))]
+    wanted = []
+    for t, key, value in ROWS_A:
+        others = [other for u, k, other in ROWS_B[:8] if k == key and abs(t - u) <= 3]
+        wanted += [(value, other) for other in others or [None]]
+    assert sorted(found, key=str) == sorted(wanted, key=str)
+
+
+def test_a_reader_tells_once_in_its_life_of_an_end_that_was_read_before(two: holdfast.StreamStore) -> None:
+    ended = {"format": 1, "until_us": FOREVER_US, "settled": 1}
+    for given in ({}, {"boundaries": "before"}):
+        reader = BucketReader({"root": str(two.root), "path": "a", **given})
+        told = reader.latestOffset(ended, reader.getDefaultReadLimit())
+        if not given:
+            assert told == ended
+            continue
+        assert told == {**ended, "settled": 2}
+        (task,) = reader.partitions(ended, told)
+        assert (task.pieces, task.boundary_us) == ([], FOREVER_US)
+        assert reader.latestOffset(told, reader.getDefaultReadLimit()) == told

@@ -12,6 +12,9 @@ Rules:
    each of them, in which Spark calls the timers that the step's boundary has passed, before it sees later tuples.
 6. Behind the end of all streams there is such a batch, too. Spark would release the last windows in a batch without
    data of its own, but not if it was stopped just before: then nothing tells it that there is something to do.
+7. A query that is started again hears once more of an end that it has read before. Spark keeps one watermark over all
+   sources of a query and forgets that of each: where a query joins two `read_stream`s of which one has ended, nothing
+   else would ever move it again, and all later results would be kept back.
 """
 
 from __future__ import annotations
@@ -214,6 +217,7 @@ class BucketReader(SourceReading, DataSourceStreamReader, SupportsTriggerAvailab
         self._told_us = None if start in ("beginning", "live") else instant_us(start or "")
         self._initial: int | None = None
         self._last: int | None = None
+        self._end_told = False
         self._idle = IdleWait()
 
     def initialOffset(self) -> dict[str, Any]:
@@ -249,7 +253,11 @@ class BucketReader(SourceReading, DataSourceStreamReader, SupportsTriggerAvailab
         if self._decision is not None:
             until = min(until, self._decision.until_us)
         if settles:
+            self._end_told = since >= FOREVER_US
             return {**self._offset(since), **settled_at(since)}
+        if self._ends_again(start):
+            self._end_told = True
+            return {**self._offset(since), **settled_at(since, int(start["settled"]) + 1)}
         if until <= since:
             if until < since:
                 self._merge.check_present(since)  # A boundary that was taken back, for instance: do not wait for it.
@@ -276,6 +284,15 @@ class BucketReader(SourceReading, DataSourceStreamReader, SupportsTriggerAvailab
         """Rules 5 and 6."""
         return self._timers or (since >= FOREVER_US and self._boundaries is not None and self._marks is None)
 
+    def _ends_again(self, start: dict[str, Any]) -> bool:
+        """Rule 7. Hosts read all inputs of a query as one source."""
+        return (
+            until_of(start) >= FOREVER_US
+            and settled(start)
+            and self._settles(FOREVER_US)
+            and not (self._timers or self._decision is not None or self._end_told)
+        )
+
     def reportLatestOffset(self) -> dict[str, Any]:
         return self._offset(self._merge.complete_until_us)
 
@@ -292,6 +309,8 @@ class BucketReader(SourceReading, DataSourceStreamReader, SupportsTriggerAvailab
         if self._marks is not None and until > BEGINNING_US:
             return self._marked(self._marks, since, until)
         boundary = boundary_row(self._boundaries, since, until)
+        if since >= FOREVER_US and not self._timers and self._boundaries is not None:
+            boundary = FOREVER_US  # Rule 7.
         tasks = split(self._merge.pieces(since, until), since, until, self._tasks_max, boundary)
         return self._sent(tasks, PROCESS)
 
@@ -331,9 +350,9 @@ def offset_of(until_us: int) -> dict[str, int]:
     return {"format": 1, "until_us": until_us}
 
 
-def settled_at(until_us: int) -> dict[str, int]:
-    """Rule 5: the position behind the batch without tuples."""
-    return {**offset_of(until_us), "settled": 1}
+def settled_at(until_us: int, times: int = 1) -> dict[str, int]:
+    """Rules 5 and 7: the position behind the batch without tuples."""
+    return {**offset_of(until_us), "settled": times}
 
 
 def settled(offset: dict[str, Any]) -> bool:
