@@ -49,6 +49,7 @@ KAFKA_RECORDS ?= 1000000
 POSTGRES_KILLS ?= 100
 ARCHIVE_KILLS ?= 50
 SPARK_KILLS ?= 20
+HADOOP_KILLS ?= 10
 NODE_FAULTS ?= 10
 MOVES ?= 20
 REBUILDS ?= 10
@@ -57,6 +58,8 @@ RANDOM ?= 1000
 AT_LENGTH := $(BIN)/python -m pytest --timeout 14400
 test-faults: setup
 	-$(BIN)/python -m tests.inputs.kafka_server --fetch
+	-$(BIN)/python -m tests.hadoop.hdfs_server --fetch
+	-$(BIN)/python -m tests.hadoop.s3a --fetch
 	HOLDFAST_SINK_KILLS=$(SINK_KILLS) HOLDFAST_KAFKA_KILLS=$(KAFKA_KILLS) HOLDFAST_KAFKA_RECORDS=$(KAFKA_RECORDS) \
 		HOLDFAST_POSTGRES_KILLS=$(POSTGRES_KILLS) HOLDFAST_ARCHIVE_KILLS=$(ARCHIVE_KILLS) \
 		HOLDFAST_SPARK_KILLS=$(SPARK_KILLS) $(AT_LENGTH) \
@@ -64,6 +67,7 @@ test-faults: setup
 	HOLDFAST_SPARK_KILLS=$(SPARK_KILLS) HOLDFAST_NODE_FAULTS=$(NODE_FAULTS) HOLDFAST_MOVES=$(MOVES) \
 		HOLDFAST_SPARK_MOVES=1 HOLDFAST_SWAPS=$(SWAPS) HOLDFAST_REBUILDS=$(REBUILDS) HOLDFAST_KINDS=all $(AT_LENGTH) \
 		tests/faults tests/load tests/host tests/spark/test_any_query.py
+	HOLDFAST_HADOOP_KILLS=$(HADOOP_KILLS) $(AT_LENGTH) tests/hadoop
 	HOLDFAST_REBUILDS=$(REBUILDS) HOLDFAST_REBUILD_SPARK=1 $(AT_LENGTH) tests/faults/test_rebuild.py
 	HOLDFAST_STATES=$(RANDOM) HOLDFAST_CRASHES=$(RANDOM) $(AT_LENGTH) \
 		tests/spark/test_states_at_random.py tests/operators/test_crashes.py

@@ -10,12 +10,14 @@ from typing import NamedTuple
 
 _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
 <groupId>holdfast</groupId><artifactId>{name}-for-tests</artifactId><version>1</version><dependencies>
-<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version></dependency>
+{dependencies}
 </dependencies></project>"""
+_DEPENDENCY = """<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version>{}</dependency>"""
+_ALONE = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
 
 
 class Artifact(NamedTuple):
-    """One server with all that it depends on."""
+    """One server, or library, with all that it depends on."""
 
     name: str
     group: str
@@ -23,6 +25,10 @@ class Artifact(NamedTuple):
     version: str
     without: tuple[str, ...] = ()
     """Jars that hide others, as patterns."""
+    alone: bool = False
+    """Without what it depends on: that is there already."""
+    also: tuple[str, ...] = ()
+    """What else is needed, as group:artifact:version, with what that depends on; alone if a "!" stands behind it."""
 
     @property
     def cache(self) -> Path:
@@ -33,6 +39,14 @@ class Artifact(NamedTuple):
         """The folder of the server's jars; None if they were not fetched."""
         return self.cache / "lib" if (self.cache / "ready").exists() else None
 
+    def _pom(self) -> str:
+        own = f"{self.group}:{self.artifact}:{self.version}{'!' if self.alone else ''}"
+        lines = [
+            _DEPENDENCY.format(*one.removesuffix("!").split(":"), _ALONE if one.endswith("!") else "")
+            for one in (own, *self.also)
+        ]
+        return _POM.format(name=self.name, dependencies="\n".join(lines))
+
     def fetch(self) -> str | None:
         """Bring the jars, unless they are there; why not, if they cannot be had."""
         cache = self.cache
@@ -41,7 +55,7 @@ class Artifact(NamedTuple):
         if shutil.which("mvn") is None:
             return "mvn is not installed"
         cache.mkdir(parents=True, exist_ok=True)
-        (cache / "pom.xml").write_text(_POM.format(**self._asdict()))
+        (cache / "pom.xml").write_text(self._pom())
         command = ["mvn", "-q", "-B", "-f", str(cache / "pom.xml"), "dependency:copy-dependencies",
                    f"-DoutputDirectory={cache}/lib"]  # fmt: skip
         if subprocess.run(command, check=False).returncode:

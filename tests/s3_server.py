@@ -7,40 +7,50 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from holdfast.clock import monotonic_us, pause
 
 ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
+_REQUEST = "import sys, urllib.request as u; u.urlopen(u.Request(sys.argv[2], method=sys.argv[1]), timeout=30).close()"
 
 
 class S3Server:
-    """Running until `stop`. `environment` is what a process needs to reach it."""
+    """Running until `stop`. `environment` is what a process needs to reach it. `prefix`: a command in whose network it
+    runs, at the address `host`."""
 
-    def __init__(self, log: str = os.devnull) -> None:
+    def __init__(self, log: str = os.devnull, host: str = "127.0.0.1", prefix: Sequence[str] = ()) -> None:
+        self._prefix = tuple(prefix)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
-        self.endpoint = f"http://127.0.0.1:{self.port}"
+        self.endpoint = f"http://{host}:{self.port}"
         self.environment = {**ENVIRONMENT, "AWS_ENDPOINT": self.endpoint}
         self._log = open(log, "wb")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)],
+            [*self._prefix, sys.executable, "-m", "moto.server", "-H", host, "-p", str(self.port)],
             stdout=self._log, stderr=self._log, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         until = monotonic_us() + 60_000_000
         while True:
             try:
-                urllib.request.urlopen(f"{self.endpoint}/moto-api/", timeout=5).close()
+                self._request("GET", "moto-api/")
                 break
-            except OSError:
+            except (OSError, subprocess.CalledProcessError):
                 if self._process.poll() is not None or monotonic_us() > until:
                     raise
                 pause(50_000)
 
     def make_bucket(self, name: str) -> None:
-        request = urllib.request.Request(f"{self.endpoint}/{name}", method="PUT")
+        self._request("PUT", name)
+
+    def _request(self, method: str, path: str) -> None:
+        if self._prefix:
+            command = [*self._prefix, sys.executable, "-c", _REQUEST, method, f"{self.endpoint}/{path}"]
+            subprocess.run(command, check=True, capture_output=True)
+            return
+        request = urllib.request.Request(f"{self.endpoint}/{path}", method=method)
         urllib.request.urlopen(request, timeout=30).close()
 
     def stop(self) -> None:

@@ -16,9 +16,9 @@ TESTS = Path(__file__).parents[1]
 #: Longer than the archive takes.
 WITHOUT_JVM = ("model", "operators", "protocol", "stream")
 LONGEST = (
-    "spark/test_islands.py", "spark/test_cluster.py", "docs/test_docs.py", "inputs/test_kafka_copies.py",
-    "spark/test_fork.py", "host/test_embedded.py", "host/test_changed_nodes.py", "load/test_real_movement.py",
-    "docs/test_examples.py", "cli/test_verbs.py",
+    "spark/test_islands.py", "spark/test_cluster.py", "hadoop/test_checkpoints.py", "docs/test_docs.py",
+    "inputs/test_kafka_copies.py", "spark/test_fork.py", "host/test_embedded.py", "host/test_changed_nodes.py",
+    "load/test_real_movement.py", "docs/test_examples.py", "cli/test_verbs.py",
     "spark/test_stage.py", "spark/test_tentative_source.py", "sinks/test_kafka_sink.py", "cli/test_bad_input.py",
     "spark/test_sink.py", "spark/test_keyed.py", "checkpoint/test_stores.py", "docs/test_running.py",
     "cli/test_check.py", "console/test_page.py", "faults/test_changed_deployment.py", "faults/test_rebuild.py",

@@ -8,7 +8,8 @@ Rules:
    without state right after that batch, for others once it is idle, since windows come out in the batches behind it.
 2. Queries of nodes have somebody who looks after them (`lasts`): they stay, so that their readers are served.
 3. A query is stopped in a thread of its own. Spark delivers the events of all queries in one.
-4. One that is started again behind its last batch runs none, so Spark says nothing of its offsets: its checkpoint does.
+4. A query whose checkpoint is written by a file manager that does not fit its filesystem is told to the log.
+5. One that is started again behind its last batch runs none, so Spark says nothing of its offsets: its checkpoint does.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pyspark.sql import SparkSession
 
 from holdfast.spark.checkpoint_figures import Warnings, recovery_of
 from holdfast.spark.fork import last_commit
-from holdfast.spark.hadoop_path import checkpoint_folder
+from holdfast.spark.hadoop_path import checkpoint_folder, unfit_manager
 from holdfast.spark.query_events import QueryEvents
 from holdfast.spark.wal import read_wal
 from holdfast.stream.merge import FOREVER_US
@@ -58,7 +59,9 @@ class _Endings(QueryEvents):
 
     def progressed(self, progress: Mapping[str, Any]) -> None:
         query, name = str(progress["id"]), progress.get("name")
-        self._known.add(query)
+        if query not in self._known:
+            self._known.add(query)
+            threading.Thread(target=self._check, args=(query,), name=f"check-{query}", daemon=True).start()
         self._warnings.look(query, f"query {name or query}", recovery_of(progress.get("observedMetrics")))
         if name in _lasting or not progress["sources"]:
             return
@@ -79,8 +82,18 @@ class _Endings(QueryEvents):
         self._known.discard(query_id)
         self._warnings.forget(query_id)
 
-    def _look(self, query: str) -> None:
+    def _check(self, query: str) -> None:
         """Rule 4."""
+        with contextlib.suppress(Exception):  # As below.
+            found = self._spark.streams.get(query)
+            if found is None:
+                return
+            folder = checkpoint_folder(str(found._jsq.streamingQuery().resolvedCheckpointRoot()))
+            if (unfit := unfit_manager(self._spark, folder)) is not None:
+                log.warning("query %s: %s", found.name or query, unfit)
+
+    def _look(self, query: str) -> None:
+        """Rule 5."""
         with contextlib.suppress(
             Exception
         ):  # It has ended meanwhile, its checkpoint lies elsewhere, or Spark has ended.

@@ -44,7 +44,7 @@ from holdfast.spark.databases import ReadStep, UpdateStage
 from holdfast.spark.direct import TASKS_MAX, DirectStage, encode_stage
 from holdfast.spark.flow_identity import flow_lines
 from holdfast.spark.frames import Reading, reading_of
-from holdfast.spark.hadoop_path import CheckpointFolder, checkpoint_folder, disk_for
+from holdfast.spark.hadoop_path import CheckpointFolder, checkpoint_folder, disk_for, unfit_manager
 from holdfast.spark.joining import JoinStage, SortStage
 from holdfast.spark.options import READ_OPTIONS, Options
 from holdfast.spark.plan_identity import identity
@@ -231,6 +231,8 @@ class Flow:
             if lineage in parents:
                 raise UsageError(f"a fork needs a lineage of its own; got {lineage!r}, which is its parent's; name one")
         checkpoint = checkpoint_folder(os.fspath(checkpoint_location))
+        if (unfit := unfit_manager(self.spark, checkpoint)) is not None:
+            raise UsageError(unfit)
         spec = self._spec(stream, scratch, lineage, parents, fork_of)
         if fork_of is not None and self.policy is not None:
             spec = msgspec.structs.replace(spec, origin=origin_of(checkpoint, fork_of))

@@ -5,10 +5,14 @@ Rules:
    `HadoopPath`, with as many of a path's methods as those need who look into checkpoints.
 2. Its files are read and written by the JVM of the driver, with the settings and keys that Spark itself uses. A process
    without a JVM, such as the one in which Spark commits results, asks the driver's `stream_host`.
-3. There are no links: a file that a fork takes over is copied, by the JVM, several at a time.
+3. There are no links: a file that a fork takes over is copied, several at a time: by the store itself where the store
+   can do that and lets us ask it to (S3A, within a bucket), elsewhere through the JVM.
 4. Nobody sees half of a file that is written here, whenever the driver is killed. HDFS and the like empty a file when
    it is opened to be written: there it is written beside its place and renamed into it. An object store publishes what
    was written when it is closed, whole or not: there a write that fails is aborted.
+5. Spark writes its own files by a file manager that a setting names. A batch that is executed again replaces the state
+   that its first attempt has written. By Hadoop's older interface that is done on a disk of this machine alone: on HDFS
+   and S3A the old file stays, without a word, while the query goes on with the new state. So that is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
@@ -29,7 +33,16 @@ from holdfast.spark.grants import SESSION, noted_host, way_for
 from holdfast.spark.host_client import HostClient
 from holdfast.stream.disk import Disk, VolatileDisk
 
-_MISSING = "java.io.FileNotFoundException"
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_MISSING = ("java.io.FileNotFoundException", "software.amazon.awssdk.services.s3.model.NoSuchKeyException")
+#: What S3 copies in one request.
+_COPY_BYTES_MAX = 5 << 30
+
+
+_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+_PACKAGE = "org.apache.spark.sql.execution.streaming.checkpointing"
 
 
 class HadoopFiles(ABC):
@@ -139,6 +152,27 @@ def hadoop_path(location: str) -> HadoopPath:
     return HadoopPath(location, ServedFiles(location))
 
 
+def unfit_manager(session: SparkSession, checkpoint: CheckpointFolder) -> str | None:
+    """Rule 5: why queries of this session must not have that checkpoint; None if they may."""
+    if not isinstance(checkpoint, HadoopPath):
+        return None
+    scheme = urlsplit(checkpoint.uri).scheme
+    interface = f"fs.AbstractFileSystem.{scheme}.impl"
+    chosen = session.conf.get(_MANAGER, None)
+    begin = f"a checkpoint at {scheme}:// must be written by a file manager that replaces what is there; {_MANAGER} is "
+    if chosen is not None and chosen.endswith(".FileSystemBasedCheckpointFileManager"):
+        return (
+            f"{begin}{chosen}, which does so in local folders alone; set it to "
+            f"{_PACKAGE}.FileContextBasedCheckpointFileManager, or make the session with spark.holdfast.executors=host"
+        )
+    if chosen is None and session.sparkContext._jsc.hadoopConfiguration().get(interface) is None:
+        return (
+            f"{begin}not set, and Spark's own choice needs the FileContext interface of that filesystem, which is not "
+            f"known; set spark.hadoop.{interface} to the class that its connector has for it"
+        )
+    return None
+
+
 class JvmFiles(HadoopFiles):
     """By the JVM of this process's session."""
 
@@ -221,6 +255,8 @@ class JvmFiles(HadoopFiles):
     def copy(self, source: str, target: str) -> None:
         (files, path), (into, to) = self._found(source), self._found(target)
         try:
+            if files.getUri() == into.getUri() and _copied_by_store(files, path, to):
+                return
             self._jvm.org.apache.hadoop.fs.FileUtil.copy(files, path, into, to, False, True, self._conf)
         except Py4JJavaError as error:
             raise _told(error, f"copy to {target}", source) from None
@@ -231,6 +267,26 @@ class JvmFiles(HadoopFiles):
             files.delete(path, True)
         except Py4JJavaError as error:
             raise _told(error, "remove", uri) from None
+
+
+def _copied_by_store(files: Any, source: Any, target: Any) -> bool:
+    """Rule 3. Hadoop's interface has no copies. S3A makes those of its renames by requests that keep to its encryption
+    and storage class, and hands out what makes them."""
+    if files.getScheme() != "s3a":
+        return False
+    try:
+        internals = files.getS3AInternals()
+        known = internals.getObjectMetadata(source)
+        if known.contentLength() > _COPY_BYTES_MAX:
+            return False
+        keys = files.pathToKey(source), files.pathToKey(target)
+        request = files.getRequestFactory().newCopyObjectRequestBuilder(*keys, known).build()
+        internals.getAmazonS3Client("fork of a checkpoint").copyObject(request)
+    except Py4JJavaError:
+        raise
+    except Py4JError:  # Another Hadoop's, which hands out something else.
+        return False
+    return True
 
 
 def _put(files: Any, path: Any, data: bytes, *, publishes_at_close: bool) -> None:
@@ -248,7 +304,7 @@ def _put(files: Any, path: Any, data: bytes, *, publishes_at_close: bool) -> Non
 
 def _told(error: Py4JJavaError, verb: str, uri: str) -> FileNotFoundError | StorageError:
     thrown = error.java_exception
-    if thrown.getClass().getName() == _MISSING:
+    if thrown.getClass().getName() in _MISSING:
         return FileNotFoundError(uri)
     return StorageError(
         f"could not {verb} {uri}: {str(thrown.toString()).splitlines()[0]}; look whether its filesystem answers, and "

@@ -26,7 +26,7 @@ from holdfast.spark.cluster_security import secured, serving
 from holdfast.spark.ending import attend
 from holdfast.spark.folder_marker import remove_markers
 from holdfast.spark.format import HoldfastSource
-from holdfast.spark.grants import AUTO, FOLDER, VARIABLE, checked_choice
+from holdfast.spark.grants import AUTO, FOLDER, HOST, VARIABLE, checked_choice
 from holdfast.spark.java import ensure_java
 from holdfast.spark.noise import quiet_accumulators, quiet_refusals
 from holdfast.spark.own_folder import own_folder
@@ -45,6 +45,8 @@ class Setting(NamedTuple):
     value: str
     why: str
     local_only: bool = False
+    folders_only: bool = False
+    """Not where checkpoints may lie on a filesystem of Hadoop's: with spark.holdfast.executors=host."""
 
 
 SETTINGS = (
@@ -52,8 +54,10 @@ SETTINGS = (
         "spark.sql.streaming.checkpointFileManagerClass",
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
         "The default starts some 24 processes (readlink, chmod) per batch. This one relies on rename alone, which is "
-        "atomic on a local disk and on any mounted POSIX filesystem, but not on object stores.",
+        "atomic and replaces what is there on a local disk and on any mounted POSIX filesystem. On HDFS and object "
+        "stores it does not: state that a repeated batch writes is dropped there for that of its first attempt.",
         local_only=True,
+        folders_only=True,
     ),
     Setting("spark.python.unix.domain.socket.enabled", "true",
             "Python workers talk over Unix sockets: saves some 40 ms per batch of TCP's delayed acknowledgements."),
@@ -106,18 +110,19 @@ def build_session(app: str, *, master: str | None = None, **settings: str) -> Sp
     cores = len(os.sched_getaffinity(0))
     master = master or os.environ.get("HOLDFAST_MASTER") or f"local[{cores},4]"
     local = master.startswith("local[")
+    given = {key.replace("_", "."): value for key, value in settings.items()}
+    folders = given.get("spark.holdfast.executors") != HOST
     builder = SparkSession.builder.master(master).appName(app)
     if SparkContext._active_spark_context is None:  # Queries of a session that is there already rely on their number.
         builder = builder.config("spark.sql.shuffle.partitions", str(cores))
     for setting in SETTINGS:
-        if local or not setting.local_only:
+        if (local or not setting.local_only) and (folders or not setting.folders_only):
             builder = builder.config(setting.key, setting.value)
     if local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         # Spark reads these two from the environment, not from its settings.
         for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
             os.environ.setdefault(variable, quick_python())
-    given = {key.replace("_", "."): value for key, value in settings.items()}
     for key, value in {**given, **secured(master, given)}.items():
         builder = builder.config(key, value)
     made = SparkContext._active_spark_context is None

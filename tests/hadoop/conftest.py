@@ -1,0 +1,32 @@
+"""One session for all tests of this folder, which reaches every place; another folder's ends before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from holdfast.spark import session
+from tests.hadoop import places as made
+from tests.hadoop.places import HDFS, LOCAL, S3, Places
+
+
+@pytest.fixture(scope="package")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Places]:
+    with made.places(tmp_path_factory.mktemp("places")) as found:
+        yield found
+
+
+@pytest.fixture(scope="package")
+def spark(places: Places) -> Iterator[SparkSession]:
+    settings = {name.replace(".", "_"): value for name, value in places.settings().items()}
+    spark = session("holdfast-hadoop", master="local[2,4]", **settings)
+    spark.sparkContext.setLogLevel("OFF")
+    yield spark
+    spark.stop()
+
+
+@pytest.fixture(params=[LOCAL, HDFS, S3])
+def place(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
