@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from holdfast.spark import session
 from tests.hadoop import places as made
-from tests.hadoop.places import HDFS, LOCAL, S3, Places
+from tests.hadoop.places import Places
 
 
 @pytest.fixture(scope="package")
@@ -25,8 +25,3 @@ def spark(places: Places) -> Iterator[SparkSession]:
     spark.sparkContext.setLogLevel("OFF")
     yield spark
     spark.stop()
-
-
-@pytest.fixture(params=[LOCAL, HDFS, S3])
-def place(request: pytest.FixtureRequest) -> str:
-    return str(request.param)

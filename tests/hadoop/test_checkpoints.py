@@ -34,7 +34,11 @@ from tests.spark.processes import REPOSITORY, environment, kill_tree, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-#: `make test-faults` kills more often.
+#: `make test-faults` kills more often, and has every query everywhere.
+LONG = "HOLDFAST_HADOOP_KILLS" in os.environ
+CASES = [(place, query) for place in (LOCAL, HDFS, S3) for query in job.QUERIES]
+if not LONG:
+    CASES = [(HDFS, "pairs"), (S3, "windows")]
 KILLS = int(os.environ.get("HOLDFAST_HADOOP_KILLS", "1"))
 #: One for each kill, one for the forks, and what follows these.
 STEPS, STEP_S = KILLS + 2, 2
@@ -96,9 +100,8 @@ def beginning(spark: SparkSession, query: str, checkpoint: str, batch: int) -> C
 
 def jobs(places: Places) -> dict[str, tuple[str, str, str]]:
     """By its output: the query, its place and its checkpoint."""
-    there = [place for place in (LOCAL, HDFS, S3) if unavailable(place) is None]
     return {f"{place}-{query}": (query, place, f"{places.at(place)}/{query}")
-            for place in there for query in job.QUERIES}  # fmt: skip
+            for place, query in CASES if unavailable(place) is None}  # fmt: skip
 
 
 def grow(store: holdfast.StreamStore, step: int) -> None:
@@ -155,12 +158,15 @@ def ran(places: Places, tmp_path_factory: pytest.TempPathFactory, request: pytes
     grow(store, KILLS + 1)
     running += [job.start(spark, query, root, f"{at}-fork", f"fork-{output}", rows="200")
                 for output, (query, _, at) in made.items()]  # fmt: skip
+    # What the others are compared with.
+    running += [job.start(spark, query, root, f"{places.at(LOCAL)}/{query}", f"{LOCAL}-{query}", rows="200")
+                for query in job.QUERIES if (LOCAL, query) not in CASES]  # fmt: skip
     for one in running:
         assert one.awaitTermination(300), f"{one.name} has not ended: {one.status}"
     return Ran(store, killed_at, went_on_at, forks)
 
 
-@pytest.mark.parametrize("query", job.QUERIES)
+@pytest.mark.parametrize(("place", "query"), CASES)
 def test_a_query_goes_on_from_its_checkpoint_after_kill_9_and_loses_and_repeats_nothing(
     ran: Ran, places: Places, place: str, query: str
 ) -> None:
@@ -171,7 +177,7 @@ def test_a_query_goes_on_from_its_checkpoint_after_kill_9_and_loses_and_repeats_
     assert rows_of(ran.store.open(name)) == (counted() if query == "windows" else paired())
 
 
-@pytest.mark.parametrize("query", job.QUERIES)
+@pytest.mark.parametrize(("place", "query"), CASES)
 def test_where_the_checkpoint_lies_changes_no_byte(ran: Ran, places: Places, place: str, query: str) -> None:
     """D9: batches were cut in other places, and boundaries read through another filesystem."""
     places.at(place)
@@ -180,7 +186,7 @@ def test_where_the_checkpoint_lies_changes_no_byte(ran: Ran, places: Places, pla
     assert len(found) >= 4
 
 
-@pytest.mark.parametrize("query", job.QUERIES)
+@pytest.mark.parametrize(("place", "query"), CASES)
 def test_a_fork_of_a_running_query_comes_to_what_its_parent_comes_to_behind_it(
     ran: Ran, places: Places, place: str, query: str
 ) -> None:
@@ -195,7 +201,7 @@ def test_a_fork_of_a_running_query_comes_to_what_its_parent_comes_to_behind_it(
 def test_s3_copies_itself_what_a_fork_takes_over(ran: Ran, places: Places) -> None:
     places.at(S3)
     requests = places.s3_log.read_text()
-    for query in job.QUERIES:
+    for query in (query for place, query in CASES if place == S3):
         begun = [line for line in requests.splitlines() if f"/{query}-fork/state/" in line and '"PUT ' in line]
         assert begun, "no state was copied"
         forked, _ = ran.forks[f"{S3}-{query}"]
@@ -210,6 +216,7 @@ def summed(spark: SparkSession, store: holdfast.StreamStore, size: int) -> Flow:
     return read.aggregate(count(), sum_("value"), window=count_window(size), by="key")
 
 
+@pytest.mark.parametrize("place", [HDFS, S3, *([LOCAL] if LONG else [])])
 def test_a_changed_flow_is_refused_by_the_note_in_its_checkpoint(
     spark: SparkSession, places: Places, place: str, tmp_path: Path
 ) -> None:

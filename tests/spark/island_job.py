@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
 
 from holdfast.operators.functions import avg, count, sum_
 from holdfast.operators.join_kernel import keep_time
@@ -17,6 +21,10 @@ from holdfast.operators.windows import count_window, time_window
 from holdfast.protocol.cec.policy import continuous
 from holdfast.spark import read_stream, session
 from holdfast.spark.flow import flow
+from holdfast.spark.fork import fork_checkpoint, last_commit
+from holdfast.spark.hadoop_path import checkpoint_folder
+from holdfast.spark.session import make_active
+from tests.hadoop import job
 
 ONCE = {"availableNow": True}
 EVERY = continuous(period="1s", slow=0)
@@ -84,6 +92,28 @@ def refusal(spark: SparkSession, root: str, checkpoints: Path) -> str:
     return "not refused"
 
 
+def shared(spark: SparkSession, root: str, base: str, after: int = 1) -> None:
+    """Queries whose state Spark keeps, with checkpoints that executors see, and a fork of each while it runs."""
+    scheme, rows = base.partition(":")[0], "200"
+    made = {f"far-{scheme}-{query}": (query, f"{base}/{query}") for query in job.QUERIES}
+    running = [job.start(spark, query, root, at, name, rows=rows) for name, (query, at) in made.items()]
+
+    def fork() -> None:
+        make_active(spark)  # Spark looks formats up in the session of the thread.
+        for parent, (name, (query, at)) in zip(running, made.items(), strict=True):
+            while last_commit(checkpoint_folder(at)) < after and parent.isActive:
+                time.sleep(0.1)
+            fork_checkpoint(checkpoint_folder(at), checkpoint_folder(f"{at}-fork"))
+            forks.append(job.start(spark, query, root, f"{at}-fork", f"{name}-fork", rows=rows))
+
+    forks: list[StreamingQuery] = []
+    with ThreadPoolExecutor(1) as pool:
+        forking = pool.submit(fork)
+        job.tell(running)
+        forking.result()
+    job.tell(forks)
+
+
 def _write(frame: DataFrame, root: str, place: dict[str, str], name: str) -> None:
     writer = frame.writeStream.format("holdfast").options(
         root=root, checkpointLocation=place["checkpoint_location"], create="true", bucket="1s"
@@ -97,16 +127,22 @@ def main() -> None:
     parser.add_argument("checkpoints", type=Path)
     parser.add_argument("--master", required=True)
     parser.add_argument("--host", required=True)
+    parser.add_argument("--shared", action="append", default=[], help="where checkpoints are that all see")
+    parser.add_argument("--settings", type=json.loads, default={}, help="what it takes to reach them")
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO)
     spark = session("holdfast-islands", master=given.master, spark_driver_host=given.host,
                     spark_driver_bindAddress=given.host, spark_task_maxFailures="8", spark_executor_memory="700m",
                     spark_executor_extraJavaOptions=os.environ.get("SPARK_SUBMIT_OPTS", ""), spark_cores_max="2",
-                    spark_sql_shuffle_partitions="2")  # fmt: skip
+                    spark_sql_shuffle_partitions="2",
+                    **{name.replace(".", "_"): value for name, value in given.settings.items()})  # fmt: skip
     spark.sparkContext.setLogLevel("ERROR")
     run(spark, str(given.root), given.checkpoints, "far-")
     print("queries done", flush=True)
     print(f"Spark's own state: {refusal(spark, str(given.root), given.checkpoints)}", flush=True)
+    for base in given.shared:
+        shared(spark, str(given.root), base)
+        print(f"{base.partition(':')[0]} done", flush=True)
     spark.stop()
 
 

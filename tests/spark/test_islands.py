@@ -3,7 +3,11 @@ executors read from the driver's host (`holdfast.spark.stream_host`), over TLS, 
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,8 +18,14 @@ from pyspark.sql import SparkSession
 
 import holdfast
 from holdfast.spark.fork import last_commit
+from tests.hadoop import job as queries
+from tests.hadoop import s3a
+from tests.hadoop.hdfs_server import hdfs_server
+from tests.hadoop.places import BUCKET, HDFS, S3, s3a_settings
+from tests.hadoop.places import unavailable as unavailable_place
+from tests.s3_server import S3Server
 from tests.spark import island_job
-from tests.spark.conftest import fill, layout
+from tests.spark.conftest import fill, layout, tuples
 from tests.spark.islands import HUB, Islands, islands, kill_executor, unavailable
 from tests.spark.processes import kill_tree, wait_for
 
@@ -26,12 +36,18 @@ pytestmark = [
 ]
 
 
+#: `make test-faults`: with checkpoints on servers as well.
+LONG = "HOLDFAST_HADOOP_KILLS" in os.environ
+
+
 class Job(NamedTuple):
     """One driver, which runs queries."""
 
     cluster: Islands
     process: subprocess.Popen[str]
     folder: Path
+    shared: tuple[str, ...]
+    """Schemes of the servers with checkpoints that all see."""
 
     @property
     def log(self) -> str:
@@ -54,13 +70,34 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     store = holdfast.open(folder / "streams")
     fill(store, "a", [(i * 0.02, f"k{i % 11}", i * 31 % 1000) for i in range(1200)])
     fill(store, "b", [(i * 0.05, f"k{i % 5}", i) for i in range(480)])
-    with islands(tmp_path_factory.mktemp("islands")) as cluster:
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(islands(tmp_path_factory.mktemp("islands")))
+        shared, settings = servers(cluster, stack)
         process = cluster.driver(folder / "driver.log", "-m", "tests.spark.island_job", str(store.root), str(folder),
-                                 "--master", cluster.master, "--host", HUB)  # fmt: skip
+                                 "--master", cluster.master, "--host", HUB, "--settings", json.dumps(settings),
+                                 *(word for at in shared for word in ("--shared", at)))  # fmt: skip
         try:
-            yield Job(cluster, process, folder)
+            yield Job(cluster, process, folder, tuple(at.partition(":")[0] for at in shared))
         finally:
             kill_tree(process)
+
+
+def servers(cluster: Islands, stack: contextlib.ExitStack) -> tuple[list[str], dict[str, str]]:
+    """For checkpoints, in the network that all reach, and what it takes to reach them."""
+    shared, settings, hub = [], {}, cluster.hub.command()
+    if not LONG:
+        return [], {}
+    if unavailable_place(HDFS) is None:
+        shared.append(f"{stack.enter_context(hdfs_server(HUB, hub)).address}/checkpoints")
+    if unavailable_place(S3) is None:
+        server = S3Server(host=HUB, prefix=hub)
+        stack.callback(server.stop)
+        server.make_bucket(BUCKET)
+        shared.append(f"s3a://{BUCKET}")
+        jars = s3a.JARS.jars()
+        assert jars is not None
+        settings = s3a_settings(server.endpoint, jars)
+    return shared, settings
 
 
 def test_executors_that_see_no_folder_change_no_byte_though_one_is_killed_and_a_worker_too(
@@ -90,3 +127,33 @@ def test_sparks_own_state_is_refused_where_executors_see_no_checkpoint(job: Job)
     """Each would begin the next batch with the state of its own folder, and the results would be wrong."""
     job.said("Spark's own state: refused")
     assert not layout(holdfast.open(job.folder / "streams").open(f"far-{island_job.REFUSED.__name__}"))
+
+
+@pytest.mark.skipif(not LONG, reason="takes a minute; `make test-faults` runs it")
+@pytest.mark.parametrize("scheme", ["hdfs", "s3a"])
+def test_sparks_own_state_on_a_server_changes_no_byte_though_an_executor_is_killed(
+    spark: SparkSession, job: Job, scheme: str
+) -> None:
+    """D9, C1, S1: windows and a join, each forked while it runs, on workers that see neither streams nor the driver's
+    checkpoints."""
+    if scheme not in job.shared:
+        pytest.skip(unavailable_place(S3 if scheme == "s3a" else HDFS) or "")
+    store = holdfast.open(job.folder / "streams")
+    job.until(lambda: f"far-{scheme}-windows 1\n" in job.log, "some batches with a checkpoint there")
+    kill_executor()
+    for name in queries.QUERIES:
+        if f"near-{name}" not in store.names():
+            near = queries.start(spark, name, str(store.root), str(job.folder / f"near-{name}"), f"near-{name}")
+            assert near.awaitTermination(300)
+    job.said(f"{scheme} done")
+    for name in queries.QUERIES:
+        near_bytes = layout(store.open(f"near-{name}"))
+        assert layout(store.open(f"far-{scheme}-{name}")) == near_bytes
+        assert len(near_bytes) > 5
+        parent, fork = (
+            Counter(row[1:] for row in tuples(store.open(f"far-{scheme}-{name}{of}"))) for of in ("", "-fork")
+        )
+        assert fork < parent
+        first = min(stime for stime, *_ in fork)
+        if name == "windows":  # They come out in the order of their ends.
+            assert fork == Counter({row: n for row, n in parent.items() if row[0] >= first})
