@@ -23,10 +23,12 @@ from typing import Any
 from weakref import WeakSet
 
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from holdfast.spark.checkpoint_figures import Warnings, recovery_of
 from holdfast.spark.fork import last_commit
-from holdfast.spark.hadoop_path import checkpoint_folder, unfit_manager
+from holdfast.spark.hadoop_path import CheckpointFolder, checkpoint_folder, unfit_manager
+from holdfast.spark.leaked_references import let_go
 from holdfast.spark.query_events import QueryEvents
 from holdfast.spark.wal import read_wal
 from holdfast.stream.merge import FOREVER_US
@@ -88,9 +90,9 @@ class _Endings(QueryEvents):
             found = self._spark.streams.get(query)
             if found is None:
                 return
-            folder = checkpoint_folder(str(found._jsq.streamingQuery().resolvedCheckpointRoot()))
-            if (unfit := unfit_manager(self._spark, folder)) is not None:
-                log.warning("query %s: %s", found.name or query, unfit)
+            name = found.name or query
+            if (unfit := unfit_manager(self._spark, _checkpoint_of(found))) is not None:
+                log.warning("query %s: %s", name, unfit)
 
     def _look(self, query: str) -> None:
         """Rule 5."""
@@ -100,7 +102,7 @@ class _Endings(QueryEvents):
             found = self._spark.streams.get(query)
             if found is None or found.name in _lasting:
                 return
-            folder = checkpoint_folder(str(found._jsq.streamingQuery().resolvedCheckpointRoot()))
+            folder = _checkpoint_of(found)
             watermark_ms, ends = read_wal(folder, last_commit(folder))
             released = watermark_ms * 1000 >= FOREVER_US or not (folder / "state").exists()
             if ends is not None and min(ends) >= FOREVER_US and released:
@@ -116,6 +118,15 @@ class _Endings(QueryEvents):
             if found is not None:
                 log.info("query %s has come to the end of its inputs", found.name or query)
                 found.stop()
+
+
+def _checkpoint_of(query: StreamingQuery) -> CheckpointFolder:
+    """Which is the last that is asked of it: Python holds it no longer than that."""
+    execution = query._jsq.streamingQuery()
+    try:
+        return checkpoint_folder(str(execution.resolvedCheckpointRoot()))
+    finally:
+        let_go(execution, query._jsq)
 
 
 def _at_the_end(offset: Any) -> bool:
