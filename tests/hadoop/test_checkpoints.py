@@ -140,6 +140,8 @@ def killed(store: holdfast.StreamStore, places: Places, folder: Path) -> dict[st
 
 @pytest.fixture(scope="module")
 def ran(places: Places, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Ran:
+    if not jobs(places):
+        pytest.skip(" and ".join(sorted({unavailable(place) or "" for place, _ in CASES})))
     folder = tmp_path_factory.mktemp("ran")
     store = holdfast.open(folder / "streams")
     for step in range(KILLS):
