@@ -48,6 +48,7 @@ KAFKA_KILLS ?= 30
 KAFKA_RECORDS ?= 1000000
 POSTGRES_KILLS ?= 100
 ARCHIVE_KILLS ?= 50
+STRIPE_KILLS ?= 50
 SPARK_KILLS ?= 20
 HADOOP_KILLS ?= 10
 NODE_FAULTS ?= 10
@@ -62,8 +63,9 @@ test-faults: setup
 	-$(BIN)/python -m tests.hadoop.s3a --fetch
 	HOLDFAST_SINK_KILLS=$(SINK_KILLS) HOLDFAST_KAFKA_KILLS=$(KAFKA_KILLS) HOLDFAST_KAFKA_RECORDS=$(KAFKA_RECORDS) \
 		HOLDFAST_POSTGRES_KILLS=$(POSTGRES_KILLS) HOLDFAST_ARCHIVE_KILLS=$(ARCHIVE_KILLS) \
-		HOLDFAST_SPARK_KILLS=$(SPARK_KILLS) $(AT_LENGTH) \
-		-rP -k "killed or archive_kills" tests/sinks tests/inputs tests/spark/test_ingest.py tests/stream/test_archive_kills.py
+		HOLDFAST_SPARK_KILLS=$(SPARK_KILLS) HOLDFAST_STRIPE_KILLS=$(STRIPE_KILLS) $(AT_LENGTH) \
+		-rP -k "killed or archive_kills" tests/sinks tests/inputs tests/spark/test_ingest.py \
+		tests/stream/test_archive_kills.py tests/stream/test_stripe_kills.py
 	HOLDFAST_SPARK_KILLS=$(SPARK_KILLS) HOLDFAST_NODE_FAULTS=$(NODE_FAULTS) HOLDFAST_MOVES=$(MOVES) \
 		HOLDFAST_SPARK_MOVES=1 HOLDFAST_SWAPS=$(SWAPS) HOLDFAST_REBUILDS=$(REBUILDS) HOLDFAST_KINDS=all $(AT_LENGTH) \
 		tests/faults tests/load tests/host tests/spark/test_any_query.py

@@ -34,7 +34,7 @@ IMPORTS = {
     "load": "clock console diagram engine host inputs metrics protocol stream",
     "holdfast": "app host inputs stream",
     "testing": "app checkpoint clock engine host protocol sinks stream",
-    "app": "diagram host inputs protocol sinks",
+    "app": "diagram host inputs protocol sinks stream",
     "host": "checkpoint clock console diagram engine inputs metrics protocol sinks spark stream",
     "console": "clock stream",
     "spark": "checkpoint clock diagram engine inputs operators protocol stream",

@@ -31,6 +31,7 @@ from holdfast.model.errors import UsageError
 from holdfast.model.schema import SchemaLike, parse_schema
 from holdfast.model.time import MAX_AHEAD, duration_us, instant_us
 from holdfast.protocol.dpc.plan import WARM_SHARE, Full, Policy, Stabilise
+from holdfast.stream.stripes import stripe_names
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,6 +58,7 @@ class App(Application):
         self._nodes: tuple[NodeSpec, ...] = ()
         self._sinks: dict[str, SinkSpec] = {}
         self._sources: dict[str, SourceSpec] = {}
+        self._striped: dict[str, tuple[str, ...]] = {}
 
     def node(
         self,
@@ -99,7 +101,8 @@ class App(Application):
         def declare(function: F) -> F:
             chosen = name if name is not None else getattr(function, "__name__", "")
             check_node_name(chosen)
-            streams = _streams("inputs", inputs)
+            written = _streams("inputs", inputs)
+            streams = self._with_stripes(written)
             parts = _parts(chosen, function, output, named)
             times = _times(chosen, stime, tuple(made for _, made, _ in parts))
             self._add(*(
@@ -110,8 +113,9 @@ class App(Application):
                     function=part,
                     max_delay_us=duration_us(max_delay),
                     replicas=replicas,
-                    separate=_separate(chosen, function, streams),
-                    blocking=_streams("blocking", blocking),
+                    separate=_separate(chosen, function, written),
+                    together=tuple(self._striped[name] for name in written if name in self._striped),
+                    blocking=self._with_stripes(_streams("blocking", blocking)),
                     during_failure=_one_of(Policy, "during_failure", during_failure),
                     during_stabilisation=_one_of(Policy, "during_stabilisation", during_stabilisation),
                     stabilise=_one_of(Stabilise, "stabilise", stabilise),
@@ -134,8 +138,33 @@ class App(Application):
 
         return declare
 
+    def striped(self, stream: str, stripes: int) -> None:
+        """Say that a stream which nodes read has so many stripes (`StreamStore.create_striped`): nodes declared from
+        now on that read it have its stripes as inputs, `stream.s0` …, each a stream with a source or a home of its own
+        and a missing input while it is away. They come as one DataFrame."""
+        names = stripe_names(stream, stripes)
+        if self._striped.setdefault(stream, names) != names:
+            raise UsageError(
+                f"stream {stream!r} was said to have {len(self._striped[stream])} stripes; got {stripes}; a stream "
+                f"keeps the number that it was created with"
+            )
+        if stream in self._diagram.streams or stream in self._sources:
+            del self._striped[stream]
+            raise UsageError(
+                f"stream {stream!r} is one stream here already; say app.striped({stream!r}, {stripes}) before the "
+                f"nodes that read it, and fill its stripes {', '.join(names)}"
+            )
+
+    def _with_stripes(self, streams: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name for stream in streams for name in self._striped.get(stream, (stream,)))
+
     def _add(self, *added: NodeSpec) -> None:
         for node in added:
+            if node.output in self._striped:
+                raise UsageError(
+                    f"node {node.name!r} must have an output with one log; got striped stream {node.output!r}; name "
+                    f"another output"
+                )
             if node.output in self._sources:
                 raise UsageError(f"stream {node.output!r} has a source; node {node.name!r} cannot produce it as well")
         nodes = (*self._nodes, *added)
@@ -173,6 +202,11 @@ class App(Application):
                 )
         else:
             described = _spark_source(stream, source, stime, slack, idle, trigger, max_ahead, late, dead_letters)
+        if stream in self._striped:
+            raise UsageError(
+                f"a striped stream has a source for each stripe; got one for {stream!r}; name one of "
+                f"{', '.join(self._striped[stream])}"
+            )
         if stream in self._sources:
             raise UsageError(f"stream {stream!r} must have one source; got a second; a stream has one writer")
         if (producer := self._producer_of(stream)) is not None:

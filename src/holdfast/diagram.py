@@ -53,6 +53,8 @@ class NodeSpec:
     replicas: int = 1
     separate: bool = False
     """The function takes one DataFrame per input (a join); otherwise a single one with all inputs merged."""
+    together: tuple[tuple[str, ...], ...] = ()
+    """Inputs that come as one DataFrame where the others come apart: the stripes of a stream."""
     blocking: tuple[str, ...] = ()
     """Inputs without which nothing can come out (§4.1.3)."""
     during_failure: Policy = Policy.PROCESS
@@ -100,6 +102,14 @@ class NodeSpec:
         if type(self.replicas) is not int or not 1 <= self.replicas <= REPLICAS_MAX:
             raise UsageError(f"node {self.name!r} must have 1 to {REPLICAS_MAX} replicas; got {self.replicas!r}")
         self._check_durations()
+
+    @property
+    def frames(self) -> tuple[tuple[str, ...], ...]:
+        """The inputs of each DataFrame that a function takes which has them separate."""
+        found: dict[tuple[str, ...], None] = {}
+        for stream in self.inputs:
+            found[next((names for names in self.together if stream in names), (stream,))] = None
+        return tuple(found)
 
     def _check_durations(self) -> None:
         for what, us in (("capacity", self.capacity_us), ("convergent", self.convergent_us)):

@@ -29,6 +29,7 @@ SAID = {
     "resume": r"run 1 has \(4, 6\)\nrun 2 has \(10, 45\)",
     "table_sink": r"north 3 \nsouth 3 \n",
     "over_the_network": r"(\d \{'customer': 'c\d', 'amount': \d\}\n){3}",
+    "striped": r"(calls\.s\d \[.*\]\n){4}60 calls, in order\n18 behind the 42nd",
     "send_async": r"[\d,]+ durable rows a second from one thread\n5000 rows in the stream",
 }
 #: Too long to be read at a glance; tests of their own run them (test_docs, tests/load, and the last one here).

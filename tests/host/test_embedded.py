@@ -37,6 +37,7 @@ from holdfast.spark.fork import last_commit
 from holdfast.spark.keyed import udop
 from holdfast.stream.checking.boundary_mend import mend_boundary
 from holdfast.stream.holes import read_holes
+from holdfast.stream.store import StripedStream
 from tests.checkpoint.servers import RedisServer
 from tests.host.conftest import until as soon
 
@@ -107,9 +108,13 @@ def reached(stream: holdfast.Stream, second: int) -> Callable[[], bool]:
 class Live(threading.Thread):
     """A stream that grows with time until `end`, as a source does: `k` counts up, boundaries follow the clock."""
 
-    def __init__(self, store: holdfast.StreamStore, name: str) -> None:
+    def __init__(self, store: holdfast.StreamStore, name: str, stripes: int | None = None) -> None:
         super().__init__(daemon=True)
-        self._stream = store.create(name, "k bigint", bucket="500ms")
+        self._stream: holdfast.Stream | StripedStream
+        if stripes is None:
+            self._stream = store.create(name, "k bigint", bucket="500ms")
+        else:
+            self._stream = store.create_striped(name, "k bigint", stripes=stripes, bucket="500ms")
         self._over = threading.Event()
         self.sent = 0
         self.start()
@@ -237,6 +242,49 @@ def test_a_cut_input_gives_tentative_results_that_are_replaced_and_a_restart_goe
         assert [r["k"] for r in results if r["origin"] == name] == list(range(source.sent))
     assert [r["stime"] for r in results] == sorted(r["stime"] for r in results)
     assert not list((tmp_path / ".holdfast" / "nodes" / "both").glob("forks/*"))
+
+
+def test_a_stripe_that_is_cut_off_gives_tentative_results_and_then_the_right_ones(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """D1, D3, D8: the stripes are inputs of the node, and come to its function as one frame."""
+    store = holdfast.open(tmp_path)
+    orders, payments = Live(store, "orders", stripes=3), Live(store, "payments")
+    app = holdfast.App("striped", root=tmp_path)
+    app.striped("orders", 3)
+
+    @app.node(inputs=["orders", "payments"], max_delay="2s")
+    def both(orders: DataFrame, payments: DataFrame) -> DataFrame:
+        of_orders, of_payments = (
+            frame.select("stime", "k", F.lit(name).alias("origin"))
+            for name, frame in (("orders", orders), ("payments", payments))
+        )
+        return of_orders.unionByName(of_payments)
+
+    with app.start(spark=spark) as running:
+        running.wait_until_stable("240s")
+        output = store.open("both")
+        subscriber = output.subscribe(tentative=True)
+        got: list[pa.RecordBatch] = []
+
+        def seen(kind: TupleType) -> int:
+            got.extend(subscriber.poll())
+            return sum(batch.column("tuple_type").to_pylist().count(int(kind)) for batch in got)
+
+        until(lambda: seen(TupleType.INSERTION))
+        running.fail("orders.s1")
+        until(lambda: seen(TupleType.TENTATIVE) > 20)
+        worth = subscriber.worth(got[-1].column("stime")[-1].as_py())
+        assert worth is not None
+        assert worth.inputs == ("orders.s0", "orders.s2", "payments")
+        running.heal("orders.s1")
+        until(lambda: seen(TupleType.REC_DONE))
+        for source in (orders, payments):
+            source.end()
+        until(lambda: output.reader().closed)
+    results = stable(output)
+    for name, source in (("orders", orders), ("payments", payments)):
+        assert sorted(r["k"] for r in results if r["origin"] == name) == list(range(source.sent))
 
 
 def test_a_fork_goes_on_with_the_states_of_an_operator_of_the_users(spark: SparkSession, tmp_path: Path) -> None:

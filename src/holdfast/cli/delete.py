@@ -23,12 +23,14 @@ def command(
     holdfast delete monitor1 --yes
     """
     session = Session(root, json)
-    stream = session.store.open(name)
+    # A striped stream of which a stripe is gone is deleted all the same.
+    streams = [] if session.store.stripes_of(name) is not None else [session.store.open(name)]
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError(f"deleting {name} cannot be undone; say --yes")
-        typer.confirm(f"Remove {name} with {stream.reader().rows} tuples for ever?", abort=True)
+        rows = sum(stream.reader().rows for stream in streams or session.store.open_all(name))
+        typer.confirm(f"Remove {name} with {rows} tuples for ever?", abort=True)
     session.store.delete(name)
-    url = stream.definition.archive
+    url = streams[0].definition.archive if streams else None
     rest = "" if url is None else f"; what is archived of it stays in {url}"
     session.say(f"deleted {name}{rest}", name=name, deleted=True, archive=url)

@@ -15,7 +15,7 @@ from holdfast.cli.session import Session
 from holdfast.inputs.credentials import Keyring
 from holdfast.inputs.feed import DeadLetters, Feed, Sent
 from holdfast.inputs.network import Access
-from holdfast.stream.producer import Producer
+from holdfast.stream.striped_producer import AnyProducer
 
 if TYPE_CHECKING:
     from holdfast.inputs.file import FileInput
@@ -74,14 +74,14 @@ class _Input(Protocol):
 class Inputs:
     """Builds the inputs, runs each in a thread, and collects what they sent."""
 
-    def __init__(self, session: Session, producer: Producer, options: Options) -> None:
+    def __init__(self, session: Session, producer: AnyProducer, options: Options) -> None:
         self._session, self._producer, self._options = session, producer, options
         self._running: list[tuple[_Input, Callable[[], Any]]] = []
         self._cleanup = contextlib.ExitStack()
         self._counted: Feed | None = None
         self._generated = Sent()
         self._error: BaseException | None = None
-        self._before = producer.writer.state.next_tuple_id
+        self._before = producer.next_tuple_id
         self._file: FileInput | None = None
 
     @property
@@ -181,7 +181,7 @@ class Inputs:
         if self._error is not None:
             raise self._error
         counted = self._counted.total if self._counted is not None else Sent()
-        return counted._replace(rows=self._producer.writer.state.next_tuple_id - self._before)
+        return counted._replace(rows=self._producer.next_tuple_id - self._before)
 
     def _guarded(self, run: Callable[[], Any]) -> None:
         try:

@@ -23,6 +23,24 @@ def overview(store: StreamStore, name: str, now_us: int) -> dict[str, Any]:
         return {"name": name, "error": str(error)}
 
 
+def striped_overview(store: StreamStore, name: str, now_us: int) -> dict[str, Any]:
+    """The sums over the stripes, which have lines of their own."""
+    try:
+        striped = store.open_striped(name)
+        parts = [_facts(stripe, now_us) for stripe in striped.stripes]
+        boundary = striped.complete_until_us
+    except HoldfastError as error:
+        return {"name": name, "error": str(error)}
+    return {
+        "name": name, "columns": striped.definition.columns, "tuples": sum(part["tuples"] for part in parts),
+        "bytes": sum(part["bytes"] for part in parts), "bucket": duration_text(striped.definition.bucket_us),
+        "boundary": None if boundary == BEGINNING_US else instant_text(boundary),
+        "boundary_age_us": now_us - boundary if BEGINNING_US < boundary < END_OF_TIME_US else None,
+        "closed": all(part["closed"] for part in parts), "stripes": list(striped.dealing.names),
+        "dealt": striped.dealing.text,
+    }  # fmt: skip
+
+
 def _facts(stream: Stream, now_us: int) -> dict[str, Any]:
     d = stream.definition
     reader = stream.reader()

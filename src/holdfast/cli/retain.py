@@ -37,7 +37,14 @@ def command(
     holdfast retain monitor1 --forget old-dashboard
     """
     session = Session(root, json)
-    stream = session.store.open(name)
+    for stream in session.store.open_all(name):
+        _of_one(session, stream, age, size, acked, show, forget)
+
+
+def _of_one(
+    session: Session, stream: Stream, age: str | None, size: str | None, acked: bool, show: bool, forget: str | None
+) -> None:
+    name = stream.name
     if forget is not None:
         if forget not in stream.acks():
             known = ", ".join(stream.acks()) or "none"

@@ -18,14 +18,14 @@ from holdfast.inputs.postgres_changes import postgres_changes
 from holdfast.inputs.source import Source
 from holdfast.inputs.token_file import read_token
 from holdfast.model.time import MAX_AHEAD, closed_until
-from holdfast.stream.producer import Producer
+from holdfast.stream.striped_producer import AnyProducer
 
 #: A bucket that ends this soon is waited for, so that what was sent can be seen at once.
 _BUCKET_US_MAX = 2_000_000
 _LOOK_US = 5_000
 
 
-def _see_out(producer: Producer) -> None:
+def _see_out(producer: AnyProducer) -> None:
     """Readers see whole buckets: stay until the last one is closed by the clock, if that is not far away."""
     size = producer.definition.bucket_us
     until = closed_until(producer.boundary_us, size) + size
@@ -202,7 +202,8 @@ def command(
         senders=senders, certificate=certificate, key=key, rate=generate, rows_max=count, seed=seed, id=id, again=again,
     )  # fmt: skip
     options.check()
-    stream = session.store.open(name)
+    striped = session.store.stripes_of(name) is not None
+    stream = session.store.open_striped(name) if striped else session.store.open(name)
     # Over the network a full stream is the sender's to wait for, not ours.
     patience = "1s" if options.listens else "30s"
     producer = stream.producer(takeover=takeover, stime=stime, slack=slack,

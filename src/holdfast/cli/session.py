@@ -14,7 +14,7 @@ import typer
 
 import holdfast
 from holdfast.clock import monotonic_us
-from holdfast.model.errors import UnknownStream
+from holdfast.model.errors import UnknownStream, UsageError
 from holdfast.model.names import check_name, contained
 
 if TYPE_CHECKING:
@@ -79,6 +79,11 @@ class Session:
 
     def folder(self, name: str) -> Path:
         """Where a stream lives, also when its definition is damaged and it cannot be opened."""
+        if (dealing := self.store.stripes_of(name)) is not None:
+            raise UsageError(
+                f"stream {name} is striped ({dealing.text}), and this takes a stream with one log; name a stripe: "
+                f"{', '.join(dealing.names)}"
+            )
         folder = contained(self.store.root, check_name(name))
         if not folder.is_dir():
             known = ", ".join(self.store.names()) or "none"
@@ -86,6 +91,11 @@ class Session:
                 f"no stream {name!r} below {self.store.root}; there are: {known}; check the name, or create it"
             )
         return folder
+
+    def logs(self, name: str) -> tuple[str, ...]:
+        """The streams with a log of their own that a name stands for: its stripes, or itself."""
+        dealing = self.store.stripes_of(name)
+        return (name,) if dealing is None else dealing.names
 
     @contextlib.contextmanager
     def progress(self, what: str, *, bytes: bool = False) -> Iterator[Callable[[int, int], None]]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.overview import overview
+from holdfast.cli.overview import overview, striped_overview
 from holdfast.cli.session import Json, Root, Session
 from holdfast.cli.units import age_text, size_text
 from holdfast.clock import now_us, pause
@@ -30,6 +30,8 @@ def command(
     session = Session(root, json)
     while True:
         facts = [overview(session.store, name, now_us()) for name in session.store.names()]
+        facts += [striped_overview(session.store, name, now_us()) for name in session.store.striped_names()]
+        facts.sort(key=lambda fact: str(fact["name"]))
         if watch and not json and session.out.is_terminal:
             session.out.clear()
         _show(session, facts)
@@ -51,12 +53,19 @@ def _show(session: Session, facts: list[dict[str, Any]]) -> None:
 def _row(f: dict[str, Any]) -> list[str]:
     if "error" in f:
         return [f["name"], f"damaged: {f['error']}", *[""] * 8]
-    age = f["boundary_age_us"]
+    if "stripes" in f:
+        sums = [f["name"], f["columns"], str(f["tuples"]), size_text(f["bytes"])]
+        return [*sums, "-", "-", _boundary(f), "-", "-", f["dealt"]]
     return [
         f["name"], f["columns"], str(f["tuples"]), size_text(f["bytes"]), _short(f["first_stime"]),
-        _short(f["last_stime"]), "ended" if f["closed"] else "-" if age is None else f"{age_text(age)} ago",
+        _short(f["last_stime"]), _boundary(f),
         f["writer"] or "-", (f["branch"] and _short(f["branch"])) or "-", f["retained"],
     ]  # fmt: skip
+
+
+def _boundary(fact: dict[str, Any]) -> str:
+    age = fact["boundary_age_us"]
+    return "ended" if fact["closed"] else "-" if age is None else f"{age_text(age)} ago"
 
 
 def _short(instant: str | None) -> str:

@@ -14,7 +14,8 @@ from holdfast.cli.session import Json, Name, Root, Session
 from holdfast.cli.tuples import Printer
 from holdfast.model.time import BEGINNING_US, END_OF_TIME_US
 from holdfast.model.tuples import TupleType
-from holdfast.stream.store import Stream
+from holdfast.stream.store import Stream, StripedStream
+from holdfast.stream.striped_subscriber import StripedSubscriber
 from holdfast.stream.subscriber import Subscriber
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def command(
     if deployment is not None:
         _from_hosts(session, deployment, name, wanted, last, follow)
         return
-    stream = session.store.open(name)
+    striped = session.store.stripes_of(name) is not None
+    stream = session.store.open_striped(name) if striped else session.store.open(name)
     skip = 0
     if start is None:
         wanted["bucket"], skip = stream.last(last)
@@ -85,7 +87,10 @@ def _from_hosts(session: Session, deployment: Path, name: str, wanted: dict[str,
 
 
 def _show(
-    session: Session, subscriber: Subscriber | ClientSubscriber, batches: Iterator[pa.RecordBatch], skip: int
+    session: Session,
+    subscriber: Subscriber | StripedSubscriber | ClientSubscriber,
+    batches: Iterator[pa.RecordBatch],
+    skip: int,
 ) -> None:
     printer = Printer(session)
     for batch in batches:
@@ -97,13 +102,17 @@ def _show(
         printer.flush()
 
 
-def _mention_open(session: Session, stream: Stream) -> None:
+def _mention_open(session: Session, stream: Stream | StripedStream) -> None:
     """Somebody who just sent a tuple looks for it."""
-    reader = stream.reader()
-    try:
-        rows = sum(e.fields.rows for e in reader.extents(max(reader.closed_until_us, BEGINNING_US + 1), END_OF_TIME_US))
-    finally:
-        reader.close()
+    rows = 0
+    for part in stream.stripes if isinstance(stream, StripedStream) else (stream,):
+        reader = part.reader()
+        try:
+            complete_us = stream.complete_until_us if isinstance(stream, StripedStream) else reader.closed_until_us
+            extents = reader.extents(max(complete_us, BEGINNING_US + 1), END_OF_TIME_US)
+            rows += sum(e.fields.rows for e in extents)
+        finally:
+            reader.close()
     if rows:
         session.note(f"{rows} more are in buckets that are still open; they are shown once a boundary closes them")
 

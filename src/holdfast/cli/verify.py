@@ -36,7 +36,8 @@ def command(
 
     session = Session(root, json)
     wrong = 0
-    for name in names or session.store.names():
+    asked = [stripe for name in names or () for stripe in session.logs(name)]
+    for name in asked or session.store.names():
         folder = session.folder(name)
         found: list[Finding] = []
         size = [0]

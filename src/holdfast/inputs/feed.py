@@ -21,7 +21,7 @@ import msgspec
 from holdfast.inputs.decode import Decoder
 from holdfast.model.errors import EarlyTuple, LateTuple, SchemaError
 from holdfast.stream.disk import Disk, storage_error
-from holdfast.stream.producer import Producer
+from holdfast.stream.striped_producer import AnyProducer
 
 #: Lines sent as one unit: enough to make an fdatasync cheap per line, few enough to be acknowledged soon.
 LINES_MAX = 1000
@@ -101,7 +101,7 @@ def letter_text(value: bytes | None) -> dict[str, str]:
 class Feed:
     """Sends decoded lines through one producer."""
 
-    def __init__(self, producer: Producer, decoder: Decoder, dead_letters: DeadLetters | None = None) -> None:
+    def __init__(self, producer: AnyProducer, decoder: Decoder, dead_letters: DeadLetters | None = None) -> None:
         self.producer, self.decoder, self._dead = producer, decoder, dead_letters
         self.total = Sent()
 

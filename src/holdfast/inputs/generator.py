@@ -19,7 +19,7 @@ import pyarrow as pa
 from holdfast.clock import monotonic_us
 from holdfast.inputs.feed import Sent
 from holdfast.model.errors import SchemaError, UsageError
-from holdfast.stream.producer import Producer
+from holdfast.stream.striped_producer import AnyProducer
 
 NETWORK_COLUMNS = "source string, destination string, port int, protocol string, bytes bigint, duration_ms int"
 
@@ -66,7 +66,7 @@ class GeneratorInput:
     """Feeds generated rows, `rate` per second (0: as fast as they are taken), `count` of them or until `stop`."""
 
     def __init__(
-        self, producer: Producer, *, rate: float, seed: int = 0, count: int | None = None, id: str = "generator"
+        self, producer: AnyProducer, *, rate: float, seed: int = 0, count: int | None = None, id: str = "generator"
     ) -> None:
         if rate < 0 or rate > 1e7:
             raise UsageError(f"a rate must be 0 (as fast as possible) to 10000000 rows per second; got {rate}")

@@ -29,7 +29,8 @@ from holdfast.inputs.http_server import HttpServer, make_known
 from holdfast.inputs.network import Access, is_loopback
 from holdfast.inputs.places import Crowded
 from holdfast.model.errors import HoldfastError, SchemaError, StorageError, StreamFull, UsageError
-from holdfast.stream.producer import Ack, Producer
+from holdfast.stream.producer import Ack
+from holdfast.stream.striped_producer import AnyProducer
 from holdfast.stream.untrusted import read_arrow
 
 #: A body is held in memory whole while it is decoded; larger units belong in several requests.
@@ -45,14 +46,14 @@ class _Refused(Exception):
         self.status = status
 
 
-def http_app(producers: Mapping[str, Producer], access: Access | None = None) -> Starlette:
+def http_app(producers: Mapping[str, AnyProducer], access: Access | None = None) -> Starlette:
     """The endpoint as an ASGI application, for any server."""
     endpoint = _Endpoint(producers, access or Access())
     return Starlette(routes=[Route("/{stream}", endpoint.post, methods=["POST"])])
 
 
 class _Endpoint:
-    def __init__(self, producers: Mapping[str, Producer], access: Access) -> None:
+    def __init__(self, producers: Mapping[str, AnyProducer], access: Access) -> None:
         self._access = access
         self._producers = producers
         self._ids, self._audit = ProducerIds(access.keys), Audit("http input")
@@ -111,7 +112,7 @@ class _Endpoint:
         make_known(request, sender.name, kept=self._access.keys is None)
         return sender
 
-    def _of(self, stream: str) -> tuple[Producer, Decoder]:
+    def _of(self, stream: str) -> tuple[AnyProducer, Decoder]:
         producer = self._producers.get(stream)
         if producer is None:
             raise _Refused(404, f"no stream {stream!r} is fed here; check the name")
@@ -145,7 +146,7 @@ async def _body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _store(producer: Producer, decoder: Decoder, kind: str, body: bytes, source: str | None, seq: int | None) -> Ack:
+def _store(producer: AnyProducer, decoder: Decoder, kind: str, body: bytes, source: str | None, seq: int | None) -> Ack:
     if kind in _ARROW:
         table = _readable(read_arrow, body, "body")
         return producer.send_batch(table, seq=seq, producer_id=source)
@@ -174,7 +175,7 @@ def _error(status: int, why: str, headers: Mapping[str, str] | None = None) -> J
 class HttpInput:
     """Serves `http_app` on a socket of its own. `port` is the real one, also when 0 was asked for."""
 
-    def __init__(self, producers: Mapping[str, Producer], access: Access | None = None) -> None:
+    def __init__(self, producers: Mapping[str, AnyProducer], access: Access | None = None) -> None:
         self.access = (access or Access()).check()
         if not producers:
             raise UsageError("an HTTP input needs at least one stream to feed; got none")

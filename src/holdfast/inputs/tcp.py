@@ -43,7 +43,8 @@ from holdfast.model.errors import (
     StreamFull,
     UsageError,
 )
-from holdfast.stream.producer import Ack, Producer
+from holdfast.stream.producer import Ack
+from holdfast.stream.striped_producer import AnyProducer
 
 LINE_BYTES_MAX = 4 << 20
 #: A peer that is silent this long is gone; it may connect again, and sequence numbers make that harmless.
@@ -67,7 +68,7 @@ class _Request(NamedTuple):
 class TcpInput:
     """Listens and feeds one producer. `port` is the real one, also when 0 was asked for."""
 
-    def __init__(self, producer: Producer, access: Access | None = None) -> None:
+    def __init__(self, producer: AnyProducer, access: Access | None = None) -> None:
         self.access = (access or Access()).check()
         self._server = _Server(producer, self.access)
         self.host, self.port = str(self._server.server_address[0]), int(self._server.server_address[1])
@@ -90,7 +91,7 @@ class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     request_queue_size = BACKLOG
 
-    def __init__(self, producer: Producer, access: Access) -> None:
+    def __init__(self, producer: AnyProducer, access: Access) -> None:
         self.producer, self.access, self._tls = producer, access, access.tls()
         self.decoder = Decoder(producer.row_schema, producer.definition.name)
         self._places, self.ids, self.audit = Places(), ProducerIds(access.keys), Audit("tcp input")

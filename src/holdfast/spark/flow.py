@@ -473,7 +473,14 @@ def flow(
         raise UsageError("name at least one stream, for example flow(spark, 'orders')")
     count = partitions or max(1, spark.sparkContext.defaultParallelism)
     given = tuple((k, str(v)) for k, v in options.items())
-    return Flow(spark, str(os.path.abspath(where)), streams, given, count)
+    return Flow(spark, str(os.path.abspath(where)), _with_stripes(where, streams), given, count)
+
+
+def _with_stripes(root: str | os.PathLike[str], streams: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of the streams to read: the stripes, where one is striped."""
+    store = StreamStore(root)
+    found = [(name, store.stripes_of(name)) for name in streams]
+    return tuple(stream for name, dealing in found for stream in ((name,) if dealing is None else dealing.names))
 
 
 def flow_of(*frames: DataFrame, partitions: int | None = None) -> Flow:
@@ -493,14 +500,17 @@ def flow_of(*frames: DataFrame, partitions: int | None = None) -> Flow:
     return _flow_of(frames[0], first, [r.only for r in readings if r is not None], partitions)
 
 
-def _flow_of(frame: DataFrame, reading: Reading, only: Sequence[str | None], partitions: int | None) -> Flow:
+def _flow_of(
+    frame: DataFrame, reading: Reading, only: Sequence[tuple[str, ...] | None], partitions: int | None
+) -> Flow:
     spark = frame.sparkSession
     options = {k: v for k, v in reading.options.items() if k.lower() != "root"}
     root = next((v for k, v in reading.options.items() if k.lower() == "root"), os.environ.get("HOLDFAST_ROOT", ""))
     count = partitions or max(1, spark.sparkContext.defaultParallelism)
     known = reading.whole if reading.whole is not None else frame
-    made = Flow(spark, os.path.abspath(root), reading.streams, tuple(options.items()), count, known=known)
-    taken = [name for name in only if name is not None]
-    if len(taken) < len(only) or set(taken) == set(reading.streams):
+    streams = reading.streams if "roots" in options else _with_stripes(root, reading.streams)
+    made = Flow(spark, os.path.abspath(root), streams, tuple(options.items()), count, known=known)
+    taken = [name for names in only if names is not None for name in names]
+    if None in only or set(taken) == set(reading.streams):
         return made
     return made.filter(F.col(STREAM_COLUMN).isin(taken))

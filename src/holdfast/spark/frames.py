@@ -28,8 +28,8 @@ class Reading:
 
     streams: tuple[str, ...]
     options: Mapping[str, str]
-    only: str | None = None
-    """The one of the streams whose tuples the frame has, if it has not all of them."""
+    only: tuple[str, ...] | None = None
+    """Those of the streams whose tuples the frame has, if it has not all of them."""
     whole: DataFrame | None = None
     """What the frame was taken from then."""
 
@@ -44,9 +44,9 @@ def reading_of(frame: DataFrame) -> Reading | None:
     return known if known is not None else _loaded(frame)
 
 
-def part_of(frame: DataFrame, stream: str, part: DataFrame) -> DataFrame:
-    """Remember that `part` is what one stream has brought to `frame`."""
-    _readings[part] = replace(_readings[frame], only=stream, whole=frame)
+def part_of(frame: DataFrame, streams: tuple[str, ...], part: DataFrame) -> DataFrame:
+    """Remember that `part` is what these streams have brought to `frame`."""
+    _readings[part] = replace(_readings[frame], only=streams, whole=frame)
     return part
 
 

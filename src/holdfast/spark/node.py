@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
@@ -261,11 +261,12 @@ class SparkQueries(CheckpointedQueries):
         Each input has columns of its own, as two streams have: of columns that are the same in both, Spark could not
         say whose `a.k == b.k` means.
         """
+        columns = {s.name: s.definition.schema.names for s in self._inputs}
         return [
-            part_of(frame, s.name, frame.filter(F.col(STREAM_COLUMN) == s.name).select(
-                *(F.col(c).alias(c) for c in ("tuple_type", "tuple_id", "stime", *s.definition.schema.names))
+            part_of(frame, names, frame.filter(_comes_from(names)).select(
+                *(F.col(c).alias(c) for c in ("tuple_type", "tuple_id", "stime", *columns[names[0]]))
             ))
-            for s in self._inputs
+            for names in self._node.frames
         ]  # fmt: skip
 
     @cached_property
@@ -342,3 +343,8 @@ class SparkQueries(CheckpointedQueries):
         if isinstance(started[0], BaseException):
             raise started[0]
         return started[0]
+
+
+def _comes_from(names: tuple[str, ...]) -> Column:
+    stream = F.col(STREAM_COLUMN)
+    return stream == names[0] if len(names) == 1 else stream.isin(*names)

@@ -78,11 +78,11 @@ class Options:
 
     @property
     def streams(self) -> list[Stream]:
-        """The streams to read, each from the folder it lies in."""
+        """The streams to read, stripes for a striped one, each from the folder it lies in."""
         names, roots = self.names("streams"), self.get("roots")
         if roots is None:
             store = self.store
-            return [store.open(name) for name in names]
+            return [stream for name in names for stream in store.open_all(name)]
         return [StreamStore(root).open(name) for name, root in zip(names, json.loads(roots), strict=True)]
 
     def names(self, option: str) -> list[str]:

@@ -60,7 +60,7 @@ class _Anything:
 class _Frame(_Anything):
     """A DataFrame that is none."""
 
-    def __init__(self, notes: list[str], streams: tuple[str, ...], only: str | None = None) -> None:
+    def __init__(self, notes: list[str], streams: tuple[str, ...], only: tuple[str, ...] | None = None) -> None:
         self._notes, self._streams, self._only = notes, streams, only
         self._asked: tuple[str, ...] = ()
 
@@ -119,7 +119,7 @@ def outline(node: NodeSpec) -> Outline:
     notes: list[str] = []
     kept: list[Protection] = []
     streams = node.inputs
-    frames = [_Frame(notes, streams, only) for only in streams] if node.separate else [_Frame(notes, streams)]
+    frames = [_Frame(notes, streams, only) for only in node.frames] if node.separate else [_Frame(notes, streams)]
     with contextlib.ExitStack() as replaced:
         for owner, name, value in _stand_ins(kept):
             replaced.callback(setattr, owner, name, vars(owner)[name])

@@ -26,15 +26,17 @@ class StreamLook:
         self.branch = BranchReader(folder, definition, all_columns=all_columns) if tentative else None
         self._report = ReportReader(folder)
 
-    def view(self, delivered_us: int, end_us: int | None = None) -> View:
-        """What there is now for a reader that has everything stable before `delivered_us` and wants nothing from
-        `end_us` on. In this order: see `local`, rule 2."""
+    def view(self, delivered_us: int, end_us: int | None = None, limit_us: int | None = None) -> View:
+        """What there is now for a reader that has everything stable before `delivered_us`, wants nothing from `end_us`
+        on, and nothing stable from `limit_us` on yet. In this order: see `local`, rule 2."""
         if self.branch is not None:
             self._report.refresh()
         self.main.refresh()
         until_us = earlier(self.main.closed_until_us, end_us)
-        main = -(-until_us // self._bucket_us) if until_us > delivered_us else BEGINNING_US
         ended = self.main.closed or (end_us is not None and until_us >= end_us)
+        if limit_us is not None and limit_us < until_us:
+            until_us, ended = limit_us, False
+        main = -(-until_us // self._bucket_us) if until_us > delivered_us else BEGINNING_US
         return View(self._report.report, self._report.renewed_us, main, ended, self._branch_view(end_us))
 
     def _branch_view(self, end_us: int | None) -> BranchView | None:

@@ -25,7 +25,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -162,7 +162,7 @@ class Producer:
         self._closed = self._strayed = False
         self.late_dropped = 0
         every = definition.bucket_us if boundary_every is None else duration_us(boundary_every)
-        self._ticker = _Ticker(self, every)
+        self._ticker = Ticker(self, every)
 
     def _say_if_ahead(self) -> None:
         if not self.writer.state.closed and self.ahead_us > duration_us(MAX_AHEAD):
@@ -200,8 +200,8 @@ class Producer:
         """Send what several sources brought as one atomic unit: the rows, as for `send_batch`, the number that each
         source has then, and the boundary from then on. It was committed before if no number is above the last one."""
         batch = table_batch(data, self._schema, self.definition.name)
-        counted = {check_name(i): self._number(n) for i, n in numbers.items()}
-        promised = None if boundary is None else self._promised(boundary)
+        counted = {check_name(i): self.checked_number(n) for i, n in numbers.items()}
+        promised = None if boundary is None else self.checked_boundary(boundary)
         return self._submit(_Request(batch=batch, numbers=counted, boundary_us=promised))
 
     def send_async(self, row: Row, *, seq: int | None = None, producer_id: str | None = None) -> Future[Ack]:
@@ -214,7 +214,7 @@ class Producer:
     def advance(self, boundary: int) -> Ack:
         """Promise that no later tuple has an stime below `boundary` (microseconds), which may lie no further ahead of
         the clock than `max_ahead`."""
-        return self._submit(_Request(boundary_us=self._promised(boundary)))
+        return self._submit(_Request(boundary_us=self.checked_boundary(boundary)))
 
     @property
     def last_seq(self) -> int:
@@ -251,9 +251,9 @@ class Producer:
         if seq is None and producer_id is None:
             return None
         id = self.id if producer_id is None else check_name(producer_id)
-        return None if seq is None else {id: self._number(seq)}
+        return None if seq is None else {id: self.checked_number(seq)}
 
-    def _number(self, seq: int) -> int:
+    def checked_number(self, seq: int) -> int:
         """Refused before it can spoil the commit that it shares with others (rule 6)."""
         if not isinstance(seq, int) or isinstance(seq, bool) or not 0 <= seq < 1 << 63:
             raise UsageError(
@@ -261,7 +261,7 @@ class Producer:
             )
         return seq
 
-    def _promised(self, boundary_us: int) -> int:
+    def checked_boundary(self, boundary_us: int) -> int:
         if not isinstance(boundary_us, int) or not BEGINNING_US <= boundary_us <= STIME_US_MAX:
             raise UsageError(
                 f"stream {self.definition.name}: a boundary must be microseconds since 1970, in the years to 9999; got "
@@ -274,6 +274,11 @@ class Producer:
     @property
     def boundary_us(self) -> int:
         return self.writer.state.boundary_us
+
+    @property
+    def next_tuple_id(self) -> int:
+        """Tuples get consecutive ids: the difference of two looks is how many were added."""
+        return self.writer.state.next_tuple_id
 
     def close(self, *, end: bool = True) -> None:
         """End the stream cleanly (`end=False` only lets go of it, so that a later producer can go on)."""
@@ -425,13 +430,7 @@ class Producer:
         if not late.any():
             return _Ready(batch, stimes)
         if self._late == "refuse":
-            worst = int(stimes.min())
-            raise LateTuple(
-                f"stream {self.definition.name}: a tuple at {instant_text(worst)} comes after the boundary "
-                f"{instant_text(boundary)}; it is {(boundary - worst) / 1e6:.3f} s too late; "
-                f"declare that much more slack, or let late tuples be dropped (late='drop')"
-                + (f"; {ahead_text('', boundary, self.ahead_us)}" if self.ahead_us > duration_us(MAX_AHEAD) else "")
-            )
+            raise LateTuple(late_text(self.definition.name, int(stimes.min()), boundary, self.ahead_us))
         dropped = int(late.sum())
         keep = pa.array(~late)
         return _Ready(batch.filter(keep), stimes[~late], dropped)
@@ -517,6 +516,16 @@ class Producer:
             self._group.submit(_Request(beat=True))
 
 
+def late_text(stream: str, stime_us: int, boundary_us: int, ahead_us: int) -> str:
+    """A tuple below the boundary, which lies so far ahead of the clock."""
+    return (
+        f"stream {stream}: a tuple at {instant_text(stime_us)} comes after the boundary "
+        f"{instant_text(boundary_us)}; it is {(boundary_us - stime_us) / 1e6:.3f} s too late; "
+        f"declare that much more slack, or let late tuples be dropped (late='drop')"
+        + (f"; {ahead_text('', boundary_us, ahead_us)}" if ahead_us > duration_us(MAX_AHEAD) else "")
+    )
+
+
 def ahead_text(stream: str, boundary_us: int, ahead_us: int) -> str:
     """What to know of a stream whose boundary lies far ahead of the clock."""
     whose = f"stream {stream}: its" if stream else "its"
@@ -526,10 +535,16 @@ def ahead_text(stream: str, boundary_us: int, ahead_us: int) -> str:
     )
 
 
-class _Ticker:
+class Ticking(Protocol):
+    definition: Definition
+
+    def tick(self) -> None: ...
+
+
+class Ticker:
     """The one thread of a producer: it calls `tick` on schedule."""
 
-    def __init__(self, producer: Producer, every_us: int) -> None:
+    def __init__(self, producer: Ticking, every_us: int) -> None:
         self._producer, self._every_us = producer, every_us
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"boundary-{producer.definition.name}", daemon=True)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
+from collections import Counter
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import msgspec
+import pyarrow as pa
 
 from holdfast.clock import Clock, now_us
 from holdfast.model.errors import StorageError, UnknownStream, UsageError
 from holdfast.model.names import check_name, contained
 from holdfast.model.schema import SchemaLike, parse_schema, schema_text
-from holdfast.model.time import SECOND_US
+from holdfast.model.time import BEGINNING_US, SECOND_US
 from holdfast.stream.acks import Acknowledged, forget, read_acks
 from holdfast.stream.archive.catalog import read_note
 from holdfast.stream.archive.objects import check_url
@@ -32,12 +34,16 @@ from holdfast.stream.definition import (
     with_columns,
 )
 from holdfast.stream.disk import Disk, storage_error
+from holdfast.stream.manifest import load_manifest
 from holdfast.stream.persistence import persistence_of
 from holdfast.stream.presence import forget_presence
 from holdfast.stream.producer import Producer, ProducerOptions
 from holdfast.stream.reader import LogReader
 from holdfast.stream.retention import AutomaticRetention, Removal, retain
 from holdfast.stream.sealed import seal, unseal
+from holdfast.stream.striped_producer import StripedProducer, dealt_options
+from holdfast.stream.striped_subscriber import StripedSubscriber, check_asked, parted_position
+from holdfast.stream.stripes import STRIPES_FILE, Stripes, check_key, stripe_names
 from holdfast.stream.subscriber import Subscriber, SubscriberOptions
 from holdfast.stream.writer import LogWriter
 
@@ -121,6 +127,107 @@ class Stream:
         return drop_branch(self.folder)
 
 
+class StripedStream:
+    """A stream that is too much for one writer: several streams, its stripes, merged in bucket order."""
+
+    def __init__(self, dealing: Stripes, stripes: tuple[Stream, ...], clock: Clock) -> None:
+        self.dealing, self.stripes, self._clock = dealing, stripes, clock
+        #: That of the stripes, under the name of the whole.
+        self.definition = msgspec.structs.replace(stripes[0].definition, name=dealing.name)
+        for stripe in stripes:
+            d = stripe.definition
+            if d.bucket_us != self.definition.bucket_us or not d.schema.equals(self.definition.schema):
+                raise UsageError(
+                    f"the stripes of stream {dealing.name} must have equal columns and buckets; got ({d.columns}) for "
+                    f"{d.name} and ({self.definition.columns}) for {stripes[0].name}; add the columns that are missing"
+                )
+
+    @property
+    def name(self) -> str:
+        return self.dealing.name
+
+    def producer(self, *, takeover: bool = False, **options: Unpack[ProducerOptions]) -> StripedProducer:
+        """Open all stripes for writing. Other processes may write them instead, each a stripe or several:
+        `stripes[0].producer()`."""
+        writers: list[LogWriter] = []
+        producers: list[Producer] = []
+        try:
+            writers += (stripe.writer(takeover=takeover) for stripe in self.stripes)
+            if any(writer.state.closed for writer in writers):  # Whoever ended the stream was killed before the last.
+                for writer in writers:
+                    if not writer.state.closed:
+                        writer.commit((), now_us=self._clock(), closed=True)
+            for stripe, writer in zip(self.stripes, writers, strict=True):
+                told: Any = dealt_options(options)
+                producers.append(Producer(stripe.definition, writer, clock=self._clock, **told))
+            own: Any = {k: v for k, v in options.items() if k != "full_timeout"}
+            return StripedProducer(self.definition, self.dealing.by, producers, clock=self._clock, **own)
+        except BaseException:
+            for producer in producers:
+                producer.close(end=False)
+            for writer in writers[len(producers) :]:
+                writer.release(self._clock())
+            raise
+
+    def subscribe(self, **options: Unpack[SubscriberOptions]) -> StripedSubscriber:
+        """Read the stripes as one stream, from any point."""
+        asked: dict[str, Any] = dict(options)
+        check_asked(self.name, asked)
+        boundaries, after = asked.pop("boundaries", False), asked.pop("after", None)
+        if asked.get("start") == "live" and asked.get("bucket") is None and after is None:
+            asked["bucket"] = self.complete_until_us // self.definition.bucket_us
+        count = len(self.stripes)
+        positions = [None] * count if after is None else parted_position(after, self.name, count)
+        opened: list[Subscriber] = []
+        try:
+            opened += (s.subscribe(**asked, after=at) for s, at in zip(self.stripes, positions, strict=True))
+            return StripedSubscriber(self.definition, opened, boundaries=boundaries)
+        except BaseException:
+            for subscriber in opened:
+                subscriber.close()
+            raise
+
+    @property
+    def complete_until_us(self) -> int:
+        """What all stripes have completed; those that were closed at their end hold nobody back."""
+        readers = [stripe.reader() for stripe in self.stripes]
+        try:
+            still_open = [r.closed_until_us for r in readers if not r.closed]
+            return min(still_open, default=max(r.closed_until_us for r in readers))
+        finally:
+            for reader in readers:
+                reader.close()
+
+    def last(self, tuples: int) -> tuple[int, int]:
+        """As `Stream.last`, of all stripes together."""
+        until = self.complete_until_us // self.definition.bucket_us
+        if tuples == 0:
+            return until, 0
+        near = min(stripe.last(tuples)[0] for stripe in self.stripes)
+        counts = self._rows_per_bucket(near, until)
+        if sum(counts.values()) < tuples:  # One stripe has few, or they lie behind what all have completed.
+            counts = self._rows_per_bucket(None, until)
+        found = 0
+        for bucket in sorted(counts, reverse=True):
+            found += counts[bucket]
+            if found >= tuples:
+                return bucket, found - tuples
+        return min(counts, default=until), 0
+
+    def _rows_per_bucket(self, first: int | None, until: int) -> Counter[int]:
+        size, counts = self.definition.bucket_us, Counter[int]()
+        for stripe in self.stripes:
+            reader = stripe.reader()
+            try:
+                entries = reader.entries(BEGINNING_US if first is None else first * size, until * size)
+            finally:
+                reader.close()
+            for bucket, rows in zip(entries["bucket"].tolist(), entries["rows"].tolist(), strict=True):
+                if bucket < until and (first is None or bucket >= first):
+                    counts[bucket] += rows
+        return counts
+
+
 class StreamStore:
     """All streams below one folder.
 
@@ -138,6 +245,8 @@ class StreamStore:
         """Declare a stream. Whole or not at all, also after a crash."""
         folder = contained(self.root, check_name(name))
         definition = define(name, schema, id=uuid.uuid4().hex, now_us=self._clock(), **options)
+        if self.stripes_of(name) is not None:
+            raise UsageError(f"stream {name} exists already, with stripes; choose another name or delete it first")
         if folder.exists():
             present = self.open(name)
             if exist_ok and present.definition.schema.equals(definition.schema):
@@ -155,6 +264,86 @@ class StreamStore:
             shutil.rmtree(staging, ignore_errors=True)
         self._disk.sync_dir(self.root)
         return Stream(folder, definition, self._disk, self._clock)
+
+    def create_striped(
+        self,
+        name: str,
+        schema: SchemaLike,
+        *,
+        stripes: int,
+        stripe_by: str | None = None,
+        exist_ok: bool = False,
+        **options: Unpack[StreamOptions],
+    ) -> StripedStream:
+        """Declare a stream of several stripes: whole or not at all. `stripe_by` names the column whose equal values go
+        to one stripe; without it tuples go to the stripes in turn. The options hold for each stripe."""
+        names, arrow = stripe_names(name, stripes), parse_schema(schema)
+        if stripe_by is not None:
+            check_key(stripe_by, arrow)
+        if (persist := options.get("persist", "always")) != "always":
+            raise UsageError(f"a striped stream is kept persist='always'; got {persist!r}; create one without stripes")
+        folder = contained(self.root, name)
+        present = self.stripes_of(name)
+        if present is not None:
+            striped = self.open_striped(name)
+            same = (present.stripes, present.by) == (stripes, stripe_by) and striped.definition.schema.equals(arrow)
+            if exist_ok and same:
+                return striped
+            raise UsageError(
+                f"stream {name} exists already: {present.text}, columns ({striped.definition.columns}); choose another "
+                f"name or delete it first"
+            )
+        if folder.exists():
+            raise UsageError(f"stream {name} exists already, without stripes; choose another name or delete it first")
+        for stripe in names:
+            self._create_stripe(stripe, arrow, **options)
+        dealing = Stripes(id=uuid.uuid4().hex, name=name, stripes=stripes, by=stripe_by, created_us=self._clock())
+        staging = self.root / f".creating-{dealing.id}"
+        self._disk.make_dir(staging)
+        try:
+            self._disk.replace_file(staging / STRIPES_FILE, seal(dealing))
+            self._disk.rename(staging, folder)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+        self._disk.sync_dir(self.root)
+        return self.open_striped(name)
+
+    def _create_stripe(self, name: str, schema: pa.Schema, **options: Unpack[StreamOptions]) -> None:
+        """One that is there and was never written to was left by whoever was killed in here."""
+        if not contained(self.root, name).exists():
+            self.create(name, schema, **options)
+            return
+        present = self.open(name)
+        wanted = define(name, schema, id=present.definition.id, now_us=present.definition.created_us, **options)
+        if present.definition != wanted or load_manifest(present.folder / "main") is not None:
+            raise UsageError(f"stream {name} exists already and would be a stripe; choose another name or delete it")
+
+    def open_striped(self, name: str) -> StripedStream:
+        """The striped stream of that name."""
+        dealing = self.stripes_of(name)
+        if dealing is None:
+            self.open(name)
+            raise UsageError(f"stream {name} has no stripes; open it as any other: store.open({name!r})")
+        return StripedStream(dealing, tuple(self.open(stripe) for stripe in dealing.names), self._clock)
+
+    def open_all(self, name: str) -> list[Stream]:
+        """The streams to read for this name: its stripes, or the one that it names."""
+        dealing = self.stripes_of(name)
+        return [self.open(name)] if dealing is None else list(self.open_striped(name).stripes)
+
+    def stripes_of(self, name: str) -> Stripes | None:
+        """How the stream of this name is striped; None if it is not, or not there."""
+        path = contained(self.root, check_name(name)) / STRIPES_FILE
+        try:
+            return unseal(path.read_bytes(), Stripes, str(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise storage_error("open", path, error) from error
+
+    def striped_names(self) -> list[str]:
+        """The names of striped streams; `names` has their stripes."""
+        return self._names_with(STRIPES_FILE)
 
     def change_retention(self, name: str, retention: Retention) -> Stream:
         """The same stream, of which so much is kept. Who has it open goes by what held before, until it opens it."""
@@ -213,6 +402,7 @@ class StreamStore:
         try:
             definition = unseal(path.read_bytes(), Definition, str(path))
         except FileNotFoundError:
+            self._refuse_striped(name)
             known = ", ".join(self.names()) or "none"
             raise UnknownStream(
                 f"no stream {name!r} below {self.root}; there are: {known}; check the name, or create it"
@@ -221,16 +411,31 @@ class StreamStore:
             raise storage_error("open", path, error) from error
         return Stream(folder, definition, self._disk, self._clock)
 
+    def _refuse_striped(self, name: str) -> None:
+        """Whoever knows streams alone is not given a striped one as if it were one."""
+        if (dealing := self.stripes_of(name)) is not None:
+            raise UsageError(
+                f"stream {name} is striped ({dealing.text}), and this takes a stream with one log; name a stripe, such "
+                f"as {dealing.names[0]}, or use store.open_striped({name!r})"
+            )
+
     def names(self) -> list[str]:
+        """All streams, stripes among them."""
+        return self._names_with("stream")
+
+    def _names_with(self, file: str) -> list[str]:
         try:
-            return sorted(p.name for p in self.root.iterdir() if (p / "stream").is_file() and p.name[0] != ".")
+            return sorted(p.name for p in self.root.iterdir() if (p / file).is_file() and p.name[0] != ".")
         except FileNotFoundError:
             return []
         except OSError as error:
             raise storage_error("list", self.root, error) from error
 
     def delete(self, name: str) -> None:
-        """Remove a stream and all it holds; refused while somebody writes to it."""
+        """Remove a stream and all it holds, stripes included; refused while somebody writes to it."""
+        if (dealing := self.stripes_of(name)) is not None:
+            self._delete_striped(dealing)
+            return
         stream = self.open(name)
         stream.writer().release(self._clock())
         doomed = self.root / f".deleted-{uuid.uuid4().hex}"
@@ -239,3 +444,15 @@ class StreamStore:
             shutil.rmtree(doomed)
         except OSError as error:
             raise StorageError(f"could not remove stream {name} whole: {error}; remove {doomed} by hand") from error
+
+    def _delete_striped(self, dealing: Stripes) -> None:
+        """The definition last: whoever is killed in here deletes the rest by doing it again."""
+        known = set(self.names())
+        there = [self.open(stripe) for stripe in dealing.names if stripe in known]
+        for stripe in there:  # Before the first is gone.
+            stripe.writer().release(self._clock())
+        for stripe in there:
+            self.delete(stripe.name)
+        folder = contained(self.root, dealing.name)
+        self._disk.unlink(folder / STRIPES_FILE)
+        shutil.rmtree(folder, ignore_errors=True)

@@ -15,14 +15,14 @@ import logging
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import pyarrow as pa
 
 from holdfast.clock import monotonic_us, now_us, pause
 from holdfast.model.errors import CorruptLog, HoldfastError, Removed, UsageError
 from holdfast.model.schema import STIME_TYPE, reader_schema
-from holdfast.model.time import BEGINNING_US, duration_us, instant_text, instant_us
+from holdfast.model.time import BEGINNING_US, END_OF_TIME_US, duration_us, instant_text, instant_us
 from holdfast.model.tuples import TupleType
 from holdfast.protocol.dpc.local import LocalReader
 from holdfast.protocol.dpc.sequence import Delivery
@@ -44,6 +44,7 @@ _logger = logging.getLogger(__name__)
 _WAIT_US_MIN, _WAIT_US_MAX = 1_000, 20_000
 
 Start = str | int | float | datetime
+T = TypeVar("T")
 
 
 class Row(NamedTuple):
@@ -181,6 +182,28 @@ def resumed(definition: Definition, name: str | None, known: Acknowledged | None
     return Position(known.until_us).text(definition.name, definition.bucket_us)
 
 
+def polled(
+    poll: Callable[[], Iterator[T]], finished: Callable[[], bool], timeout: str | int | float | None
+) -> Iterator[T]:
+    """What is there, again and again, until it is finished or nothing came for `timeout`."""
+    limit = None if timeout is None else duration_us(timeout)
+    wait, quiet_since = _WAIT_US_MIN, monotonic_us()
+    while True:
+        some = False
+        for found in poll():
+            some = True
+            yield found
+        if finished():
+            return
+        if some:
+            wait, quiet_since = _WAIT_US_MIN, monotonic_us()
+            continue
+        if limit is not None and monotonic_us() - quiet_since >= limit:
+            return
+        pause(wait)
+        wait = min(2 * wait, _WAIT_US_MAX)
+
+
 class SubscriberOptions(TypedDict, total=False):
     """What `Stream.subscribe` takes."""
 
@@ -313,12 +336,18 @@ class Subscriber:
             return True
         return self._main.closed and self.position_us >= self._main.closed_until_us
 
-    def poll(self) -> Iterator[pa.RecordBatch]:
-        """What is there now, without waiting. Whoever stops half-way finds the rest at the next call."""
+    def look_up(self) -> int:
+        """How far the stream is complete now; END_OF_TIME_US if it was closed at its end."""
+        self._main.refresh()
+        return END_OF_TIME_US if self._main.closed else self._main.closed_until_us
+
+    def poll(self, limit_us: int | None = None) -> Iterator[pa.RecordBatch]:
+        """What is there now, without waiting. Whoever stops half-way finds the rest at the next call. With `limit_us`
+        nothing stable from there on yet: other streams are not complete so far."""
         if self._trouble is not None:
             raise self._trouble  # What could not be read is not passed over.
         if self._under_way is None:
-            view = self._look.view(self._delivered_us, self._end_us)
+            view = self._look.view(self._delivered_us, self._end_us, limit_us)
             self._marks.under(self._main.mends)  # It would have refused a mend of what it has seen.
             self._under_way = self._deliver(self._core.look(view, monotonic_us()))
         try:
@@ -405,22 +434,7 @@ class Subscriber:
 
     def batches(self, *, timeout: str | int | float | None = None) -> Iterator[pa.RecordBatch]:
         """Batches as they come; ends at the end of the stream, or when nothing came for `timeout`."""
-        limit = None if timeout is None else duration_us(timeout)
-        wait, quiet_since = _WAIT_US_MIN, monotonic_us()
-        while True:
-            some = False
-            for batch in self.poll():
-                some = True
-                yield batch
-            if self.finished:
-                return
-            if some:
-                wait, quiet_since = _WAIT_US_MIN, monotonic_us()
-                continue
-            if limit is not None and monotonic_us() - quiet_since >= limit:
-                return
-            pause(wait)
-            wait = min(2 * wait, _WAIT_US_MAX)
+        return polled(self.poll, lambda: self.finished, timeout)
 
     def rows(self, *, timeout: str | int | float | None = None) -> Iterator[Row]:
         """Tuples one by one, for people and small programs."""
@@ -438,8 +452,23 @@ class Subscriber:
         subscriber with a name can say so."""
         if self.name is None:
             raise UsageError("only a named subscriber can acknowledge; give it a name: subscribe(name='dashboard')")
+        self.ack_at(self._position)
+
+    def ack_at(self, position: Position) -> None:
+        """The same up to a position that it has passed."""
+        assert self.name is not None
         self._main.refresh()  # A boundary that was taken back behind what it has read refuses it here.
-        acknowledge(self.folder, self.name, self._position.until_us, now_us(), Disk(), self.position)
+        text = position.text(self.definition.name, self.definition.bucket_us)
+        acknowledge(self.folder, self.name, position.until_us, now_us(), Disk(), text)
+
+    @property
+    def at(self) -> Position:
+        """After the batch that was last taken from it."""
+        return self._marks.position
+
+    def positioned_rows(self, batch: pa.RecordBatch, before: Position) -> Iterator[tuple[Row, Position]]:
+        """The tuples of a batch, each with its position; `before` is the position ahead of the batch."""
+        return self._marks.rows(batch, before)
 
     def close(self) -> None:
         if self._presence is not None:

@@ -1,0 +1,47 @@
+"""A striped stream is so many inputs of a node: one that is away is a missing input, with the usual promise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.model.errors import UsageError
+
+
+def declared(root: Path) -> holdfast.App:
+    app = holdfast.App("striped", root=root)
+    app.striped("orders", 3)
+
+    @app.node(inputs=["orders", "payments"], max_delay="2s", blocking=["payments"])
+    def matched(orders: Any, payments: Any) -> Any:
+        left = orders.selectExpr("stime", "tuple_type", "tuple_id", "value")
+        return left.unionByName(payments.select("stime", "tuple_type", "tuple_id", "value"))
+
+    return app
+
+
+def test_the_stripes_are_the_inputs_and_come_as_one_frame() -> None:
+    (node,) = declared(Path()).diagram().nodes
+    assert node.inputs == ("orders.s0", "orders.s1", "orders.s2", "payments")
+    assert node.separate
+    assert node.frames == (("orders.s0", "orders.s1", "orders.s2"), ("payments",))
+    assert node.blocking == ("payments",)
+    assert declared(Path()).diagram().sources == ("orders.s0", "orders.s1", "orders.s2", "payments")
+
+
+def test_what_a_striped_stream_cannot_be_in_an_application_is_said() -> None:
+    app = declared(Path())
+    app.striped("orders", 3)
+    for match, call in (
+        ("was said to have 3 stripes; got 4", lambda: app.striped("orders", 4)),
+        (r"say app\.striped\('payments', 2\) before the nodes", lambda: app.striped("payments", 2)),
+        ("must have 1 to 64 stripes", lambda: app.striped("x", 65)),
+        ("a source for each stripe; got one for 'orders'", lambda: app.source("orders", lambda s: s, stime="at")),
+        ("an output with one log", lambda: app.node(inputs="payments", output="orders", name="n")(lambda frame: frame)),
+    ):
+        with pytest.raises(UsageError, match=match):
+            call()
+    assert len(app.diagram().nodes) == 1
