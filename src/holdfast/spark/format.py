@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from holdfast.model.errors import UsageError
-from holdfast.spark.options import READ_OPTIONS, Options
+from holdfast.spark.options import READ_OPTIONS, WRITE_OPTIONS, Options
 from holdfast.spark.time_column import time_path
 from holdfast.stream.merge import merged_schema, sources_of
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from holdfast.spark.forked import ForkReader
     from holdfast.spark.sink import BatchSink, StreamSink
     from holdfast.spark.source import BucketReader, RangeReader
+    from holdfast.spark.striped_sink import StripedSink
     from holdfast.spark.tentative_source import SequenceReader
 
 
@@ -77,12 +78,18 @@ class HoldfastSource(DataSource):
 
         return BatchSink(self._timed(schema), _arrow(schema))
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink | StripedSink:
         if overwrite:
             raise UsageError("a stream takes results once, in append mode; leave out .outputMode('complete')")
+        given, options = self._timed(schema), Options(self.options, WRITE_OPTIONS)
+        names = options.names("stream")
+        if len(names) == 1 and (dealing := options.store.stripes_of(names[0])) is not None:
+            from holdfast.spark.striped_sink import StripedSink
+
+            return StripedSink(dealing, given, _arrow(schema))
         from holdfast.spark.sink import StreamSink
 
-        return StreamSink(self._timed(schema), _arrow(schema))
+        return StreamSink(given, _arrow(schema))
 
     def _timed(self, schema: StructType) -> dict[str, str]:
         """The options with the column that gives stime; Spark's note of event time does not survive in Arrow."""

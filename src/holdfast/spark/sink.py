@@ -89,6 +89,9 @@ class Rows(WriterCommitMessage):
 class Target:
     """The stream that a query writes to, and how its rows fit."""
 
+    #: A unit of results lets the stream's boundary go on.
+    _promises = True
+
     def __init__(self, given: dict[str, str], schema: pa.Schema, ends: str = SESSION) -> None:
         self.options = Options(given, WRITE_OPTIONS)
         names = self.options.names("stream")
@@ -361,7 +364,8 @@ class Target:
         tokens = {f"spark-{query_id}": batch_id, mine: runs.get(mine, last + 1)} | old
         checkpoints = [control.decode(raw, self.staging) for m in messages for raw in m.control]
         checkpoints.sort(key=lambda c: (c.operator, c.partition))
-        writer.commit(filed.events, now_us=now_us(), boundary_us=filed.boundary_us, tokens=tokens, closed=closed,
+        writer.commit(filed.events, now_us=now_us(), boundary_us=filed.boundary_us if self._promises else None,
+                      tokens=tokens, closed=closed and self._promises,
                       pending=(filed.pending_rows, filed.pending), control=checkpoints)  # fmt: skip
         if checkpoints:
             control.discard(self.staging, max(c.position_us for c in checkpoints))
