@@ -362,6 +362,8 @@ def test_what_a_striped_stream_cannot_be_is_said(store: StreamStore, orders: Str
         store.create_striped("x" * 127, "n bigint", stripes=2)
     with orders.producer(stime="at") as producer, pytest.raises(UsageError, match="times of arrival"):
         producer.send_async(rows_of(range(1))[0])
+    with orders.producer() as producer, pytest.raises(UsageError, match="without numbers; got stime=None, seq=1"):
+        producer.send_async(rows_of(range(1))[0], seq=1)
     with pytest.raises(UsageError, match="was closed"):
         producer.send(rows_of(range(1))[0])
     with pytest.raises(UsageError, match="stime must name one of"):

@@ -109,14 +109,14 @@ class StripedProducer:
         """The same with an Arrow table, an Arrow record batch or a pandas frame."""
         return self._send(table_batch(data, self._schema, self.definition.name), seq, producer_id)
 
-    def send_async(self, row: Row) -> Future[Ack]:
+    def send_async(self, row: Row, *, seq: int | None = None, producer_id: str | None = None) -> Future[Ack]:
         """As `Producer.send_async`. Rows under way to several stripes come there in any order, so they take neither
         numbers nor a time of their own."""
         self._check_open()
-        if self._stime is not None:
+        if self._stime is not None or seq is not None or producer_id is not None:
             raise UsageError(
-                f"stream {self.definition.name}: send_async to a striped stream goes with times of arrival; got "
-                f"stime={self._stime!r}; use send_many or send_batch"
+                f"stream {self.definition.name}: send_async to a striped stream goes with times of arrival and without "
+                f"numbers; got stime={self._stime!r}, seq={seq!r}; use send_many or send_batch"
             )
         return self._stripe_of(row).send_async(row)
 
