@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCHES := log_append persist persist_scaling spark_read remote_read microbatch batch_growth stores word_count random_writes \
            window_join output_deviation deviation_on_spark cec_throughput cec_recovery \
-           bpm_convergence bpm_contracts bpm_prototype dpc_overhead kafka_in sinks console archive \
+           bpm_convergence bpm_contracts bpm_prototype dpc_overhead kafka_in sinks console archive stripes \
            dpc_tradeoff dpc_sequences reconcile bpm_explained
 
 .PHONY: setup demo example-kafka check test test-faults test-stores soak lint wheel bench report compare clean
