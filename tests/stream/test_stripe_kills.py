@@ -18,6 +18,7 @@ import pytest
 from holdfast.stream.checking.verify import verify
 from holdfast.stream.disk import Disk
 from holdfast.stream.store import StreamStore
+from holdfast.stream.striped_producer import send_numbered
 from tests.faults.units import QuietDisk
 from tests.stream.archive_process import KilledDisk, Steps
 
@@ -46,13 +47,27 @@ def send(root: Path, at: int, *, timed: bool) -> int:
     return steps.count
 
 
-def forked(root: Path, at: int, *, timed: bool) -> int | None:
+def send_anew(root: Path, at: int) -> int:
+    """A sender of numbered rows that cuts them into other units each time, as a file is read."""
+    steps, chance = Steps(at), random.Random()
+    rows = [row for number in range(UNITS) for row in unit(number)]
+    stream = StreamStore(root, disk=KilledDisk(steps)).open_striped("o")
+    with stream.producer(id="shop", takeover=True, boundary_every="60s", stime="at", slack="1s") as producer:
+        begin = producer.last_seq + 1
+        while begin < len(rows):
+            end = min(begin + chance.randint(1, 9), len(rows))
+            send_numbered(producer, rows[begin:end], range(begin, end), end - 1, None)
+            begin = end
+    return steps.count
+
+
+def forked(root: Path, at: int, *, timed: bool, anew: bool = False) -> int | None:
     """Steps that it took; None if it was killed."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            os.write(write, str(send(root, at, timed=timed)).encode())
+            os.write(write, str(send_anew(root, at) if anew else send(root, at, timed=timed)).encode())
         finally:
             os._exit(0)
     os.close(write)
@@ -93,4 +108,14 @@ def test_a_producer_is_killed_at_every_step_of_its_units(tmp_path: Path, by: str
         while forked(root, at, timed=timed) is None:  # Again at the same step: later in its way.
             at += 7
         check(root, f"killed at {at} of {steps}")
+        shutil.rmtree(root)
+
+
+def test_a_sender_that_cuts_its_rows_into_other_units_is_killed_at_every_step(tmp_path: Path) -> None:
+    """Of a unit that came to some of its stripes, the rows that are there are not taken again."""
+    for at in sorted(random.SystemRandom().sample(range(60), KILLS)):
+        root, step = made(tmp_path / "killed", "k"), at
+        while forked(root, step, timed=True, anew=True) is None:
+            step += 13
+        check(root, f"killed at {at}, and each 13 steps later")
         shutil.rmtree(root)

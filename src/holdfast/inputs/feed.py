@@ -21,7 +21,7 @@ import msgspec
 from holdfast.inputs.decode import Decoder
 from holdfast.model.errors import EarlyTuple, LateTuple, SchemaError
 from holdfast.stream.disk import Disk, storage_error
-from holdfast.stream.striped_producer import AnyProducer
+from holdfast.stream.striped_producer import AnyProducer, send_numbered
 
 #: Lines sent as one unit: enough to make an fdatasync cheap per line, few enough to be acknowledged soon.
 LINES_MAX = 1000
@@ -134,7 +134,11 @@ class Feed:
         late = 0
         while rows or seq is not None:
             try:
-                ack = self.producer.send_many(rows, seq=seq, producer_id=producer_id)
+                numbers = [line.seq for line in lines if line.seq is not None]
+                if seq is None or len(numbers) < len(rows):
+                    ack = self.producer.send_many(rows, seq=seq, producer_id=producer_id)
+                else:
+                    ack = send_numbered(self.producer, rows, numbers, seq, producer_id)
             except (LateTuple, EarlyTuple) as error:
                 found = self.producer.untimely_rows(rows)
                 if not found:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from holdfast.clock import monotonic_us
 from holdfast.inputs.feed import Sent
 from holdfast.model.errors import SchemaError, UsageError
-from holdfast.stream.striped_producer import AnyProducer
+from holdfast.stream.striped_producer import AnyProducer, send_numbered
 
 NETWORK_COLUMNS = "source string, destination string, port int, protocol string, bytes bigint, duration_ms int"
 
@@ -86,7 +86,7 @@ class GeneratorInput:
             upto = min(first + due, number + _UNIT_ROWS_MAX, end if end is not None else first + due)
             if upto > number:
                 rows = [self._generator.row(i) for i in range(number, upto)]
-                self._producer.send_many(rows, seq=upto - 1, producer_id=self._id)
+                send_numbered(self._producer, rows, range(number, upto), upto - 1, self._id)
                 number = upto
                 if progress is not None and end is not None:
                     progress(number, end)

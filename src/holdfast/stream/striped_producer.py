@@ -9,7 +9,8 @@ Rules:
    one that gets no tuples holds nobody back. A stream that was left with unequal boundaries goes on from the largest.
 4. A unit with a number is in its stripes once, however often it is sent. The last of its stripes has the number under
    the sender's id; the others, before it, under another one. So the largest number under the id is that of a unit that
-   is there whole, as long as a sender waits for one unit before it sends the next (`last_seq`).
+   is there whole, as long as a sender waits for one unit before it sends the next (`last_seq`). One that is sent again
+   holds the rows that it held, or its rows have numbers of their own (`send_numbered`).
 """
 
 from __future__ import annotations
@@ -101,9 +102,18 @@ class StripedProducer:
             return self._stripe_of(row).send(row)
         return self.send_many((row,), seq=seq, producer_id=producer_id)
 
-    def send_many(self, rows: Sequence[Row], *, seq: int | None = None, producer_id: str | None = None) -> Ack:
-        """Send rows as one unit: all or none, in each stripe that they belong to (rule 1)."""
-        return self._send(self._columns.batch(rows), seq, producer_id)
+    def send_many(
+        self,
+        rows: Sequence[Row],
+        *,
+        seq: int | None = None,
+        producer_id: str | None = None,
+        numbers: Sequence[int] | None = None,
+    ) -> Ack:
+        """Send rows as one unit: all or none, in each stripe that they belong to (rule 1). With `numbers`, one of each
+        row and none above `seq`, the rows before the next one may be cut into other units when they are sent again."""
+        each = None if numbers is None else np.asarray(numbers, np.int64)
+        return self._send(self._columns.batch(rows), seq, producer_id, each)
 
     def send_batch(self, data: Any, *, seq: int | None = None, producer_id: str | None = None) -> Ack:
         """The same with an Arrow table, an Arrow record batch or a pandas frame."""
@@ -199,26 +209,46 @@ class StripedProducer:
         keys = self._columns.batch((row,)).column(self._by)
         return self.producers[int(dealt_by_key(keys, len(self.producers))[0])]
 
-    def _parts(self, batch: pa.RecordBatch, seq: int | None) -> dict[int, pa.RecordBatch]:
+    def _parts(
+        self, batch: pa.RecordBatch, seq: int | None, id: str, numbers: npt.NDArray[np.int64] | None
+    ) -> dict[int, pa.RecordBatch]:
         """Rule 1: what each stripe gets; never nothing, for a unit may be there for its number."""
         count = len(self.producers)
         if self._by is None:
             return {(next(self._turns) if seq is None else seq) % count: batch}
         dealt = dealt_by_key(batch.column(self._by), count)
-        if not len(dealt) or bool((dealt == dealt[0]).all()):
-            return {int(dealt[0]) if len(dealt) else 0: batch}
-        return {int(i): batch.take(pa.array(np.flatnonzero(dealt == i))) for i in np.unique(dealt)}
+        stripes = [int(i) for i in np.unique(dealt)] or [0]
+        if numbers is None and len(stripes) == 1:
+            return {stripes[0]: batch}
+        parts: dict[int, pa.RecordBatch] = {}
+        for i in stripes:
+            mine = dealt == i
+            if numbers is not None:
+                producer = self.producers[i]
+                mine &= numbers > max(producer.last_seq_of(id), producer.last_seq_of(_part_id(id)))
+            if mine.any() or i == stripes[-1]:
+                parts[i] = batch.take(pa.array(np.flatnonzero(mine)))
+        return parts
 
-    def _send(self, batch: pa.RecordBatch, seq: int | None, producer_id: str | None) -> Ack:
+    def _send(
+        self,
+        batch: pa.RecordBatch,
+        seq: int | None,
+        producer_id: str | None,
+        numbers: npt.NDArray[np.int64] | None = None,
+    ) -> Ack:
         self._check_open()
         id = self.id if producer_id is None else producer_id
         if seq is not None and self.producers[0].checked_number(seq) <= self.last_seq_of(id):
             return Ack(max(p.writer.state.commit_seq for p in self.producers), 0, duplicate=True)
         if self._stime is None:
-            return self._deal(batch, seq, id)
-        ticket, batch, dropped = self._let_in(batch)
+            return self._deal(batch, seq, id, numbers)
+        ticket, timely = self._let_in(batch)
+        dropped = int((~timely).sum())
         try:
-            done = self._deal(batch, seq, id)
+            if dropped:
+                batch, numbers = batch.filter(pa.array(timely)), None if numbers is None else numbers[timely]
+            done = self._deal(batch, seq, id, numbers)
             with self._changed:
                 self._high = max(self._high, int(self._stimes(batch).max()) if batch.num_rows else BEGINNING_US)
                 self.late_dropped += dropped
@@ -230,16 +260,15 @@ class StripedProducer:
         self._follow()
         return done._replace(dropped=dropped)
 
-    def _deal(self, batch: pa.RecordBatch, seq: int | None, id: str) -> Ack:
-        parts = self._parts(batch, seq)
+    def _deal(self, batch: pa.RecordBatch, seq: int | None, id: str, numbers: npt.NDArray[np.int64] | None) -> Ack:
+        parts = self._parts(batch, seq, id, None if seq is None else numbers)
         *others, last = sorted(parts)
         # Rule 4: the last one says that the unit is whole. Without a number nothing has to wait for the others.
         if seq is None:
             acks = self._all([partial(self.producers[i].send_batch, part) for i, part in parts.items()])
         else:
-            part_id = f"{id}.part"
             acks = self._all([
-                partial(self.producers[i].send_batch, parts[i], seq=seq, producer_id=part_id) for i in others
+                partial(self.producers[i].send_batch, parts[i], seq=seq, producer_id=_part_id(id)) for i in others
             ])  # fmt: skip
             acks.append(self.producers[last].send_batch(parts[last], seq=seq, producer_id=id))
         return Ack(max(a.commit_seq for a in acks), sum(a.rows for a in acks), all(a.duplicate for a in acks))
@@ -271,24 +300,19 @@ class StripedProducer:
     def _early_us(self) -> int:
         return END_OF_TIME_US if self._max_ahead_us is None else self._clock() + self._max_ahead_us
 
-    def _let_in(self, batch: pa.RecordBatch) -> tuple[int, pa.RecordBatch, int]:
-        """Refuse what is late or early, or drop it; from then on the boundary waits for the rest."""
+    def _let_in(self, batch: pa.RecordBatch) -> tuple[int, npt.NDArray[np.bool_]]:
+        """Refuse what is late or early, or say what to drop; from then on the boundary waits for the rest."""
         stimes, early_us = self._stimes(batch), self._early_us
         if len(stimes) and (worst := int(stimes.max())) > early_us:
             raise EarlyTuple(early_text(self.definition.name, worst, worst - self._clock()))
         with self._changed:
-            boundary, dropped = self._published, 0
-            late = stimes < boundary
-            if late.any():
-                if self._late == "refuse":
-                    raise LateTuple(
-                        late_text(self.definition.name, int(stimes.min()), boundary, boundary - self._clock())
-                    )
-                dropped = int(late.sum())
-                batch, stimes = batch.filter(pa.array(~late)), stimes[~late]
+            boundary = self._published
+            timely: npt.NDArray[np.bool_] = stimes >= boundary
+            if self._late == "refuse" and not timely.all():
+                raise LateTuple(late_text(self.definition.name, int(stimes.min()), boundary, boundary - self._clock()))
             ticket = next(self._tickets)
-            self._under_way[ticket] = int(stimes.min()) if len(stimes) else END_OF_TIME_US
-        return ticket, batch, dropped
+            self._under_way[ticket] = int(stimes[timely].min(initial=END_OF_TIME_US))
+        return ticket, timely
 
     def _follow(self, *, within_bucket: bool = False, clock_us: int = BEGINNING_US) -> None:
         """Let the boundary follow what was sent, or the clock; the stripes hear of it when it closes a bucket."""
@@ -312,8 +336,22 @@ class StripedProducer:
             self._follow(clock_us=self._clock() - self._slack_us)
 
 
+def _part_id(id: str) -> str:
+    return f"{id}.part"
+
+
 #: Whatever an input can feed.
 AnyProducer = Producer | StripedProducer
+
+
+def send_numbered(
+    producer: AnyProducer, rows: Sequence[Row], numbers: Sequence[int], seq: int, producer_id: str | None
+) -> Ack:
+    """Send rows, each with a number, as one unit of the number `seq`. Whoever was killed may cut them into other units
+    when they are sent again: one log has a unit or not, several stripes may have a part of it."""
+    if isinstance(producer, StripedProducer):
+        return producer.send_many(rows, seq=seq, producer_id=producer_id, numbers=numbers)
+    return producer.send_many(rows, seq=seq, producer_id=producer_id)
 
 
 def dealt_options(options: Mapping[str, Any]) -> dict[str, Any]:
