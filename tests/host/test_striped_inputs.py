@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.host.catalog import Catalog
+from holdfast.host.deployment import load_deployment
 from holdfast.model.errors import UsageError
 
 
@@ -45,3 +47,16 @@ def test_what_a_striped_stream_cannot_be_in_an_application_is_said() -> None:
         with pytest.raises(UsageError, match=match):
             call()
     assert len(app.diagram().nodes) == 1
+
+
+def test_stripes_of_one_stream_live_on_several_hosts(tmp_path: Path) -> None:
+    path = tmp_path / "orders.yaml"
+    path.write_text(
+        "app: orders.py\n"
+        'hosts: {a: {address: "127.0.0.1:7401", root: a}, b: {address: "127.0.0.1:7402", root: b}}\n'
+        "sources: {orders.s0: a, orders.s1: b, orders.s2: b, payments: a}\n"
+        "nodes: {matched: [a, b]}\n"
+    )
+    catalog = Catalog(declared(tmp_path).diagram(), load_deployment(path))
+    assert catalog.sources_on("a") == ("orders.s0", "payments")
+    assert catalog.sources_on("b") == ("orders.s1", "orders.s2")
