@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from holdfast.spark import session
@@ -21,7 +22,18 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Places]:
 @pytest.fixture(scope="package")
 def spark(places: Places) -> Iterator[SparkSession]:
     settings = {name.replace(".", "_"): value for name, value in places.settings().items()}
+    _end_jvm()
     spark = session("holdfast-hadoop", master="local[2,4]", **settings)
     spark.sparkContext.setLogLevel("OFF")
     yield spark
     spark.stop()
+    _end_jvm()
+
+
+def _end_jvm() -> None:
+    """A JVM has the jars and the settings that it was started with, for all sessions that follow."""
+    gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
+    if gateway is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(60)
