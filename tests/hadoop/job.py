@@ -17,6 +17,7 @@ from pyspark.sql.streaming import StreamingQuery
 from holdfast.spark import read_stream, session
 from holdfast.spark.ending import attend
 from holdfast.spark.session import with_settings
+from tests.spark.processes import say
 
 REACH_S = 0.5
 MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
@@ -81,7 +82,7 @@ def tell(queries: list[StreamingQuery]) -> None:
             name = str(query.name)
             if done and done[-1] > told.get(name, -1):
                 told[name] = done[-1]
-                print(name, done[-1], flush=True)
+                say(f"{name} {done[-1]}")
         time.sleep(0.1)
     for query in queries:
         query.awaitTermination()

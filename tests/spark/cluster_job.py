@@ -14,6 +14,7 @@ from holdfast.protocol.cec.policy import continuous
 from holdfast.spark import session
 from holdfast.spark.flow import flow
 from tests.spark import job
+from tests.spark.processes import say
 
 
 def aggregate(spark: SparkSession, root: str, checkpoint: str, output: str) -> None:
@@ -41,7 +42,7 @@ def main() -> None:
     for query in (aggregate, windows):
         name = f"far-{query.__name__}"
         query(spark, given.root, str(given.checkpoints / name), name)
-        print(f"{name} done", flush=True)
+        say(f"{name} done")
     spark.stop()
 
 

@@ -25,6 +25,7 @@ from holdfast.spark.fork import fork_checkpoint, last_commit
 from holdfast.spark.hadoop_path import checkpoint_folder
 from holdfast.spark.session import make_active
 from tests.hadoop import job
+from tests.spark.processes import say
 
 ONCE = {"availableNow": True}
 EVERY = continuous(period="1s", slow=0)
@@ -138,11 +139,11 @@ def main() -> None:
                     **{name.replace(".", "_"): value for name, value in given.settings.items()})  # fmt: skip
     spark.sparkContext.setLogLevel("ERROR")
     run(spark, str(given.root), given.checkpoints, "far-")
-    print("queries done", flush=True)
-    print(f"Spark's own state: {refusal(spark, str(given.root), given.checkpoints)}", flush=True)
+    say("queries done")
+    say(f"Spark's own state: {refusal(spark, str(given.root), given.checkpoints)}")
     for base in given.shared:
         shared(spark, str(given.root), base)
-        print(f"{base.partition(':')[0]} done", flush=True)
+        say(f"{base.partition(':')[0]} done")
     spark.stop()
 
 

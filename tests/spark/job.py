@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from holdfast.spark import read_stream, session
+from tests.spark.processes import say
 
 
 def run(spark: SparkSession, root: str, checkpoint: str, output: str, rows: str) -> None:
@@ -32,9 +33,9 @@ def main() -> None:
                     spark_executor_memory="700m", spark_cores_max="2",
                     spark_executor_extraJavaOptions=os.environ.get("SPARK_SUBMIT_OPTS", ""))  # fmt: skip
     spark.sparkContext.setLogLevel("OFF")
-    print("started", flush=True)
+    say("started")
     run(spark, given.root, given.checkpoint, given.output, given.rows)
-    print("finished", flush=True)
+    say("finished")
     spark.stop()
 
 

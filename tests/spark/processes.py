@@ -119,3 +119,9 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def say(line: str) -> None:
+    """To whoever waits for it: in one piece, also where output is not buffered, since logs come to the same file."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
