@@ -1,6 +1,7 @@
 """kill -9 at the steps of a striped commit: nothing is lost, and nothing is twice (L1, L3, L6).
 
-HOLDFAST_STRIPE_KILLS=50: so many of each. A step is one operation on the disk that changes something, of any stripe.
+HOLDFAST_STRIPE_KILLS=50: so many of each, and more of each sender; else one at a step by chance, so that all are found
+in the end. A step is one operation on the disk that changes something, of any stripe.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from holdfast.stream.striped_producer import send_numbered
 from tests.faults.units import QuietDisk
 from tests.stream.archive_process import KilledDisk, Steps
 
-KILLS = int(os.environ.get("HOLDFAST_STRIPE_KILLS", "0")) or 4
+KILLS = int(os.environ.get("HOLDFAST_STRIPE_KILLS", "0")) or 1
+#: A sender that was killed is killed again so many steps later in its way.
+AGAIN = 7 if KILLS > 1 else 31
 STRIPES, UNITS = 4, 12
 T0_US = 1_700_000_000_000_000
 
@@ -106,7 +109,7 @@ def test_a_producer_is_killed_at_every_step_of_its_units(tmp_path: Path, by: str
     for at in sorted(random.SystemRandom().sample(range(steps), count)):
         root = made(tmp_path / "killed", by)
         while forked(root, at, timed=timed) is None:  # Again at the same step: later in its way.
-            at += 7
+            at += AGAIN
         check(root, f"killed at {at} of {steps}")
         shutil.rmtree(root)
 
@@ -116,6 +119,6 @@ def test_a_sender_that_cuts_its_rows_into_other_units_is_killed_at_every_step(tm
     for at in sorted(random.SystemRandom().sample(range(60), KILLS)):
         root, step = made(tmp_path / "killed", "k"), at
         while forked(root, step, timed=True, anew=True) is None:
-            step += 13
-        check(root, f"killed at {at}, and each 13 steps later")
+            step += AGAIN
+        check(root, f"killed at {at}, and each {AGAIN} steps later")
         shutil.rmtree(root)
