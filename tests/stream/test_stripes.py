@@ -6,6 +6,7 @@ import itertools
 import threading
 import zlib
 from collections import Counter
+from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,10 @@ def filled(stream: StripedStream, numbers: range, *, end: bool = True) -> Stripe
 
 def numbers(rows: list[Any]) -> list[int]:
     return [row.values["n"] for row in rows]
+
+
+def us(seconds: float) -> int:
+    return int(at(seconds).timestamp() * 1e6)
 
 
 def test_equal_keys_go_to_one_stripe_by_the_checksum_of_their_text(store: StreamStore) -> None:
@@ -138,6 +143,64 @@ def test_an_interrupted_look_goes_on_where_it_was(orders: StripedStream) -> None
         for batch in itertools.islice(reader.poll(), 3):
             found += batch.column("n").to_pylist()
     assert found == numbers(list(orders.subscribe().rows()))
+
+
+def test_boundaries_go_on_behind_the_end_of_the_shortest_stripe(store: StreamStore) -> None:
+    stream = store.create_striped("o", COLUMNS, stripes=2, bucket="1s")
+    short, long = (s.producer(stime="at") for s in stream.stripes)
+    reader, seen = stream.subscribe(boundaries=True), []
+
+    def boundaries() -> list[int]:
+        kind = int(holdfast.TupleType.BOUNDARY)
+        rows = [row for batch in reader.poll() for row in reader.rows_of(batch) if row.type == kind]
+        return [int(row.stime.timestamp()) for row in rows if row.stime is not None]
+
+    short.send_many(rows_of(range(15)))
+    short.close()
+    for n in range(2, 9, 2):
+        long.send_many(rows_of(range(10 * n, 10 * n + 10)))
+        seen += boundaries()
+        assert reader.position_us == us(n)
+    long.close()
+    seen += boundaries()
+    assert seen[:4] == [int(at(n).timestamp()) for n in (2, 4, 6, 8)]
+    assert len(seen) == 5
+    assert reader.finished
+    assert reader.position_us >= us(9)
+
+
+def test_it_can_be_iterated_like_any_subscriber(orders: StripedStream) -> None:
+    assert sum(batch.num_rows for batch in filled(orders, range(50)).subscribe()) == 50
+
+
+def until_interrupted(parts: Iterator[list[int]]) -> Iterator[list[int]]:
+    with pytest.raises(KeyboardInterrupt):
+        yield from parts
+
+
+def test_what_an_interrupt_has_lost_is_not_passed_over(orders: StripedStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L6: as by Ctrl-C; the position is that of what came."""
+    filled(orders, range(200))
+    whole = numbers(list(orders.subscribe().rows()))
+    for way in ("poll", "rows"):
+        reader, found, left = orders.subscribe(), [], itertools.count()
+        scan = type(reader.stripes[0]).poll
+
+        def interrupted(self: Any, *given: Any, left: Any = left, scan: Any = scan) -> Iterator[Any]:
+            for batch in scan(self, *given):
+                if next(left) == 20:
+                    raise KeyboardInterrupt
+                yield batch
+
+        with monkeypatch.context() as patched:
+            patched.setattr(type(reader.stripes[0]), "poll", interrupted)
+            batches = (batch.column("n").to_pylist() for batch in reader.poll())
+            for part in until_interrupted(batches if way == "poll" else ([r.values["n"]] for r in reader.rows())):
+                found += part
+        assert found
+        with pytest.raises(UsageError, match=r"interrupted while it read \(KeyboardInterrupt\).*after=position"):
+            list(reader.poll())
+        assert found + numbers(list(orders.subscribe(after=reader.position).rows())) == whole
 
 
 def test_a_position_goes_on_behind_its_row(orders: StripedStream) -> None:

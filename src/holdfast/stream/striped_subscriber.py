@@ -11,6 +11,7 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -46,14 +47,15 @@ class StripedSubscriber:
         self.name, self.schema = self.stripes[0].name, self.stripes[0].schema
         self._boundaries = boundaries
         self._positions = [stripe.at for stripe in self.stripes]
-        self._delivered_us = min(stripe.position_us for stripe in self.stripes)
+        self._delivered_us = self.position_us
         self._under_way: Iterator[_Part | pa.RecordBatch] | None = None
         self._trouble: HoldfastError | None = None
 
     @property
     def position_us(self) -> int:
-        """Everything before this stime was delivered."""
-        return min(stripe.position_us for stripe in self.stripes)
+        """Everything before this stime was delivered. A stripe that was read to its end holds nobody back."""
+        going_on = [stripe.position_us for stripe in self.stripes if not stripe.finished]
+        return min(going_on) if going_on else max(stripe.position_us for stripe in self.stripes)
 
     @property
     def position(self) -> str:
@@ -72,12 +74,16 @@ class StripedSubscriber:
 
     def poll(self) -> Iterator[pa.RecordBatch]:
         """What is there now, without waiting. Whoever stops half-way finds the rest at the next call."""
-        for part in self._parts():
-            if isinstance(part, _Part):
-                self._positions[part.stripe] = part.after
-                yield part.batch
-            else:
-                yield part
+        with self._interrupts_noted():
+            for part in self._parts():
+                if isinstance(part, _Part):
+                    self._positions[part.stripe] = part.after
+                    yield part.batch
+                else:
+                    yield part
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self.batches()
 
     def batches(self, *, timeout: str | int | float | None = None) -> Iterator[pa.RecordBatch]:
         """Batches as they come; ends at the end of the stream, or when nothing came for `timeout`."""
@@ -86,13 +92,14 @@ class StripedSubscriber:
     def rows(self, *, timeout: str | int | float | None = None) -> Iterator[Row]:
         """Tuples one by one, for people and small programs."""
         for part in polled(self._parts, lambda: self.finished, timeout):
-            if not isinstance(part, _Part):
-                yield from (row._replace(position=self.position) for row in rows_of(part))
-                continue
-            for row, at in self.stripes[part.stripe].positioned_rows(part.batch, part.before):
-                self._positions[part.stripe] = at
-                yield row._replace(position=self.position)
-            self._positions[part.stripe] = part.after
+            with self._interrupts_noted():
+                if not isinstance(part, _Part):
+                    yield from (row._replace(position=self.position) for row in rows_of(part))
+                    continue
+                for row, at in self.stripes[part.stripe].positioned_rows(part.batch, part.before):
+                    self._positions[part.stripe] = at
+                    yield row._replace(position=self.position)
+                self._positions[part.stripe] = part.after
 
     rows_of = staticmethod(rows_of)
 
@@ -121,13 +128,27 @@ class StripedSubscriber:
             raise self._trouble  # What could not be read is not passed over.
         if self._under_way is None:
             self._under_way = self._merged()
-        try:
+        with self._interrupts_noted():
             for part in self._under_way:  # noqa: UP028 - with `yield from`, whoever stops here would end it
                 yield part
+            self._under_way = None
+
+    @contextlib.contextmanager
+    def _interrupts_noted(self) -> Iterator[None]:
+        """What was read ahead is lost with whatever interrupts it. Who stops (`GeneratorExit`) interrupts nothing."""
+        try:
+            yield
+        except GeneratorExit:
+            raise
         except HoldfastError as error:
             self._trouble = error
             raise
-        self._under_way = None
+        except BaseException as error:
+            self._trouble = UsageError(
+                f"stream {self.definition.name}: this subscriber was interrupted while it read "
+                f"({type(error).__name__}); go on with a new one: subscribe(after=position)"
+            )
+            raise
 
     def _merged(self) -> Iterator[_Part | pa.RecordBatch]:
         """Rules 1 and 2: one look at all stripes."""
