@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 import threading
+import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,8 @@ import pyarrow as pa
 import pytest
 
 import holdfast
+from holdfast.inputs.decode import Decoder
+from holdfast.inputs.feed import DeadLetters, Feed, Line, Sent
 from holdfast.model.errors import (
     BadName,
     EarlyTuple,
@@ -25,7 +31,9 @@ from holdfast.model.errors import (
     UsageError,
 )
 from holdfast.stream.checking.verify import verify
+from holdfast.stream.disk import Disk
 from holdfast.stream.store import StreamStore, StripedStream
+from holdfast.stream.striped_producer import StripedProducer
 from tests.stream.conftest import Cut, CuttingDisk
 
 T0 = datetime(2026, 3, 1, tzinfo=UTC)
@@ -62,6 +70,35 @@ def numbers(rows: list[Any]) -> list[int]:
     return [row.values["n"] for row in rows]
 
 
+@contextlib.contextmanager
+def failing(producer: StripedProducer, stripe: int) -> Iterator[None]:
+    """One of its stripes takes nothing, no boundary either."""
+    writer = producer.producers[stripe].writer
+    disk, writer.disk = writer.disk, DiskAway()
+    try:
+        yield
+    finally:
+        writer.disk = disk
+
+
+class DiskAway(Disk):
+    def write(self, fd: int, path: Path, at: int, parts: Any) -> None:
+        raise StorageError("the disk of this stripe is away")
+
+
+def key_of(stripe: int, stripes: int = 4) -> str:
+    return next(key for n in itertools.count() if zlib.crc32((key := f"k{n}").encode()) % stripes == stripe)
+
+
+def row(stripe: int, n: int, seconds: float) -> dict[str, Any]:
+    """One that goes to this stripe of four."""
+    return {"customer": key_of(stripe), "n": n, "at": at(seconds)}
+
+
+def stored(stream: StripedStream) -> list[int]:
+    return sorted(numbers(list(stream.subscribe().rows(timeout=0))))
+
+
 def us(seconds: float) -> int:
     return int(at(seconds).timestamp() * 1e6)
 
@@ -93,9 +130,10 @@ def test_without_a_key_each_unit_goes_whole_to_the_next_stripe(store: StreamStor
         [future.result() for future in [producer.send_async((100 + n,)) for n in range(6)]]
         producer.send_many([(200,)] * 2, seq=7)
     rows = [numbers(list(s.subscribe().rows())) for s in stream.stripes]
-    assert sorted(map(len, rows)) == [14, 14, 16]
+    assert sorted(len([n for n in r if n != 200]) for r in rows) == [14, 14, 14]
     assert sum(len(set(r)) for r in rows) == 16, "no unit lies in two stripes"
-    assert [r.count(200) for r in rows] == [0, 2, 0], "a number says which stripe"
+    expected = zlib.crc32(b"7") % 3
+    assert [r.count(200) for r in rows] == [2 if i == expected else 0 for i in range(3)], "a number says which stripe"
 
 
 def test_readers_get_one_order_whatever_portions_they_read(orders: StripedStream) -> None:
@@ -275,9 +313,6 @@ def test_stripes_that_were_left_apart_go_on_from_one_boundary(store: StreamStore
     with stream.producer(stime="at") as producer:
         assert {s.reader().boundary_us for s in stream.stripes} == {int(at(7).timestamp() * 1e6)}
         producer.close(end=False)
-    stream.stripes[1].producer().close()
-    stream.producer().close(end=False)
-    assert all(s.reader().closed for s in stream.stripes), "an end that was begun is completed"
 
 
 def test_no_tuple_is_late_because_others_are_sent_meanwhile(store: StreamStore) -> None:
@@ -318,16 +353,10 @@ def test_a_unit_that_is_sent_again_adds_nothing(orders: StripedStream) -> None:
     with orders.producer(id="shop") as producer:
         for n in range(5):
             producer.send_many(rows_of(range(10 * n, 10 * n + 10)), seq=n)
-        whole, broken = producer.producers[1].send_batch, rows_of(range(50, 60))
-
-        def fails(*_: object, **__: object) -> None:
-            raise StorageError("the disk of this stripe is away")
-
-        producer.producers[1].send_batch = fails  # type: ignore[method-assign, assignment]
-        with pytest.raises(StorageError):
+        broken = rows_of(range(50, 60))
+        with failing(producer, 1), pytest.raises(StorageError):
             producer.send_many(broken, seq=5)
         assert producer.last_seq == 4, "not before all of it is there"
-        producer.producers[1].send_batch = whole  # type: ignore[method-assign]
         producer.close(end=False)
     with orders.producer(id="shop") as producer:
         assert producer.last_seq == 4
@@ -339,6 +368,149 @@ def test_a_unit_that_is_sent_again_adds_nothing(orders: StripedStream) -> None:
         assert producer.last_seq == 6
         assert producer.last_seq_of("other") == -1
     assert sorted(numbers(list(orders.subscribe().rows()))) == list(range(61))
+
+
+def test_an_id_is_never_that_of_the_parts_of_another_sender(store: StreamStore, orders: StripedStream) -> None:
+    """L1: whatever ids others use, what was acknowledged is there."""
+    with orders.producer() as producer:
+        for n, (first, second) in enumerate((("a.part", "a"), ("b", "b.part"), ("c." + "x" * 126, "d"), ("e.", "f"))):
+            producer.send_many([row(0, 10 * n, 0)], seq=10**9, producer_id=first)
+            ack = producer.send_many([row(0, 10 * n + 1, 0), row(1, 10 * n + 2, 0)], seq=1, producer_id=second)
+            assert ack[1:] == (2, False, 0)
+            assert producer.send_many([row(0, 10 * n + 3, 0), row(1, 10 * n + 4, 0)], seq=10**9 + 1,
+                                      producer_id=first).rows == 2  # fmt: skip
+        with pytest.raises(BadName):
+            producer.send_many([row(0, 99, 0), row(1, 99, 0)], seq=1, producer_id="a/part")
+    assert stored(orders) == [10 * n + i for n in range(4) for i in range(5)]
+
+
+def torn(stream: StripedStream, rows: list[dict[str, Any]], seq: int, away: int, **options: Any) -> None:
+    """A unit comes to its stripes but for one, and its process is gone."""
+    with stream.producer(stime="at", **options) as producer:
+        with failing(producer, away), pytest.raises(StorageError):
+            producer.send_many(rows, seq=seq, producer_id="a")
+        producer.close(end=False)
+
+
+@pytest.mark.parametrize("late", ["drop", "refuse"])
+@pytest.mark.parametrize("away", [1, 2])
+def test_a_torn_unit_whose_rest_is_late_doubles_nothing(orders: StripedStream, late: Any, away: int) -> None:
+    """L3: where another sender moved the boundary meanwhile."""
+    unit = [row(0, 0, 1), row(1, 1, 1), row(2, 2, 1)]
+    torn(orders, unit, 5, away, late=late)
+    with orders.producer(stime="at", late=late) as producer:
+        producer.send_many([row(3, 3, 60)], seq=1, producer_id="b")
+        rest = [n for n in (1, 2) if n >= away]  # The last of its stripes is never tried before the others.
+        assert producer.untimely_rows(unit, seq=5, producer_id="a") == rest
+        if late == "drop":
+            assert producer.send_many(unit, seq=5, producer_id="a")[1:] == (0, False, len(rest))
+            assert producer.send_many(unit, seq=5, producer_id="a").duplicate
+        else:
+            with pytest.raises(LateTuple):
+                producer.send_many(unit, seq=5, producer_id="a")
+    assert stored(orders) == [n for n in range(4) if n not in rest]
+
+
+def test_rows_of_a_torn_unit_that_are_there_do_not_come_too_late(orders: StripedStream, tmp_path: Path) -> None:
+    """And are not put aside as if they had been refused."""
+    unit = [row(0, 0, 1), row(1, 1, 60), row(2, 2, 60)]
+    torn(orders, unit, 102, 2, slack="2m")
+    text = [Line(json.dumps({**r, "at": r["at"].isoformat()}).encode(), str(i), 100 + i) for i, r in enumerate(unit)]
+    with orders.producer(stime="at") as producer, DeadLetters(tmp_path / "dead") as dead:
+        producer.send_many([row(3, 3, 60)], seq=1, producer_id="b")
+        feed = Feed(producer, Decoder(orders.definition.schema, "orders"), dead)
+        assert feed.send(text, "a") == Sent(rows=1)
+    assert (tmp_path / "dead").read_bytes() == b""
+    assert stored(orders) == [0, 1, 2, 3]
+
+
+def test_the_boundary_waits_for_a_torn_unit_until_it_is_sent_again(orders: StripedStream) -> None:
+    unit = [row(0, 0, 5), row(1, 1, 5), row(2, 2, 5)]
+    with orders.producer(stime="at") as producer:
+        with failing(producer, 1), pytest.raises(StorageError):
+            producer.send_many(unit, seq=5, producer_id="a")
+        producer.send_many([row(3, 3, 60)], seq=1, producer_id="b")
+        assert producer.boundary_us <= us(5)
+        with pytest.raises(UsageError, match=r"unit 5 of producer a came to some of its stripes only.*send it again"):
+            producer.advance(us(70))
+        assert producer.send_many(unit, seq=5, producer_id="a").rows == 2
+        assert producer.boundary_us == us(60)
+        producer.advance(us(70))
+    assert stored(orders) == [0, 1, 2, 3]
+
+
+def test_a_unit_is_acknowledged_though_a_stripe_cannot_take_the_boundary(orders: StripedStream) -> None:
+    with orders.producer(stime="at", boundary_every="60s") as producer:
+        producer.send(row(0, 0, 1))
+        with failing(producer, 1):
+            assert producer.send(row(0, 1, 60)).rows == 1, "sending it again would double it"
+            assert producer.boundary_us < us(60)
+        producer.tick()
+        assert producer.boundary_us == us(60)
+        producer.close(end=False)
+    assert stored(orders) == [0]
+
+
+def test_closing_waits_for_units_that_are_on_their_way(orders: StripedStream) -> None:
+    on_its_way, may_go_on = threading.Event(), threading.Event()
+    producer = orders.producer()
+    send = producer.producers[0].send_part
+
+    def held_up(*given: Any) -> Any:
+        on_its_way.set()
+        assert may_go_on.wait(60)
+        return send(*given)
+
+    producer.producers[0].send_part = held_up  # type: ignore[method-assign]
+    unit = [row(n, n, 0) for n in range(4)]
+    with ThreadPoolExecutor(2) as pool:
+        sent = pool.submit(producer.send_many, unit, seq=1)
+        assert on_its_way.wait(60)
+        closed = pool.submit(producer.close)
+        while not producer._closed:
+            time.sleep(0.001)
+        with pytest.raises(UsageError, match="was closed"):
+            producer.send_many(unit, seq=2)
+        assert not closed.done()
+        may_go_on.set()
+        assert sent.result().rows == 4
+        closed.result()
+    assert stored(orders) == [0, 1, 2, 3]
+
+
+def test_numbers_in_round_steps_are_dealt_to_all_stripes(store: StreamStore) -> None:
+    """As inputs number units: by their last row."""
+    stream = store.create_striped("turns", "n bigint", stripes=4)
+    with stream.producer() as producer:
+        for n in range(32):
+            producer.send_many([(n,)], seq=10_000 * (n + 1) - 1, numbers=[10_000 * (n + 1) - 1])
+        producer.send_many([(0,), (1,), (32,)], seq=330_000, numbers=[9_999, 19_999, 330_000])
+    rows = [numbers(list(s.subscribe().rows())) for s in stream.stripes]
+    assert min(map(len, rows)) >= 3
+    assert sorted(n for r in rows for n in r) == list(range(33)), "what is there is not taken again"
+
+
+def test_an_end_that_was_begun_is_completed_and_that_of_one_stripe_is_not(store: StreamStore) -> None:
+    for cut in range(1, 4):
+        stream = store.create_striped(f"whole{cut}", "n bigint", stripes=4)
+        producer = stream.producer()
+        for n, one in enumerate(producer.producers):  # As when it is killed between two of them.
+            one.close(end=n < cut, tokens={"/ended": 1})
+        producer.close(end=False)
+        stream.producer().close(end=False)
+        assert all(s.reader().closed for s in stream.stripes)
+        stream.producer().close()
+    stream = store.create_striped("each", "n bigint", stripes=3)
+    with stream.stripes[1].producer() as one:
+        one.send((1,))
+    with pytest.raises(UsageError, match=r"each\.s1 ended, and not with the whole.*each\.s0, each\.s2"):
+        stream.producer()
+    assert [s.reader().closed for s in stream.stripes] == [False, True, False]
+    for stripe in (0, 2):
+        stream.stripes[stripe].producer().close()
+    stream.producer().close()
+    with stream.producer() as producer, pytest.raises(UsageError, match="closed at its end"):
+        producer.send((2,))
 
 
 def test_a_unit_that_does_not_fit_comes_to_no_stripe(orders: StripedStream) -> None:

@@ -21,7 +21,7 @@ import msgspec
 from holdfast.inputs.decode import Decoder
 from holdfast.model.errors import EarlyTuple, LateTuple, SchemaError
 from holdfast.stream.disk import Disk, storage_error
-from holdfast.stream.striped_producer import AnyProducer, send_numbered
+from holdfast.stream.striped_producer import AnyProducer, send_numbered, untimely_numbered
 
 #: Lines sent as one unit: enough to make an fdatasync cheap per line, few enough to be acknowledged soon.
 LINES_MAX = 1000
@@ -133,14 +133,14 @@ class Feed:
     def _unit(self, lines: list[Line], rows: list[dict[str, Any]], seq: int | None, producer_id: str | None) -> Sent:
         late = 0
         while rows or seq is not None:
+            numbers = [line.seq for line in lines if line.seq is not None]
             try:
-                numbers = [line.seq for line in lines if line.seq is not None]
                 if seq is None or len(numbers) < len(rows):
                     ack = self.producer.send_many(rows, seq=seq, producer_id=producer_id)
                 else:
                     ack = send_numbered(self.producer, rows, numbers, seq, producer_id)
             except (LateTuple, EarlyTuple) as error:
-                found = self.producer.untimely_rows(rows)
+                found = untimely_numbered(self.producer, rows, numbers, seq, producer_id)
                 if not found:
                     continue  # What was early has become timely meanwhile.
                 if self._dead is None:

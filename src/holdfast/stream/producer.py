@@ -204,6 +204,10 @@ class Producer:
         promised = None if boundary is None else self.checked_boundary(boundary)
         return self._submit(_Request(batch=batch, numbers=counted, boundary_us=promised))
 
+    def send_part(self, batch: pa.RecordBatch, token: str, seq: int) -> Ack:
+        """Send a part of a unit that several stripes share, under a token that is no producer's id."""
+        return self._submit(_Request(batch=batch, numbers={token: seq}))
+
     def send_async(self, row: Row, *, seq: int | None = None, producer_id: str | None = None) -> Future[Ack]:
         """Send one row without waiting for it: the future has its `Ack` once it is durable. One thread so shares
         commits with itself; it waits only while `send_window.OUTSTANDING_MAX` rows are under way."""
@@ -280,8 +284,9 @@ class Producer:
         """Tuples get consecutive ids: the difference of two looks is how many were added."""
         return self.writer.state.next_tuple_id
 
-    def close(self, *, end: bool = True) -> None:
-        """End the stream cleanly (`end=False` only lets go of it, so that a later producer can go on)."""
+    def close(self, *, end: bool = True, tokens: Mapping[str, int] | None = None) -> None:
+        """End the stream cleanly (`end=False` only lets go of it, so that a later producer can go on). `tokens` go
+        into the unit that ends it."""
         if self._closed:
             return
         self._closed = True
@@ -289,7 +294,7 @@ class Producer:
         self._ticker.stop()
         end = end and not self.writer.state.closed
         # Let go as part of a group: no other thread can be in the middle of a commit then.
-        self._group.submit(_Request(close=end, beat=not end, let_go=True))
+        self._group.submit(_Request(close=end, beat=not end, let_go=True, numbers=tokens if end else None))
 
     def __enter__(self) -> Producer:
         return self

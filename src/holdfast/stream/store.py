@@ -43,7 +43,7 @@ from holdfast.stream.retention import AutomaticRetention, Removal, retain
 from holdfast.stream.sealed import seal, unseal
 from holdfast.stream.striped_producer import StripedProducer, dealt_options
 from holdfast.stream.striped_subscriber import StripedSubscriber, check_asked, parted_position
-from holdfast.stream.stripes import STRIPES_FILE, Stripes, check_key, stripe_names
+from holdfast.stream.stripes import ENDED, STRIPES_FILE, Stripes, check_key, stripe_names
 from holdfast.stream.subscriber import Subscriber, SubscriberOptions
 from holdfast.stream.writer import LogWriter
 
@@ -153,10 +153,7 @@ class StripedStream:
         producers: list[Producer] = []
         try:
             writers += (stripe.writer(takeover=takeover) for stripe in self.stripes)
-            if any(writer.state.closed for writer in writers):  # Whoever ended the stream was killed before the last.
-                for writer in writers:
-                    if not writer.state.closed:
-                        writer.commit((), now_us=self._clock(), closed=True)
+            self._finish_end(writers)
             for stripe, writer in zip(self.stripes, writers, strict=True):
                 told: Any = dealt_options(options)
                 producers.append(Producer(stripe.definition, writer, clock=self._clock, **told))
@@ -168,6 +165,21 @@ class StripedStream:
             for writer in writers[len(producers) :]:
                 writer.release(self._clock())
             raise
+
+    def _finish_end(self, writers: list[LogWriter]) -> None:
+        """Whoever ended the whole may have been killed before the last stripe; whoever writes one stripe ends that."""
+        still_open = [writer for writer in writers if not writer.state.closed]
+        ended = [s.name for s, writer in zip(self.stripes, writers, strict=True) if writer.state.closed]
+        if not ended or not still_open:
+            return
+        if not any(writer.state.closed and ENDED in writer.state.tokens for writer in writers):
+            others = [stripe.name for stripe in self.stripes if stripe.name not in ended]
+            raise UsageError(
+                f"stream {self.name}: {', '.join(ended)} ended, and not with the whole, so that nobody can deal to all "
+                f"stripes; open the others by their names ({', '.join(others)}), or end them as well"
+            )
+        for writer in still_open:
+            writer.commit((), now_us=self._clock(), closed=True, tokens={ENDED: 1})
 
     def subscribe(self, **options: Unpack[SubscriberOptions]) -> StripedSubscriber:
         """Read the stripes as one stream, from any point."""

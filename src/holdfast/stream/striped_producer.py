@@ -7,18 +7,23 @@ Rules:
 3. With a column as stime one boundary is kept for all: it trails the largest stime of the whole stream, and no tuple
    that is still on its way to its stripe lies below it. The stripes hear of it, all of them, when it closes a bucket:
    one that gets no tuples holds nobody back. A stream that was left with unequal boundaries goes on from the largest.
+   A unit with a number that could not come to all its stripes is waited for until it is sent again.
 4. A unit with a number is in its stripes once, however often it is sent. The last of its stripes has the number under
-   the sender's id; the others, before it, under another one. So the largest number under the id is that of a unit that
-   is there whole, as long as a sender waits for one unit before it sends the next (`last_seq`). One that is sent again
-   holds the rows that it held, or its rows have numbers of their own (`send_numbered`).
+   the sender's id; the others, before it, under another token. So the largest number under the id is that of a unit
+   that is there whole, as long as a sender waits for one unit before it sends the next (`last_seq`). One that is sent
+   again holds the rows that it held, or its rows have numbers of their own (`send_numbered`). Only rows that their
+   stripe has not got are looked at then: of those that are there nobody asks whether they come in time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, TypeVar
@@ -28,7 +33,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.clock import ArrivalClock, Clock, monotonic_us, now_us
-from holdfast.model.errors import EarlyTuple, LateTuple, UsageError
+from holdfast.model.errors import EarlyTuple, HoldfastError, LateTuple, UsageError
+from holdfast.model.names import check_name
 from holdfast.model.time import (
     BEGINNING_US,
     END_OF_TIME_US,
@@ -37,17 +43,20 @@ from holdfast.model.time import (
     duration_us,
     early_boundary_text,
     early_text,
+    instant_text,
 )
 from holdfast.stream.definition import Definition
 from holdfast.stream.producer import Ack, Producer, Ticker, late_text
 from holdfast.stream.rows import Columns, Row, stimes_of
-from holdfast.stream.stripes import dealt_by_key
+from holdfast.stream.stripes import ENDED, dealt_by_key, part_token
 from holdfast.stream.tables import table_batch
 
 #: A stripe's own producer, told so, never gets to a boundary by itself: seconds, longer than there are years (rule 3).
 HELD_SLACK = 20_000 * 366 * 86_400
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class StripedProducer:
@@ -83,10 +92,12 @@ class StripedProducer:
         self._changed = threading.Condition()
         self._telling = threading.Lock()
         self._under_way: dict[int, int] = {}
-        """The least stime of each unit that is on its way."""
+        """The least stime of each unit that is on its way; END_OF_TIME_US where the boundary need not wait for it."""
+        self._torn: dict[tuple[str, int], int] = {}
+        """The same of units with a number, by sender and number, that came to some of their stripes only."""
         self._published = self._high = max(p.boundary_us for p in self.producers)
         self._data_us = monotonic_us()
-        self._closed = False
+        self._closed = self._stuck = False
         self.late_dropped = 0
         self._ticker: Ticker | None = None
         if stime is not None:
@@ -132,17 +143,32 @@ class StripedProducer:
 
     def advance(self, boundary: int) -> None:
         """Promise, for all stripes, that no later tuple has an stime below `boundary` (microseconds)."""
-        self._check_open()
-        if self._stime is None:
-            self._each(lambda producer: producer.advance(boundary))
-            return
-        if self.producers[0].checked_boundary(boundary) > self._early_us:
-            raise EarlyTuple(early_boundary_text(self.definition.name, boundary, boundary - self._clock()))
-        with self._changed:
-            self._published, self._high = max(self._published, boundary), max(self._high, boundary)
-            # Those that were let in before are let through.
-            self._changed.wait_for(lambda: all(stime_us >= boundary for stime_us in self._under_way.values()))
-        self._tell(boundary)
+        with self._on_its_way():
+            if self._stime is None:
+                self._each(lambda producer: producer.advance(boundary))
+                return
+            if self.producers[0].checked_boundary(boundary) > self._early_us:
+                raise EarlyTuple(early_boundary_text(self.definition.name, boundary, boundary - self._clock()))
+            with self._changed:
+                self._check_whole(boundary)
+                before, self._published = self._published, max(self._published, boundary)
+                # Those that were let in before are let through.
+                self._changed.wait_for(lambda: all(stime_us >= boundary for stime_us in self._under_way.values()))
+                try:
+                    self._check_whole(boundary)
+                except UsageError:
+                    self._published = max(before, min(self._published, self._torn_us()))
+                    raise
+                self._high = max(self._high, boundary)
+            self._tell(boundary)
+
+    def _check_whole(self, boundary: int) -> None:
+        if self._torn_us() < boundary:
+            id, seq = min(self._torn, key=self._torn.__getitem__)
+            raise UsageError(
+                f"stream {self.definition.name}: unit {seq} of producer {id} came to some of its stripes only, and has "
+                f"tuples before the boundary {instant_text(boundary)}; send it again before you promise that"
+            )
 
     @property
     def last_seq(self) -> int:
@@ -158,12 +184,24 @@ class StripedProducer:
         """As `Producer.row_schema`."""
         return self._schema
 
-    def untimely_rows(self, rows: Sequence[Row]) -> list[int]:
-        """As `Producer.untimely_rows`."""
+    def untimely_rows(
+        self,
+        rows: Sequence[Row],
+        *,
+        seq: int | None = None,
+        producer_id: str | None = None,
+        numbers: Sequence[int] | None = None,
+    ) -> list[int]:
+        """As `Producer.untimely_rows`. Those of a unit with a number that are in their stripes already are not."""
         if self._stime is None:
             return []
-        stimes = self._stimes(self._columns.batch(rows))
-        found: list[int] = np.flatnonzero((stimes < self._published) | (stimes > self._early_us)).tolist()
+        batch = self._columns.batch(rows)
+        stimes = self._stimes(batch)
+        untimely = (stimes < self._published) | (stimes > self._early_us)
+        if seq is not None:
+            each = None if numbers is None else np.asarray(numbers, np.int64)
+            untimely &= self._missing(self._dealt(batch, seq), seq, producer_id or self.id, each)
+        found: list[int] = np.flatnonzero(untimely).tolist()
         return found
 
     @property
@@ -183,17 +221,24 @@ class StripedProducer:
 
     def close(self, *, end: bool = True) -> None:
         """End all stripes cleanly (`end=False` only lets go of them)."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._ticker is not None:
-            self._ticker.stop()
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
         try:
-            if self._stime is not None and not end:
-                self._follow(within_bucket=True)
+            with self._changed:
+                self._changed.wait_for(lambda: not self._under_way)
         finally:
-            self._each(lambda producer: producer.close(end=end))
-            self._pool.shutdown()
+            if self._ticker is not None:
+                self._ticker.stop()
+            try:
+                if self._stime is not None and not end:
+                    self._follow(within_bucket=True)
+            finally:
+                try:
+                    self._each(lambda producer: producer.close(end=end, tokens={ENDED: 1}))
+                finally:
+                    self._pool.shutdown()
 
     def __enter__(self) -> StripedProducer:
         return self
@@ -209,26 +254,23 @@ class StripedProducer:
         keys = self._columns.batch((row,)).column(self._by)
         return self.producers[int(dealt_by_key(keys, len(self.producers))[0])]
 
-    def _parts(
-        self, batch: pa.RecordBatch, seq: int | None, id: str, numbers: npt.NDArray[np.int64] | None
-    ) -> dict[int, pa.RecordBatch]:
-        """Rule 1: what each stripe gets; never nothing, for a unit may be there for its number."""
+    def _dealt(self, batch: pa.RecordBatch, seq: int | None) -> npt.NDArray[np.int64]:
+        """Rule 1: the stripe of each row."""
         count = len(self.producers)
-        if self._by is None:
-            return {(next(self._turns) if seq is None else seq) % count: batch}
-        dealt = dealt_by_key(batch.column(self._by), count)
-        stripes = [int(i) for i in np.unique(dealt)] or [0]
-        if numbers is None and len(stripes) == 1:
-            return {stripes[0]: batch}
-        parts: dict[int, pa.RecordBatch] = {}
-        for i in stripes:
-            mine = dealt == i
-            if numbers is not None:
-                producer = self.producers[i]
-                mine &= numbers > max(producer.last_seq_of(id), producer.last_seq_of(_part_id(id)))
-            if mine.any() or i == stripes[-1]:
-                parts[i] = batch.take(pa.array(np.flatnonzero(mine)))
-        return parts
+        if self._by is not None:
+            return dealt_by_key(batch.column(self._by), count)
+        # Not the number itself: inputs number units by their last row, and so often in steps of a round number.
+        stripe = next(self._turns) if seq is None else zlib.crc32(b"%d" % seq)
+        return np.full(batch.num_rows, stripe % count, np.int64)
+
+    def _missing(
+        self, dealt: npt.NDArray[np.int64], seq: int, id: str, numbers: npt.NDArray[np.int64] | None
+    ) -> npt.NDArray[np.bool_]:
+        """Rule 4: which rows of a unit are not in their stripes yet."""
+        whole, token = self.last_seq_of(id), part_token(id)
+        there = np.array([max(whole, p.last_seq_of(token)) for p in self.producers], np.int64)
+        found: npt.NDArray[np.bool_] = (seq if numbers is None else numbers) > there[dealt]
+        return found
 
     def _send(
         self,
@@ -237,39 +279,55 @@ class StripedProducer:
         producer_id: str | None,
         numbers: npt.NDArray[np.int64] | None = None,
     ) -> Ack:
-        self._check_open()
-        id = self.id if producer_id is None else producer_id
-        if seq is not None and self.producers[0].checked_number(seq) <= self.last_seq_of(id):
-            return Ack(max(p.writer.state.commit_seq for p in self.producers), 0, duplicate=True)
-        if self._stime is None:
-            return self._deal(batch, seq, id, numbers)
-        ticket, timely = self._let_in(batch)
+        id = self.id if producer_id is None else check_name(producer_id)
+        if seq is not None:
+            self.producers[0].checked_number(seq)
+        with self._on_its_way() as ticket:
+            if seq is not None and seq <= self.last_seq_of(id):
+                return Ack(max(p.writer.state.commit_seq for p in self.producers), 0, duplicate=True)
+            dealt = self._dealt(batch, seq)
+            if seq is not None and not (missing := self._missing(dealt, seq, id, numbers)).all():
+                batch, dealt = batch.filter(pa.array(missing)), dealt[missing]
+            if self._stime is None:
+                return self._deal(batch, dealt, seq, id)
+            return self._send_timed(ticket, batch, dealt, seq, id)
+
+    def _send_timed(
+        self, ticket: int, batch: pa.RecordBatch, dealt: npt.NDArray[np.int64], seq: int | None, id: str
+    ) -> Ack:
+        timely = self._let_in(ticket, batch)
         dropped = int((~timely).sum())
         try:
             if dropped:
-                batch, numbers = batch.filter(pa.array(timely)), None if numbers is None else numbers[timely]
-            done = self._deal(batch, seq, id, numbers)
+                batch, dealt = batch.filter(pa.array(timely)), dealt[timely]
+            done = self._deal(batch, dealt, seq, id)
             with self._changed:
                 self._high = max(self._high, int(self._stimes(batch).max()) if batch.num_rows else BEGINNING_US)
                 self.late_dropped += dropped
+        except BaseException:
+            if seq is not None:
+                self._hold_torn(ticket, seq, id)
+            raise
         finally:
             with self._changed:
-                del self._under_way[ticket]
+                self._under_way[ticket] = END_OF_TIME_US
                 self._changed.notify_all()
         self._data_us = monotonic_us()
-        self._follow()
+        self._try_to_follow()
         return done._replace(dropped=dropped)
 
-    def _deal(self, batch: pa.RecordBatch, seq: int | None, id: str, numbers: npt.NDArray[np.int64] | None) -> Ack:
-        parts = self._parts(batch, seq, id, None if seq is None else numbers)
-        *others, last = sorted(parts)
+    def _deal(self, batch: pa.RecordBatch, dealt: npt.NDArray[np.int64], seq: int | None, id: str) -> Ack:
+        # Never nothing: a unit may be there for its number.
+        stripes = [int(i) for i in np.unique(dealt)] or [0]
+        parts = {stripes[0]: batch}
+        if len(stripes) > 1:
+            parts = {i: batch.take(pa.array(np.flatnonzero(dealt == i))) for i in stripes}
         # Rule 4: the last one says that the unit is whole. Without a number nothing has to wait for the others.
         if seq is None:
             acks = self._all([partial(self.producers[i].send_batch, part) for i, part in parts.items()])
         else:
-            acks = self._all([
-                partial(self.producers[i].send_batch, parts[i], seq=seq, producer_id=_part_id(id)) for i in others
-            ])  # fmt: skip
+            *others, last = stripes
+            acks = self._all([partial(self.producers[i].send_part, parts[i], part_token(id), seq) for i in others])
             acks.append(self.producers[last].send_batch(parts[last], seq=seq, producer_id=id))
         return Ack(max(a.commit_seq for a in acks), sum(a.rows for a in acks), all(a.duplicate for a in acks))
 
@@ -281,7 +339,10 @@ class StripedProducer:
         if len(calls) < 2:
             return [call() for call in calls]
         futures = [self._pool.submit(call) for call in calls]
-        errors = [error for future in futures if (error := future.exception()) is not None]
+        try:
+            errors = [error for future in futures if (error := future.exception()) is not None]
+        finally:
+            wait(futures)  # Also after an interrupt: nothing is on its way that nobody knows of.
         if errors:
             raise errors[0]
         return [future.result() for future in futures]
@@ -300,7 +361,21 @@ class StripedProducer:
     def _early_us(self) -> int:
         return END_OF_TIME_US if self._max_ahead_us is None else self._clock() + self._max_ahead_us
 
-    def _let_in(self, batch: pa.RecordBatch) -> tuple[int, npt.NDArray[np.bool_]]:
+    @contextlib.contextmanager
+    def _on_its_way(self) -> Iterator[int]:
+        """While somebody is in here nobody closes the stripes."""
+        with self._changed:
+            self._check_open()
+            ticket = next(self._tickets)
+            self._under_way[ticket] = END_OF_TIME_US
+        try:
+            yield ticket
+        finally:
+            with self._changed:
+                del self._under_way[ticket]
+                self._changed.notify_all()
+
+    def _let_in(self, ticket: int, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
         """Refuse what is late or early, or say what to drop; from then on the boundary waits for the rest."""
         stimes, early_us = self._stimes(batch), self._early_us
         if len(stimes) and (worst := int(stimes.max())) > early_us:
@@ -310,34 +385,57 @@ class StripedProducer:
             timely: npt.NDArray[np.bool_] = stimes >= boundary
             if self._late == "refuse" and not timely.all():
                 raise LateTuple(late_text(self.definition.name, int(stimes.min()), boundary, boundary - self._clock()))
-            ticket = next(self._tickets)
             self._under_way[ticket] = int(stimes[timely].min(initial=END_OF_TIME_US))
-        return ticket, timely
+        return timely
+
+    def _hold_torn(self, ticket: int, seq: int, id: str) -> None:
+        """Rule 3: a unit that came to some of its stripes only is still on its way to the others."""
+        if not self.last_seq_of(id) < seq <= max(p.last_seq_of(part_token(id)) for p in self.producers):
+            return
+        with self._changed:
+            self._torn[id, seq] = self._under_way[ticket]
+        log.warning(
+            "stream %s: unit %d of producer %s came to some of its stripes only; the boundary waits until it is sent "
+            "again", self.definition.name, seq, id,
+        )  # fmt: skip
+
+    def _torn_us(self) -> int:
+        """The least stime of units that are to be sent again; END_OF_TIME_US: of none."""
+        self._torn = {unit: us for unit, us in self._torn.items() if self.last_seq_of(unit[0]) < unit[1]}
+        return min(self._torn.values(), default=END_OF_TIME_US)
 
     def _follow(self, *, within_bucket: bool = False, clock_us: int = BEGINNING_US) -> None:
         """Let the boundary follow what was sent, or the clock; the stripes hear of it when it closes a bucket."""
         size = self.definition.bucket_us
         with self._changed:
+            on_its_way = min(self._torn_us(), *self._under_way.values(), END_OF_TIME_US - 1)
             sent_us = self._high - self._slack_us if self._high > BEGINNING_US else BEGINNING_US
-            due = min(max(sent_us, clock_us), *self._under_way.values(), END_OF_TIME_US - 1)
-            if due <= self._published or not (within_bucket or bucket_of(due, size) > bucket_of(self._published, size)):
-                return
-            self._published = due
-        self._tell(due)
+            due = min(max(sent_us, clock_us), on_its_way)
+            if due > self._published and (within_bucket or bucket_of(due, size) > bucket_of(self._published, size)):
+                self._published = due
+            boundary_us = min(self._published, on_its_way)
+        self._tell(boundary_us)  # Also a stripe that could not take the last one.
+
+    def _try_to_follow(self) -> None:
+        """The unit is in: a stripe that cannot take the boundary now does not make it fail."""
+        try:
+            self._follow()
+            self._stuck = False
+        except HoldfastError as error:
+            if not self._stuck:
+                log.warning("boundary of stream %s is late, and tried again: %s", self.definition.name, error)
+            self._stuck = True
 
     def _tell(self, boundary_us: int) -> None:
+        if all(p.boundary_us >= boundary_us for p in self.producers):
+            return
         with self._telling:
-            if any(p.boundary_us < boundary_us for p in self.producers):
-                self._each(lambda producer: producer.advance(boundary_us))
+            self._all([partial(p.advance, boundary_us) for p in self.producers if p.boundary_us < boundary_us])
 
     def tick(self) -> None:
         """Without tuples the boundary follows the clock, where it is to (`idle`)."""
-        if self._idle_us is not None and monotonic_us() - self._data_us >= self._idle_us:
-            self._follow(clock_us=self._clock() - self._slack_us)
-
-
-def _part_id(id: str) -> str:
-    return f"{id}.part"
+        idle = self._idle_us is not None and monotonic_us() - self._data_us >= self._idle_us
+        self._follow(clock_us=self._clock() - self._slack_us if idle else BEGINNING_US)
 
 
 #: Whatever an input can feed.
@@ -352,6 +450,17 @@ def send_numbered(
     if isinstance(producer, StripedProducer):
         return producer.send_many(rows, seq=seq, producer_id=producer_id, numbers=numbers)
     return producer.send_many(rows, seq=seq, producer_id=producer_id)
+
+
+def untimely_numbered(
+    producer: AnyProducer, rows: Sequence[Row], numbers: Sequence[int], seq: int | None, producer_id: str | None
+) -> list[int]:
+    """Which rows of what was refused as late or early are the reason. Where there are numbers for some rows only, they
+    are of no use."""
+    if not isinstance(producer, StripedProducer):
+        return producer.untimely_rows(rows)
+    each = numbers if len(numbers) == len(rows) else None
+    return producer.untimely_rows(rows, seq=seq, producer_id=producer_id, numbers=each)
 
 
 def dealt_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ Rules:
    Spark deal alike, in every process and version. A null is dealt like an empty text. Keys whose text is not the same
    everywhere (floating point, decimals, times) are refused.
 4. In turn: whoever sends deals as it likes. A producer gives each unit to the next stripe, and a unit with a number
-   to the stripe of that number, so that it comes to the same one when it is sent again.
+   to the stripe of the CRC32 of that number, so that it comes to the same one when it is sent again.
+5. Tokens in the logs of stripes that are no numbers of a sender have a slash, which no sender's id has.
 """
 
 from __future__ import annotations
@@ -31,6 +32,13 @@ from holdfast.stream.frame import FORMAT_VERSION
 STRIPES_MAX = 64
 #: In the folder of the name.
 STRIPES_FILE = "stripes"
+#: In the unit that ends a stripe because the whole was ended (rule 5): whoever goes on ends the others, too.
+ENDED = "/ended"
+
+
+def part_token(id: str) -> str:
+    """Under which a stripe has the number of a unit that it shares with others (rule 5)."""
+    return f"{id}/part"
 
 
 class Stripes(msgspec.Struct, frozen=True, kw_only=True):
