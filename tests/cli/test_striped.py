@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,33 @@ def test_deleting_it_removes_its_stripes(calls: Cli) -> None:
     assert calls.ok("delete", "calls", "--yes") == "deleted calls\n"
     assert calls.objects("streams") == []
     assert list(calls.root.iterdir()) == []
+
+
+def test_what_is_archived_of_it_is_said_to_stay(cli: Cli, tmp_path: Path) -> None:
+    url = (tmp_path / "archive").as_uri()
+    cli.ok("create", "c", "--schema", "n bigint", "--stripes", 2, "--archive", url)
+    assert cli.ok("delete", "c", "--yes") == f"deleted c; what is archived of it stays in {url}\n"
+
+
+def test_damage_of_the_file_that_makes_it_one_is_found_and_can_be_deleted(calls: Cli) -> None:
+    path = calls.root / "calls" / "stripes"
+    path.write_bytes(path.read_bytes().replace(b"caller", b"callem"))
+    for words in (("verify",), ("verify", "calls")):
+        done = calls.run(*words)
+        assert done.returncode == 1
+        assert "does not match its checksum; bring it back from a copy" in done.stdout
+        assert done.stdout.count("checked, sound") == 3, "the stripes are checked all the same"
+    assert "repair" not in calls.fails("tail", "calls")
+    assert "is a stripe of calls" in calls.fails("delete", "calls.s1", "--yes")
+    assert calls.ok("delete", "calls", "--yes") == "deleted calls\n"
+    assert list(calls.root.iterdir()) == []
+
+
+def test_a_stripe_that_is_not_there_is_found(calls: Cli) -> None:
+    shutil.rmtree(calls.root / "calls.s1")
+    done = calls.run("verify")
+    assert done.returncode == 1
+    assert "no stream 'calls.s1'" in done.stdout
 
 
 def test_verbs_for_one_log_name_the_stripes(calls: Cli) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import shutil
 import threading
 import time
 import zlib
@@ -23,6 +24,7 @@ from holdfast.inputs.decode import Decoder
 from holdfast.inputs.feed import DeadLetters, Feed, Line, Sent
 from holdfast.model.errors import (
     BadName,
+    CorruptLog,
     EarlyTuple,
     LateTuple,
     SchemaError,
@@ -34,6 +36,7 @@ from holdfast.stream.checking.verify import verify
 from holdfast.stream.disk import Disk
 from holdfast.stream.store import StreamStore, StripedStream
 from holdfast.stream.striped_producer import StripedProducer
+from tests.faults.units import QuietDisk
 from tests.stream.conftest import Cut, CuttingDisk
 
 T0 = datetime(2026, 3, 1, tzinfo=UTC)
@@ -278,6 +281,23 @@ def test_live_begins_where_all_stripes_stand(store: StreamStore) -> None:
     for producer in (ahead, behind):
         producer.close()
     assert Counter(numbers(list(reader.rows()))) == Counter([*range(30, 35), *range(30, 100)])
+
+
+def test_live_begins_at_the_beginning_where_nothing_is_complete(store: StreamStore) -> None:
+    stream = store.create_striped("o", COLUMNS, stripes=2, bucket="1s")
+    empty = stream.subscribe(start="live", name="db")
+    assert list(empty.poll()) == []
+    empty.ack()
+    stream.subscribe(after=empty.position)
+    stream.subscribe(name="db", resume=True)
+    ahead, behind = (s.producer(stime="at", slack=0) for s in stream.stripes)
+    ahead.send_many(rows_of(range(100)))
+    reader = stream.subscribe(start="live")
+    behind.send_many(rows_of(range(35)))
+    for producer in (ahead, behind):
+        producer.close()
+    assert Counter(numbers(list(reader.rows()))) == Counter([*range(35), *range(100)])
+    assert Counter(numbers(list(empty.rows()))) == Counter([*range(35), *range(100)])
 
 
 def test_one_boundary_is_kept_for_all_stripes(store: StreamStore) -> None:
@@ -559,11 +579,79 @@ def test_deleting_takes_the_stripes_with_it_however_often_it_is_begun(tmp_path: 
     with stream.stripes[2].producer(), pytest.raises(holdfast.StreamBusy):
         store.delete("o")
     assert len(store.names()) == 3, "nothing is gone while somebody writes"
-    store.delete("o.s1")
+    with pytest.raises(UsageError, match=r"o\.s1 is a stripe of o, which is nothing without it; delete o"):
+        store.delete("o.s1")
+    shutil.rmtree(tmp_path / "o.s1")
     with pytest.raises(UnknownStream, match=r"o\.s1"):
+        store.open_striped("o")
+    store.create("o.s1", "n bigint")
+    with pytest.raises(UsageError, match=r"o\.s1 is not the stripe of o that was created with it"):
         store.open_striped("o")
     store.delete("o")
     assert (store.names(), store.striped_names(), list(tmp_path.iterdir())) == ([], [], [])
+    store.create("o.s1", "n bigint")
+    store.delete("o.s1")
+
+
+def test_a_name_can_be_used_again_wherever_its_deletion_was_cut(tmp_path: Path) -> None:
+    for step in itertools.count(0, 8):
+        store = StreamStore(tmp_path / str(step), disk=QuietDisk())
+        store.create_striped("o", "n bigint", stripes=2)
+        try:
+            StreamStore(store.root, disk=CuttingDisk(step)).delete("o")
+            break
+        except Cut:
+            if store.striped_names():
+                store.delete("o")
+            assert store.names() == []
+            store.create_striped("o", "n bigint", stripes=3)
+    assert step > 8
+
+
+def test_a_removal_that_was_cut_short_leaves_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = holdfast.open(tmp_path)
+    store.create_striped("o", "n bigint", stripes=2)
+
+    def cut(folder: Path, **_: object) -> None:
+        if not any((folder / name).exists() for name in ("main", "stream")):
+            raise Cut
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", cut)
+        with pytest.raises(Cut):
+            store.delete("o")
+    assert (store.names(), store.striped_names()) == ([], [])
+    store.create("o", "n bigint")
+
+
+def test_one_whose_own_file_is_damaged_says_so_and_can_be_deleted(store: StreamStore, orders: StripedStream) -> None:
+    store.create("orders.more", "n bigint")
+    path = store.root / "orders" / "stripes"
+    path.write_bytes(path.read_bytes().replace(b"customer", b"customes"))
+    with pytest.raises(CorruptLog, match=r"does not match its checksum; bring it back from a copy") as raised:
+        store.open_striped("orders")
+    assert "repair" not in str(raised.value)
+    with pytest.raises(UsageError, match="is a stripe of orders"):
+        store.delete("orders.s2")
+    assert list(orders.stripes[1].subscribe().poll()) == []
+    store.delete("orders")
+    assert store.names() == ["orders.more"]
+
+
+def test_many_can_create_the_same_one_at_once(tmp_path: Path) -> None:
+    for n in range(5):
+        begin = threading.Barrier(4)
+
+        def create(n: int = n, begin: threading.Barrier = begin) -> StripedStream:
+            store = holdfast.open(tmp_path / str(n))
+            begin.wait(60)
+            return store.create_striped("o", "n bigint", stripes=4, exist_ok=True)
+
+        with ThreadPoolExecutor(4) as pool:
+            made = [future.result() for future in [pool.submit(create) for _ in range(4)]]
+        assert len({one.dealing.id for one in made}) == 1
+        assert len({one.stripes[3].definition.id for one in made}) == 1
+        assert sorted(p.name for p in (tmp_path / str(n)).iterdir()) == ["o", "o.s0", "o.s1", "o.s2", "o.s3"]
 
 
 def test_the_logs_of_stripes_are_those_of_any_stream(orders: StripedStream) -> None:

@@ -24,13 +24,14 @@ def command(
     """
     session = Session(root, json)
     # A striped stream of which a stripe is gone is deleted all the same.
-    streams = [] if session.store.stripes_of(name) is not None else [session.store.open(name)]
+    stripes = session.store.stripes_there(name)
+    streams = [session.store.open(stream) for stream in ([name] if stripes is None else stripes)]
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError(f"deleting {name} cannot be undone; say --yes")
-        rows = sum(stream.reader().rows for stream in streams or session.store.open_all(name))
+        rows = sum(stream.reader().rows for stream in streams)
         typer.confirm(f"Remove {name} with {rows} tuples for ever?", abort=True)
     session.store.delete(name)
-    url = streams[0].definition.archive if streams else None
+    url = next((stream.definition.archive for stream in streams if stream.definition.archive is not None), None)
     rest = "" if url is None else f"; what is archived of it stays in {url}"
     session.say(f"deleted {name}{rest}", name=name, deleted=True, archive=url)

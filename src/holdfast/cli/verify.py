@@ -8,6 +8,7 @@ import typer
 
 from holdfast.cli.session import Json, Root, Session
 from holdfast.cli.units import counted, size_text
+from holdfast.model.errors import HoldfastError
 from holdfast.model.time import instant_text
 from holdfast.stream.changes import read_changes
 from holdfast.stream.checking.finding import Finding, Severity
@@ -36,8 +37,12 @@ def command(
 
     session = Session(root, json)
     wrong = 0
-    asked = [stripe for name in names or () for stripe in session.logs(name)]
-    for name in asked or session.store.names():
+    asked: list[str] = []
+    for name in names or session.store.striped_names():
+        stripes = session.store.stripes_there(name)
+        asked += [name] if stripes is None else stripes
+        wrong += stripes is not None and not _dealing_sound(session, name)
+    for name in asked if names else session.store.names():
         folder = session.folder(name)
         found: list[Finding] = []
         size = [0]
@@ -60,6 +65,16 @@ def command(
         session.say(f"{name}: {size_text(size[0])} checked, {verdict}", stream=name, bytes=size[0], problems=bad)
     if wrong:
         raise typer.Exit(1)
+
+
+def _dealing_sound(session: Session, name: str) -> bool:
+    """What makes streams the stripes of one: that they are there, and which."""
+    try:
+        session.store.open_striped(name)
+    except HoldfastError as error:
+        session.say(f"error: {error}", stream=name, severity="error", what=str(error))
+        return False
+    return True
 
 
 def _tell(session: Session, name: str, f: Finding) -> None:

@@ -31,15 +31,15 @@ def seal(value: msgspec.Struct) -> bytes:
     return text + b"\n%08x\n" % crc32c(text)
 
 
-def unseal(data: bytes, kind: type[T], where: str) -> T:
+def unseal(data: bytes, kind: type[T], where: str, advice: str = "run `holdfast repair`") -> T:
     """The value that was sealed; `CorruptLog` if a bit is wrong or the format is not ours."""
     text, _, crc = data[:-1].rpartition(b"\n")
     if data[-1:] != b"\n" or crc != b"%08x" % crc32c(text):
-        raise CorruptLog(f"{where}: the file does not match its checksum; run `holdfast repair`")
+        raise CorruptLog(f"{where}: the file does not match its checksum; {advice}")
     try:
         value = decoder_of(kind).decode(text)
     except msgspec.MsgspecError as error:
-        raise CorruptLog(f"{where}: the file is unreadable ({error}); run `holdfast repair`") from error
+        raise CorruptLog(f"{where}: the file is unreadable ({error}); {advice}") from error
     if value.format not in getattr(kind, "FORMATS", (FORMAT_VERSION,)):  # type: ignore[attr-defined]
         raise CorruptLog(f"{where}: the file has another format than {FORMAT_VERSION}; upgrade Holdfast")
     return value

@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from holdfast.clock import Clock, now_us
-from holdfast.model.errors import StorageError, UnknownStream, UsageError
+from holdfast.model.errors import CorruptLog, StorageError, UnknownStream, UsageError
 from holdfast.model.names import check_name, contained
 from holdfast.model.schema import SchemaLike, parse_schema, schema_text
 from holdfast.model.time import BEGINNING_US, SECOND_US
@@ -43,7 +43,7 @@ from holdfast.stream.retention import AutomaticRetention, Removal, retain
 from holdfast.stream.sealed import seal, unseal
 from holdfast.stream.striped_producer import StripedProducer, dealt_options
 from holdfast.stream.striped_subscriber import StripedSubscriber, check_asked, parted_position
-from holdfast.stream.stripes import ENDED, STRIPES_FILE, Stripes, check_key, stripe_names
+from holdfast.stream.stripes import ENDED, STRIPES_FILE, STRIPES_MAX, Stripes, check_key, stripe_names
 from holdfast.stream.subscriber import Subscriber, SubscriberOptions
 from holdfast.stream.writer import LogWriter
 
@@ -134,6 +134,12 @@ class StripedStream:
         self.dealing, self.stripes, self._clock = dealing, stripes, clock
         #: That of the stripes, under the name of the whole.
         self.definition = msgspec.structs.replace(stripes[0].definition, name=dealing.name)
+        for id, stripe in zip(dealing.ids, stripes, strict=False):
+            if stripe.definition.id != id:
+                raise UsageError(
+                    f"stream {stripe.name} is not the stripe of {dealing.name} that was created with it, but another "
+                    f"one of its name; bring the old one back from a copy or its archive, or delete {dealing.name}"
+                )
         for stripe in stripes:
             d = stripe.definition
             if d.bucket_us != self.definition.bucket_us or not d.schema.equals(self.definition.schema):
@@ -187,7 +193,11 @@ class StripedStream:
         check_asked(self.name, asked)
         boundaries, after = asked.pop("boundaries", False), asked.pop("after", None)
         if asked.get("start") == "live" and asked.get("bucket") is None and after is None:
-            asked["bucket"] = self.complete_until_us // self.definition.bucket_us
+            complete_us = self.complete_until_us
+            if complete_us > BEGINNING_US:
+                asked["bucket"] = complete_us // self.definition.bucket_us
+            else:  # Also what one stripe has completed: no reader has got it.
+                asked["start"] = "beginning"
         count = len(self.stripes)
         positions = [None] * count if after is None else parted_position(after, self.name, count)
         opened: list[Subscriber] = []
@@ -307,28 +317,44 @@ class StreamStore:
             )
         if folder.exists():
             raise UsageError(f"stream {name} exists already, without stripes; choose another name or delete it first")
-        for stripe in names:
-            self._create_stripe(stripe, arrow, **options)
-        dealing = Stripes(id=uuid.uuid4().hex, name=name, stripes=stripes, by=stripe_by, created_us=self._clock())
+        try:
+            made = [self._create_stripe(stripe, arrow, **options) for stripe in names]
+            ids = tuple(stripe.definition.id for stripe in made)
+            self._publish(Stripes(id=uuid.uuid4().hex, name=name, stripes=stripes, ids=ids, by=stripe_by,
+                                  created_us=self._clock()))  # fmt: skip
+        except (StorageError, UsageError):
+            if self.stripes_of(name) is None:
+                raise
+            # Somebody else was faster: theirs is what is there.
+            return self.create_striped(name, arrow, stripes=stripes, stripe_by=stripe_by, exist_ok=exist_ok, **options)
+        return self.open_striped(name)
+
+    def _publish(self, dealing: Stripes) -> None:
+        """From then on the stripes are one stream."""
         staging = self.root / f".creating-{dealing.id}"
         self._disk.make_dir(staging)
         try:
             self._disk.replace_file(staging / STRIPES_FILE, seal(dealing))
-            self._disk.rename(staging, folder)
+            self._disk.rename(staging, contained(self.root, dealing.name))
         finally:
             shutil.rmtree(staging, ignore_errors=True)
         self._disk.sync_dir(self.root)
-        return self.open_striped(name)
 
-    def _create_stripe(self, name: str, schema: pa.Schema, **options: Unpack[StreamOptions]) -> None:
-        """One that is there and was never written to was left by whoever was killed in here."""
-        if not contained(self.root, name).exists():
-            self.create(name, schema, **options)
-            return
+    def _create_stripe(self, name: str, schema: pa.Schema, **options: Unpack[StreamOptions]) -> Stream:
+        """One that is there and was never written to was left by whoever was killed in here, or is of somebody who
+        creates the same stream now."""
+        folder = contained(self.root, name)
+        if not folder.exists():
+            try:
+                return self.create(name, schema, **options)
+            except (StorageError, UsageError):
+                if not folder.exists():
+                    raise
         present = self.open(name)
         wanted = define(name, schema, id=present.definition.id, now_us=present.definition.created_us, **options)
         if present.definition != wanted or load_manifest(present.folder / "main") is not None:
             raise UsageError(f"stream {name} exists already and would be a stripe; choose another name or delete it")
+        return present
 
     def open_striped(self, name: str) -> StripedStream:
         """The striped stream of that name."""
@@ -346,12 +372,28 @@ class StreamStore:
     def stripes_of(self, name: str) -> Stripes | None:
         """How the stream of this name is striped; None if it is not, or not there."""
         path = contained(self.root, check_name(name)) / STRIPES_FILE
+        advice = (
+            f"bring it back from a copy; its stripes {name}.s0 … can be read by their names, and deleting {name} "
+            f"removes them as well"
+        )
         try:
-            return unseal(path.read_bytes(), Stripes, str(path))
+            return unseal(path.read_bytes(), Stripes, str(path), advice)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise storage_error("open", path, error) from error
+
+    def stripes_there(self, name: str) -> list[str] | None:
+        """The stripes of a striped stream that are there, by their names where its own file is damaged; None if it is
+        not striped."""
+        try:
+            if (dealing := self.stripes_of(name)) is None:
+                return None
+            wanted = dealing.names
+        except CorruptLog:
+            wanted = tuple(f"{name}.s{n}" for n in range(STRIPES_MAX))
+        known = set(self.names())
+        return [stripe for stripe in wanted if stripe in known]
 
     def striped_names(self) -> list[str]:
         """The names of striped streams; `names` has their stripes."""
@@ -445,26 +487,32 @@ class StreamStore:
 
     def delete(self, name: str) -> None:
         """Remove a stream and all it holds, stripes included; refused while somebody writes to it."""
-        if (dealing := self.stripes_of(name)) is not None:
-            self._delete_striped(dealing)
+        if (stripes := self.stripes_there(name)) is not None:
+            self._delete_striped(name, stripes)
             return
-        stream = self.open(name)
-        stream.writer().release(self._clock())
-        doomed = self.root / f".deleted-{uuid.uuid4().hex}"
-        try:
-            os.rename(stream.folder, doomed)
-            shutil.rmtree(doomed)
-        except OSError as error:
-            raise StorageError(f"could not remove stream {name} whole: {error}; remove {doomed} by hand") from error
+        whole = name.rpartition(".s")[0]
+        if whole and name in (self.stripes_there(whole) or ()):
+            raise UsageError(f"stream {name} is a stripe of {whole}, which is nothing without it; delete {whole}")
+        self._delete_log(self.open(name))
 
-    def _delete_striped(self, dealing: Stripes) -> None:
-        """The definition last: whoever is killed in here deletes the rest by doing it again."""
-        known = set(self.names())
-        there = [self.open(stripe) for stripe in dealing.names if stripe in known]
+    def _delete_striped(self, name: str, stripes: list[str]) -> None:
+        """Its definition last: whoever is killed in here deletes the rest by doing it again."""
+        there = [self.open(stripe) for stripe in stripes]
         for stripe in there:  # Before the first is gone.
             stripe.writer().release(self._clock())
         for stripe in there:
-            self.delete(stripe.name)
-        folder = contained(self.root, dealing.name)
-        self._disk.unlink(folder / STRIPES_FILE)
-        shutil.rmtree(folder, ignore_errors=True)
+            self._delete_log(stripe)
+        self._remove(name)
+
+    def _delete_log(self, stream: Stream) -> None:
+        stream.writer().release(self._clock())
+        self._remove(stream.name)
+
+    def _remove(self, name: str) -> None:
+        """At once: whoever is killed in here leaves a folder that no name leads to."""
+        doomed = self.root / f".deleted-{uuid.uuid4().hex}"
+        self._disk.rename(contained(self.root, name), doomed)
+        try:
+            shutil.rmtree(doomed)
+        except OSError as error:
+            raise StorageError(f"could not remove stream {name} whole: {error}; remove {doomed} by hand") from error

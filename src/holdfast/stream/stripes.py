@@ -48,6 +48,8 @@ class Stripes(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
     stripes: int
+    ids: tuple[str, ...] = ()
+    """Those of the streams that are its stripes: another one of the same name is none."""
     by: str | None = None
     """The column whose equal values stay together; None: in turn."""
     created_us: int = 0
