@@ -78,7 +78,7 @@ SYNC = {"stream.disk", "stream.reader"}
 #: Names that are not made durable, because what they name may be lost, or is made durable by their caller.
 RENAME = {
     "stream.disk",
-    "stream.branch", "stream.store",  # The tentative branch, and a stream that is being dropped.
+    "stream.branch",  # The tentative branch that is being dropped.
     "spark.versions", "spark.fork", "spark.session",  # Scratch, hard links of a fork, a script.
     "host.log_rotation", "load.history",  # A host's log, and what pictures are drawn from.
 }  # fmt: skip

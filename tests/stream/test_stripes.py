@@ -692,6 +692,44 @@ def test_what_a_striped_stream_cannot_be_is_said(store: StreamStore, orders: Str
     with pytest.raises(UsageError, match="stime must name one of"):
         orders.producer(stime="nothing")
     orders.producer().close(end=False)  # Nothing of what was refused keeps it.
-    store.add_columns("orders.s1", "customer string, n bigint, at timestamp, more string")
-    with pytest.raises(UsageError, match="equal columns"):
+
+
+def test_columns_are_added_to_all_stripes(store: StreamStore, orders: StripedStream) -> None:
+    filled(orders, range(40), end=False)
+    wanted = COLUMNS + ", more string"
+    store.add_columns("orders.s1", wanted)  # As by somebody who was killed then.
+    with pytest.raises(UsageError, match=r"equal columns.*store\.add_columns_striped\('orders', …\)"):
         store.open_striped("orders")
+    with pytest.raises(UsageError, match=r"orders\.s0 keeps the columns that it has"):
+        store.add_columns_striped("orders", "customer string, n string, at timestamp, more string")
+    assert store.add_columns_striped("orders", wanted).definition.columns == wanted
+    with store.open_striped("orders").producer(stime="at") as producer:
+        producer.send_many([{**r, "more": "m"} for r in rows_of(range(40, 80))])
+    rows = list(store.open_striped("orders").subscribe().rows())
+    assert {row.values["n"]: row.values["more"] for row in rows} == {n: "m" if n >= 40 else None for n in range(80)}
+    store.create("plain", "n bigint")
+    with pytest.raises(UsageError, match=r"plain has no stripes; use store\.add_columns"):
+        store.add_columns_striped("plain", "n bigint, m bigint")
+
+
+def test_columns_that_stripes_got_in_another_order_are_the_same(store: StreamStore) -> None:
+    stream = store.create_striped("o", "k string", stripes=2, stripe_by="k")
+    keys = [key_of(stripe, 2) for stripe in range(2)]
+    with stream.producer() as producer:
+        producer.send_many([(key,) for key in keys])
+        producer.close(end=False)
+    for stripe, order in zip(stream.stripes, ("a bigint, b bigint", "b bigint, a bigint"), strict=True):
+        for n in (1, 2):
+            store.add_columns(stripe.name, f"k string, {', '.join(order.split(', ')[:n])}")
+    expected = [(key, None, None) for key in keys]
+    with store.open_striped("o").producer() as producer:
+        for n, key in enumerate(keys):
+            expected += [(key, 100 * n + i, i) for i in range(4)]
+            producer.send((key, 100 * n, 0))
+            producer.send_async((key, 100 * n + 1, 1)).result()
+            producer.send({"k": key, "b": 2, "a": 100 * n + 2})
+        producer.send_many([(key, 100 * n + 3, 3) for n, key in enumerate(keys)], seq=1)
+    rows = [row.values for row in store.open_striped("o").subscribe().rows()]
+    assert Counter((r["k"], r["a"], r["b"]) for r in rows) == Counter(expected)
+    batches = list(store.open_striped("o").subscribe())
+    assert pa.Table.from_batches(batches).num_rows == len(expected)

@@ -206,7 +206,8 @@ class Producer:
 
     def send_part(self, batch: pa.RecordBatch, token: str, seq: int) -> Ack:
         """Send a part of a unit that several stripes share, under a token that is no producer's id."""
-        return self._submit(_Request(batch=batch, numbers={token: seq}))
+        part = table_batch(batch, self._schema, self.definition.name)
+        return self._submit(_Request(batch=part, numbers={token: seq}))
 
     def send_async(self, row: Row, *, seq: int | None = None, producer_id: str | None = None) -> Future[Ack]:
         """Send one row without waiting for it: the future has its `Ack` once it is durable. One thread so shares

@@ -142,10 +142,12 @@ class StripedStream:
                 )
         for stripe in stripes:
             d = stripe.definition
-            if d.bucket_us != self.definition.bucket_us or not d.schema.equals(self.definition.schema):
+            # By name: columns that each stripe got by itself may stand in another order.
+            if d.bucket_us != self.definition.bucket_us or _types(d) != _types(self.definition):
                 raise UsageError(
                     f"the stripes of stream {dealing.name} must have equal columns and buckets; got ({d.columns}) for "
-                    f"{d.name} and ({self.definition.columns}) for {stripes[0].name}; add the columns that are missing"
+                    f"{d.name} and ({self.definition.columns}) for {stripes[0].name}; add the columns "
+                    f"that are missing with store.add_columns_striped({dealing.name!r}, …)"
                 )
 
     @property
@@ -248,6 +250,10 @@ class StripedStream:
                 if bucket < until and (first is None or bucket >= first):
                     counts[bucket] += rows
         return counts
+
+
+def _types(definition: Definition) -> dict[str, pa.DataType]:
+    return {field.name: field.type for field in definition.schema}
 
 
 class StreamStore:
@@ -435,19 +441,35 @@ class StreamStore:
     def add_columns(self, name: str, wanted: SchemaLike) -> Stream:
         """The same stream with the columns of `wanted` that it has not got; they are null in what is there. Who has it
         open goes on with those it knew."""
-        present, schema = self.open(name), parse_schema(wanted)
-        added = added_columns(present.definition, schema)
-        if added is None:
-            raise UsageError(
-                f"stream {name} keeps the columns that it has ({present.definition.columns}), others may be added; got "
-                f"({schema_text(schema)}); write to a new stream"
-            )
+        present = self.open(name)
+        added = self._columns_to_add(present, parse_schema(wanted))
         if not len(added):
             return present
-        present.definition.require_replay("who adds columns")
         definition = with_columns(present.definition, added)
         self._disk.replace_file(present.folder / "stream", seal(definition))
         return Stream(present.folder, definition, self._disk, self._clock)
+
+    def add_columns_striped(self, name: str, wanted: SchemaLike) -> StripedStream:
+        """The same for all stripes of a striped stream. Whoever was killed in here does it again."""
+        dealing = self.stripes_of(name)
+        if dealing is None:
+            raise UsageError(f"stream {name} has no stripes; use store.add_columns({name!r}, …)")
+        for stripe in dealing.names:  # Before the first has changed.
+            self._columns_to_add(self.open(stripe), parse_schema(wanted))
+        for stripe in dealing.names:
+            self.add_columns(stripe, wanted)
+        return self.open_striped(name)
+
+    def _columns_to_add(self, present: Stream, wanted: pa.Schema) -> pa.Schema:
+        added = added_columns(present.definition, wanted)
+        if added is None:
+            raise UsageError(
+                f"stream {present.name} keeps the columns that it has ({present.definition.columns}), others may be "
+                f"added; got ({schema_text(wanted)}); write to a new stream"
+            )
+        if len(added):
+            present.definition.require_replay("who adds columns")
+        return added
 
     def open(self, name: str) -> Stream:
         """The stream of that name."""

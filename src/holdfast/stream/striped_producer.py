@@ -82,6 +82,7 @@ class StripedProducer:
         self.definition, self.producers, self.id = definition, tuple(producers), id
         self._by, self._stime, self._unit, self._late = by, stime, stime_unit, late
         self._schema = self.producers[0].row_schema
+        self._alike = all(producer.row_schema.equals(self._schema) for producer in self.producers)
         self._columns = Columns(self._schema, f"stream {definition.name}")
         self._turns, self._tickets = itertools.count(), itertools.count()
         self._pool = ThreadPoolExecutor(len(self.producers), thread_name_prefix=f"stripes-{definition.name}")
@@ -110,7 +111,7 @@ class StripedProducer:
     def send(self, row: Row, *, seq: int | None = None, producer_id: str | None = None) -> Ack:
         """As `Producer.send`."""
         if self._stime is None and seq is None and not self._closed:
-            return self._stripe_of(row).send(row)
+            return self._stripe_of(row).send(self._named(row))
         return self.send_many((row,), seq=seq, producer_id=producer_id)
 
     def send_many(
@@ -139,7 +140,7 @@ class StripedProducer:
                 f"stream {self.definition.name}: send_async to a striped stream goes with times of arrival and without "
                 f"numbers; got stime={self._stime!r}, seq={seq!r}; use send_many or send_batch"
             )
-        return self._stripe_of(row).send_async(row)
+        return self._stripe_of(row).send_async(self._named(row))
 
     def advance(self, boundary: int) -> None:
         """Promise, for all stripes, that no later tuple has an stime below `boundary` (microseconds)."""
@@ -253,6 +254,12 @@ class StripedProducer:
             return self.producers[next(self._turns) % len(self.producers)]
         keys = self._columns.batch((row,)).column(self._by)
         return self.producers[int(dealt_by_key(keys, len(self.producers))[0])]
+
+    def _named(self, row: Row) -> Row:
+        """For a stripe that has the columns in another order."""
+        if self._alike or not isinstance(row, tuple | list) or len(row) != len(self._schema):
+            return row
+        return dict(zip(self._schema.names, row, strict=True))
 
     def _dealt(self, batch: pa.RecordBatch, seq: int | None) -> npt.NDArray[np.int64]:
         """Rule 1: the stripe of each row."""

@@ -167,6 +167,8 @@ class StripedSubscriber:
         before = stripe.at
         for batch in stripe.poll(None if limit_us >= END_OF_TIME_US else limit_us):
             after = stripe.at
+            if batch.schema.names != self.schema.names:
+                batch = batch.select(self.schema.names)  # The same columns in another order.
             yield _Part(bucket_of(batch.column(2)[0].value, self.definition.bucket_us), i, batch, before, after)
             before = after
 
