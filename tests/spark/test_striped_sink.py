@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -21,10 +22,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import holdfast
+from holdfast.model.errors import Fenced, StorageError, UsageError
 from holdfast.spark import flow, flow_of, read_stream, to_stripes
 from holdfast.spark.grants import VARIABLE
-from holdfast.spark.striped_sink import StripeTarget
+from holdfast.spark.striped_sink import Prepared, StripedSink, StripeTarget
+from holdfast.stream.manifest import load_manifest
 from holdfast.stream.store import StripedStream
+from holdfast.stream.writer import LogWriter
 from tests.spark.conftest import T0, at, fill, layout, tuples
 from tests.spark.processes import REPOSITORY, environment, kill_tree, wait_for, wait_for_end
 from tests.stream.archive_process import KilledDisk, Steps
@@ -226,6 +230,172 @@ def forked(root: Path, at_step: int) -> int | None:
     killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
     assert killed or text, "it failed instead of being killed"
     return int(text) if text else None
+
+
+# -- without Spark ----------------------------------------------------------------------------------------------
+
+ROW_SCHEMA = pa.schema([("stime", pa.timestamp("us", "UTC")), ("key", pa.string()), ("value", pa.int64())])
+
+
+def targets_of(root: Path, **options: str) -> list[StripeTarget]:
+    """The stripes of `out`, as tasks and driver of a query have them."""
+    os.environ.pop(VARIABLE, None)
+    given = {"root": str(root), "stime": "stime", **options}
+    return [StripeTarget({**given, "stream": f"out.s{i}"}, ROW_SCHEMA) for i in range(STRIPES)]
+
+
+def until(second: int) -> int:
+    return (T0 + second) * 1_000_000
+
+
+def prepare(target: StripeTarget, number: int, second: int, query: str = "q", run: str = "r") -> None:
+    stripe = int(target.stream.name[-1])
+    target.prepare(batch_of(number, stripe, target.stream.definition.stored), until(second), query, run, number)
+
+
+def read_up_to(checkpoint: Path, batch: int, second: int, query: str = "q") -> None:
+    """What Spark writes before it executes a batch."""
+    (checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
+    (checkpoint / "metadata").write_text(json.dumps({"id": query}))
+    ends = json.dumps({"until_us": until(second)})
+    (checkpoint / "offsets" / str(batch)).write_text(f'v1\n{{"batchWatermarkMs":0}}\n{ends}')
+
+
+def sink_of(out: StripedStream, checkpoint: Path) -> StripedSink:
+    given = {"root": str(out.stripes[0].folder.parent), "stime": "stime", "checkpointlocation": str(checkpoint)}
+    return StripedSink(out.dealing, given, ROW_SCHEMA.append(pa.field("holdfast_stripe", pa.int32())))
+
+
+def test_a_batch_that_is_prepared_is_not_completed_as_another_one(tmp_path: Path) -> None:
+    """S2: its record was lost and planned anew, with more input than a stripe has of it already."""
+    out = made(tmp_path)
+    first, *others = targets_of(tmp_path)
+    prepare(first, 0, 1)
+    before = layouts(out)
+    with pytest.raises(StorageError, match=r"prepared in it up to .* it goes up to .* nothing was added or promised"):
+        prepare(first, 0, 2)
+    for target in others:
+        prepare(target, 0, 2)
+    with pytest.raises(StorageError, match="bring back the checkpoint and the query as they were"):
+        first.promise(until(2), "q", "r", 0)
+    assert layouts(out)[0] == before[0]
+    assert not _seen(out)
+
+
+def test_a_batch_that_is_prepared_is_not_completed_with_other_input_up_to_the_same_end(tmp_path: Path) -> None:
+    """S2: the boundary follows the input that is behind; another one may have gone on."""
+    made(tmp_path)
+    checkpoint = tmp_path / "c"
+    read_up_to(checkpoint, 0, 1)
+    first = targets_of(tmp_path, checkpointLocation=str(checkpoint))[0]
+    prepare(first, 0, 1)
+    record = checkpoint / "offsets" / "0"
+    text = record.read_text()
+    record.write_text(text.replace("v1\n{", 'v1\n{"batchTimestampMs":7,'))
+    prepare(first, 0, 1)  # Planned at another time, and the same.
+    record.write_text(text + "\n" + json.dumps({"until_us": until(9)}))
+    with pytest.raises(StorageError, match="or reads other input"):
+        prepare(first, 0, 1)
+
+
+def test_a_task_that_sees_another_checkpoint_is_refused(tmp_path: Path) -> None:
+    """A folder that was left at its path on an executor: the query keeps no state, and its boundary comes from it."""
+    out = made(tmp_path / "streams")
+    read_up_to(tmp_path / "driver", 0, 2)
+    read_up_to(tmp_path / "stale", 0, 1)
+    stale = targets_of(tmp_path / "streams", checkpointLocation=str(tmp_path / "stale"))[0]
+    done = Prepared("q", "r", 0, 0, stale._record("0"))
+    with pytest.raises(UsageError, match="needs a checkpoint in a folder that executors and driver share"):
+        sink_of(out, tmp_path / "driver").commit([done], 0)
+    assert [stripe.reader().boundary_us for stripe in out.stripes] == [-(2**62)] * STRIPES
+
+
+def test_a_batch_without_tasks_is_the_querys_own(tmp_path: Path) -> None:
+    """S2: of two queries that had such a batch, the second files what waits before its boundary goes on."""
+    out = made(tmp_path / "streams")
+    for query, batch, second in (("a", 50, 0), ("b", 1, 3)):
+        if query == "b":
+            for target in targets_of(tmp_path / "streams"):
+                prepare(target, 0, 0, "b")  # What it brought waits for its boundary.
+        read_up_to(tmp_path / query, batch, second, query)
+        sink_of(out, tmp_path / query).commit([], batch)
+    assert sorted(v for _, _, _, v in _seen(out)) == list(range(20))
+
+
+def test_a_batch_that_another_query_left_half_prepared_is_not_mixed_with_its_own(tmp_path: Path) -> None:
+    """The driver was killed, and the query is started with a new checkpoint: the rest of the batch would never come."""
+    out = made(tmp_path / "streams")
+    targets = targets_of(tmp_path / "streams")
+    prepare(targets[0], 0, 2)
+    read_up_to(tmp_path / "new", 0, 2, "new")
+    with pytest.raises(UsageError, match="holds batch 0 of query q, prepared and not complete; start that query again"):
+        sink_of(out, tmp_path / "new")
+    with pytest.raises(UsageError, match="start that query again with its checkpoint"):
+        prepare(targets[0], 0, 2, "new")
+    read_up_to(tmp_path / "old", 0, 2)
+    sink_of(out, tmp_path / "old")
+    for target in targets:
+        prepare(target, 0, 2)
+    for target in targets:
+        target.promise(until(2), "q", "r", 0)
+    sink_of(out, tmp_path / "new")
+    assert sorted(v for _, _, _, v in _seen(out)) == list(range(20))
+
+
+def test_a_half_prepared_batch_that_completes_no_bucket_is_found_as_well(tmp_path: Path) -> None:
+    """Its rows only wait, in one stripe."""
+    out = made(tmp_path / "streams")
+    target = targets_of(tmp_path / "streams")[1]
+    target.prepare(batch_of(0, 1, target.stream.definition.stored), -(2**62), "q", "r", 0)
+    read_up_to(tmp_path / "new", 0, 2, "new")
+    with pytest.raises(UsageError, match="holds batch 0 of query q in some of its stripes only"):
+        sink_of(out, tmp_path / "new")
+
+
+def test_nobody_else_writes_while_a_batch_is_prepared(tmp_path: Path) -> None:
+    """A boundary of anybody's would show the half of it that is there, and end the query."""
+    out = made(tmp_path)
+    targets = targets_of(tmp_path)
+    for target in targets:
+        prepare(target, 0, 2)
+    for open_it in (out.producer, out.stripes[1].producer):
+        with pytest.raises(UsageError, match="of query q, prepared and not complete"):
+            open_it()
+    assert not _seen(out)
+    for target in targets:
+        target.promise(until(2), "q", "r", 0)
+    out.producer().close(end=False)
+    assert len(_seen(out)) == 20
+
+
+def test_an_attempt_at_a_task_that_comes_late_ends_no_query(tmp_path: Path) -> None:
+    """L7: it does not take a stripe that has the batch, and where it took it before, the driver takes it once more."""
+    out = made(tmp_path)
+    (first, *others), main = targets_of(tmp_path), out.stripes[0].folder / "main"
+    for target in (first, *others):
+        prepare(target, 0, 1)
+    before = load_manifest(main)
+    prepare(first, 0, 1)
+    assert load_manifest(main) == before
+
+    class Overtaken(StripeTarget):
+        times = 2
+
+        def _writer(self, owner: str) -> LogWriter:
+            writer = super()._writer(owner)
+            if self.times:
+                self.times -= 1
+                super()._writer("late").release(until(2))
+            return writer
+
+    given = {"root": str(tmp_path), "stime": "stime", "stream": "out.s0"}
+    for target in (Overtaken(given, ROW_SCHEMA), *others):
+        target.promise(until(1), "q", "r", 0)
+    assert len(_seen(out)) == 15
+    for target in (first, *others):
+        prepare(target, 1, 2, run="later")
+    with pytest.raises(Fenced, match="a later run of this query"):
+        first.promise(until(2), "q", "r", 1)
 
 
 def made(root: Path) -> StripedStream:

@@ -52,6 +52,7 @@ from holdfast.stream.disk import Disk
 from holdfast.stream.filing import file_results
 from holdfast.stream.frame import crc32c
 from holdfast.stream.merge import FOREVER_US
+from holdfast.stream.prepared import refuse_prepared
 from holdfast.stream.record import FORGET
 from holdfast.stream.store import Stream
 from holdfast.stream.tables import check_column
@@ -328,13 +329,8 @@ class Target:
         early_us: int | None,
     ) -> None:
         known = writer.state.tokens
-        runs = {id: n for id, n in known.items() if id.startswith(f"run-{query_id}-")}
+        runs = self._runs(known, query_id, run_id)
         last, mine = max(runs.values(), default=0), f"run-{query_id}-{run_id}"
-        if runs.get(mine, last) < last:
-            raise Fenced(
-                f"stream {self.stream.name}: a later run of this query writes to it; nothing of this batch was added; "
-                f"stop this driver"
-            )
         done = known.get(f"spark-{query_id}", -1)
         if done > batch_id and query_id:  # A batch without tasks does not know whose it is.
             raise StorageError(
@@ -343,7 +339,9 @@ class Target:
                 f"with a new one and a new stream"
             )
         if done >= batch_id:
+            self._check_again(known, boundary_us, query_id, batch_id)
             return
+        refuse_prepared(self.stream.definition, known, writer.state.boundary_us, query_id)
         if query_id and self.options.get("putaside") is not None and not writer.state.closed:
             check_batches(self.stream.name, known, query_id, batch_id - 1, self.options.get("checkpointlocation") or "")
         closed = boundary_us >= FOREVER_US
@@ -361,7 +359,9 @@ class Target:
         if self.options.get("from") is not None:  # Begun anew: so have those before it, and none of them comes back.
             others = [id for id in known if id.startswith(("spark-", "run-")) and query_id not in id]
             old |= dict.fromkeys(others[:-RUNS_KEPT], FORGET)
-        tokens = {f"spark-{query_id}": batch_id, mine: runs.get(mine, last + 1)} | old
+        tokens = {f"spark-{query_id}": batch_id} | self._more_tokens(boundary_us, query_id, batch_id) | old
+        if run_id:
+            tokens[mine] = runs.get(mine, last + 1)
         checkpoints = [control.decode(raw, self.staging) for m in messages for raw in m.control]
         checkpoints.sort(key=lambda c: (c.operator, c.partition))
         writer.commit(filed.events, now_us=now_us(), boundary_us=filed.boundary_us if self._promises else None,
@@ -371,6 +371,24 @@ class Target:
             control.discard(self.staging, max(c.position_us for c in checkpoints))
         if (path := self.options.get("waiting")) is not None:
             Path(path).unlink(missing_ok=True)
+
+    def _runs(self, known: Mapping[str, int], query_id: str, run_id: str) -> dict[str, int]:
+        """Rule 5: the runs of the query that are noted, of which this one must be the last."""
+        runs = {id: n for id, n in known.items() if id.startswith(f"run-{query_id}-")}
+        last = max(runs.values(), default=0)
+        if runs.get(f"run-{query_id}-{run_id}", last) < last:
+            raise Fenced(
+                f"stream {self.stream.name}: a later run of this query writes to it; nothing of this batch was added; "
+                f"stop this driver"
+            )
+        return runs
+
+    def _check_again(self, known: Mapping[str, int], boundary_us: int, query_id: str, batch_id: int) -> None:
+        """The stream has this batch; may it be executed again?"""
+
+    def _more_tokens(self, boundary_us: int, query_id: str, batch_id: int) -> dict[str, int]:
+        """What a unit says beside its batch."""
+        return {}
 
 
 def check_batches(stream: str, tokens: Mapping[str, int], query_id: str, last: int, checkpoint: str | Path) -> None:
@@ -460,6 +478,7 @@ class BatchSink(DataSourceArrowWriter):
         high, _ = target.highest(rows)
         writer = target.stream.writer(owner="spark:batch")
         try:
+            refuse_prepared(target.stream.definition, writer.state.tokens, writer.state.boundary_us)
             # A frame is all there will be of its time: the next one begins behind it.
             end = (high // target.stream.definition.bucket_us + 1) * target.stream.definition.bucket_us
             boundary = end if high > BEGINNING_US else BEGINNING_US

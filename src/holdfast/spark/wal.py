@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from holdfast.model.errors import StorageError, UsageError
@@ -83,6 +84,20 @@ def read_mends_of(folder: CheckpointFolder, batch_id: int) -> dict[str, int]:
         return {name: int(n) for offset in offsets for name, n in (offset.get("mends") or {}).items()}
 
     return _record(folder, batch_id, parsed)
+
+
+def read_lines(checkpoint: Path, batch_id: int) -> bytes | None:
+    """What the record says that the batch reads, and its watermark: equal for equal batches, whenever they were
+    planned. None if there is no record."""
+    path = checkpoint / "offsets" / str(batch_id)
+    if not path.exists():
+        return None
+
+    def parsed(lines: list[str], path: CheckpointFolder) -> bytes:
+        watermark, _ = _parsed(lines, path)
+        return "\n".join([str(watermark), *lines[2:]]).encode()
+
+    return _record(checkpoint, batch_id, parsed)
 
 
 def _record(folder: CheckpointFolder, batch_id: int, parsed: Callable[[list[str], CheckpointFolder], T]) -> T:

@@ -36,6 +36,7 @@ from holdfast.stream.definition import (
 from holdfast.stream.disk import Disk, storage_error
 from holdfast.stream.manifest import load_manifest
 from holdfast.stream.persistence import persistence_of
+from holdfast.stream.prepared import refuse_prepared
 from holdfast.stream.presence import forget_presence
 from holdfast.stream.producer import Producer, ProducerOptions
 from holdfast.stream.reader import LogReader
@@ -82,6 +83,7 @@ class Stream:
         """Open the stream for writing."""
         writer = self.writer(takeover=takeover)
         try:
+            refuse_prepared(self.definition, writer.state.tokens, writer.state.boundary_us)
             return Producer(self.definition, writer, clock=self._clock, **options)
         except BaseException:
             writer.release(self._clock())
@@ -161,6 +163,8 @@ class StripedStream:
         producers: list[Producer] = []
         try:
             writers += (stripe.writer(takeover=takeover) for stripe in self.stripes)
+            for stripe, writer in zip(self.stripes, writers, strict=True):
+                refuse_prepared(stripe.definition, writer.state.tokens, writer.state.boundary_us)
             self._finish_end(writers)
             for stripe, writer in zip(self.stripes, writers, strict=True):
                 told: Any = dealt_options(options)
