@@ -141,7 +141,8 @@ class App(Application):
     def striped(self, stream: str, stripes: int) -> None:
         """Say that a stream which nodes read has so many stripes (`StreamStore.create_striped`): nodes declared from
         now on that read it have its stripes as inputs, `stream.s0` …, each a stream with a source or a home of its own
-        and a missing input while it is away. They come as one DataFrame."""
+        and a missing input while it is away. They come as one DataFrame. Another number than the stream has where it
+        was created is refused at the start and by `holdfast check`."""
         names = stripe_names(stream, stripes)
         if self._striped.setdefault(stream, names) != names:
             raise UsageError(

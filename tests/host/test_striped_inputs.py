@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 
 import holdfast
 from holdfast.host.catalog import Catalog
+from holdfast.host.checking import check
 from holdfast.host.deployment import load_deployment
 from holdfast.model.errors import UsageError
+from tests.host.scripted_engine import ScriptedEngine
 
 
 def declared(root: Path) -> holdfast.App:
@@ -47,6 +50,21 @@ def test_what_a_striped_stream_cannot_be_in_an_application_is_said() -> None:
         with pytest.raises(UsageError, match=match):
             call()
     assert len(app.diagram().nodes) == 1
+
+
+@pytest.mark.parametrize("there", [2, 4])
+def test_another_number_of_stripes_than_the_stream_has_is_refused(tmp_path: Path, there: int) -> None:
+    """Otherwise half of it would be read, and nobody miss the rest, or an input be waited for that never comes."""
+    store = holdfast.open(tmp_path)
+    store.create_striped("orders", "value bigint", stripes=there)
+    store.create("payments", "value bigint")
+    app = declared(tmp_path)
+    said = rf"matched.* stream orders with 3 stripes; .* it has {there}; say app\.striped\('orders', {there}\)"
+    with pytest.raises(UsageError, match=said):
+        app.start(engine=ScriptedEngine())
+    (found,) = check(app.diagram(), store, ScriptedEngine())
+    assert found.wrong is not None
+    assert re.search(said, f"{found.node} {found.wrong}")
 
 
 def test_stripes_of_one_stream_live_on_several_hosts(tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def _warnings() -> Iterator[list[str]]:
 
 def _checked(node: NodeSpec, streams: StreamStore, copies: StreamStore, engine: Engine) -> Checked:
     try:
+        check_stripes(node, streams)
         inputs = [_empty(name, streams, copies) for name in node.inputs]
     except UnknownStream as error:
         return Checked(node.name, wrong=f"{error}; create it first, so that its columns are known")
@@ -95,6 +96,18 @@ def _checked(node: NodeSpec, streams: StreamStore, copies: StreamStore, engine: 
         return Checked(node.name, queries.describe())
     except engine.errors as error:
         return Checked(node.name, wrong=queries.explain(error).sentence)
+
+
+def check_stripes(node: NodeSpec, streams: StreamStore) -> None:
+    """Refuse a node that would read some stripes of a stream that was created here: nobody would miss the rest."""
+    for names in node.together:
+        whole = names[0].removesuffix(".s0")
+        dealing = streams.stripes_of(whole)
+        if dealing is not None and dealing.names != names:
+            raise UsageError(
+                f"node {node.name} reads stream {whole} with {len(names)} stripes; below {streams.root} it has "
+                f"{dealing.stripes}; say app.striped({whole!r}, {dealing.stripes})"
+            )
 
 
 def _empty(name: str, streams: StreamStore, copies: StreamStore) -> Stream:

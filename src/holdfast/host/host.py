@@ -31,6 +31,7 @@ from holdfast.clock import monotonic_us
 from holdfast.diagram import NodeSpec
 from holdfast.engine import Engine, NodeQueries, create_output
 from holdfast.host.catalog import Catalog, replica_name
+from holdfast.host.checking import check_stripes
 from holdfast.host.controller import Controller
 from holdfast.host.fault_orders import carry_out, links_cut
 from holdfast.host.fork_runner import HEALTH_US
@@ -348,6 +349,7 @@ class Host:
     async def set_up(self, site: Site, *, rebuild: bool = False) -> None:
         """Rule 2. `rebuild`: what it has to go on from is of no use any more (rule 5)."""
         node = site.node
+        check_stripes(node, site.store)
         definitions = [await site.definition(stream, partial(self._wait, node)) for stream in node.inputs]
         bucket_us = max(d.bucket_us for d in definitions)
         for d in definitions:
