@@ -64,10 +64,12 @@ test-faults: setup
 	HOLDFAST_SINK_KILLS=$(SINK_KILLS) HOLDFAST_KAFKA_KILLS=$(KAFKA_KILLS) HOLDFAST_KAFKA_RECORDS=$(KAFKA_RECORDS) \
 		HOLDFAST_POSTGRES_KILLS=$(POSTGRES_KILLS) HOLDFAST_ARCHIVE_KILLS=$(ARCHIVE_KILLS) \
 		HOLDFAST_SPARK_KILLS=$(SPARK_KILLS) HOLDFAST_STRIPE_KILLS=$(STRIPE_KILLS) $(AT_LENGTH) \
-		-rP -k "killed or archive_kills" tests/sinks tests/inputs tests/spark/test_ingest.py tests/spark/test_striped_sink.py \
+		-rP -k "killed or archive_kills or striped_sink" tests/sinks tests/inputs tests/spark/test_ingest.py \
+		tests/spark/test_striped_sink.py \
 		tests/stream/test_archive_kills.py tests/stream/test_stripe_kills.py
 	HOLDFAST_SPARK_KILLS=$(SPARK_KILLS) HOLDFAST_NODE_FAULTS=$(NODE_FAULTS) HOLDFAST_MOVES=$(MOVES) \
-		HOLDFAST_SPARK_MOVES=1 HOLDFAST_SWAPS=$(SWAPS) HOLDFAST_REBUILDS=$(REBUILDS) HOLDFAST_KINDS=all $(AT_LENGTH) \
+		HOLDFAST_SPARK_MOVES=1 HOLDFAST_SWAPS=$(SWAPS) HOLDFAST_REBUILDS=$(REBUILDS) HOLDFAST_KINDS=all \
+		HOLDFAST_STRIPE_KILLS=$(STRIPE_KILLS) $(AT_LENGTH) \
 		tests/faults tests/load tests/host tests/spark/test_any_query.py
 	HOLDFAST_HADOOP_KILLS=$(HADOOP_KILLS) $(AT_LENGTH) tests/hadoop tests/spark/test_islands.py
 	HOLDFAST_REBUILDS=$(REBUILDS) HOLDFAST_REBUILD_SPARK=1 $(AT_LENGTH) tests/faults/test_rebuild.py
