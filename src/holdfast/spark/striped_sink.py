@@ -7,8 +7,8 @@ Rules:
    6), and appends one unit with the token (query id, batch id), but no boundary: the batch is prepared. It is durable,
    and nobody sees it, since no bucket of it is complete. A task that is executed again finds its token and adds
    nothing (S2); it looks for it before it takes the stripe from anybody. The unit says how far the batch goes and what
-   it read (`stream.prepared`): a batch of that number that is another one is refused, and until all stripes have
-   promised it nobody else may write to them.
+   it read (`stream.prepared`): a batch of that number that is another one is refused, and until a stripe has
+   promised it nobody else may write there.
 3. When all tasks are done, the driver lets the boundary of every stripe go on to where the batch ends. Readers wait for
    the stripe that is behind the most, so they get the batch when the last one has it. A driver that is killed before
    that has not committed the batch: Spark executes it again, its tasks add nothing, and every boundary is where it was
@@ -262,20 +262,18 @@ class StripedSink(DataSourceStreamArrowWriter):
     def _refuse_halves(self) -> None:
         """Rule 5."""
         own = self._query_id() if self._metadata.exists() else ""
-        batches: dict[str, list[int]] = {}
-        writable = 0
+        known: list[Waiting] = []
         for target in self._targets:
             there = target.look()
-            if there is None or len(there.tokens) >= PRODUCERS_MAX:  # Or it has forgotten some.
-                return
-            if there.boundary_us >= END_OF_TIME_US:
-                continue  # It was ended, and notes no batches any more.
-            writable += 1
+            if there is None:
+                continue
             refuse_prepared(target.stream.definition, there.tokens, there.boundary_us, own)
-            for query_id in preparing(there.tokens, own):
-                batches.setdefault(query_id, []).append(there.tokens.get(f"spark-{query_id}", -1))
-        for query_id, found in batches.items():
-            if len(found) < writable or len(set(found)) > 1:
+            # One that was ended notes no batches any more, and one with so many tokens has forgotten some.
+            if there.boundary_us < END_OF_TIME_US and len(there.tokens) < PRODUCERS_MAX:
+                known.append(there)
+        for query_id in {id for there in known for id in preparing(there.tokens, own)}:
+            found = {there.tokens.get(f"spark-{query_id}", -1) for there in known}
+            if len(found) > 1:
                 raise UsageError(
                     f"stream {self._dealing.name} holds batch {max(found)} of query {query_id} in some of its stripes "
                     f"only; start that query again with its checkpoint, as it was, until the batch is done, or write "
