@@ -17,6 +17,7 @@ from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.model.errors import PeerError, UsageError
 from holdfast.spark import durable_state, keeper, save_policy
 from holdfast.spark.keyed_task import Task
+from holdfast.spark.save_policy import KeyedCheckpoint
 from tests.spark.test_keyed_state import make, sums, task
 
 
@@ -202,7 +203,7 @@ def test_the_keeper_outlives_whatever_a_store_raises(
     assert keeper.ended(tmp_path / "told") == keeper.Ended(1, "refused", "a panic")
 
 
-def checkpoint(tmp_path: Path, version: int) -> keeper.Checkpoint:
+def checkpoint(tmp_path: Path, version: int) -> KeyedCheckpoint:
     plan = replace(make(tmp_path, every(events=1)), store="redis://somewhere")
     marks = {BATCH: b"%d" % version}
-    return keeper.Checkpoint(plan, "q", "0-of-1", (0, 1), version, {b"a": b"1"}, {}, marks, tmp_path / "told")
+    return KeyedCheckpoint(plan, "q", "0-of-1", (0, 1), version, {b"a": b"1"}, {}, marks, tmp_path / "told")

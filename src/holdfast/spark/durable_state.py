@@ -17,11 +17,11 @@ import contextlib
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from holdfast.checkpoint.policy import Guarantee, NoCheckpoint, guarantee_of
+from holdfast.checkpoint.policy import NoCheckpoint
 from holdfast.checkpoint.slots import Slots
 from holdfast.checkpoint.store import CheckpointStore, Entry, Saved
 from holdfast.checkpoint.stores import open_store
@@ -41,12 +41,24 @@ _BUSY_S = 20.0
 T = TypeVar("T")
 
 
+class Stored(Protocol):
+    """As much of an operator as its store must know."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def store(self) -> str | None: ...
+    @property
+    def exact(self) -> bool:
+        """Whether an earlier state than the newest is an error (rule 5)."""
+
+
 class Far:
     """See the module. `slots` may be handed around; nothing is opened before it is asked for something."""
 
-    def __init__(self, plan: Keyed, query: str, partition: str) -> None:
+    def __init__(self, plan: Stored, query: str, partition: str) -> None:
         self._plan, self.query, self.partition = plan, query, partition
-        self.exact = guarantee_of(plan.checkpoint) is Guarantee.EXACT
+        self.exact = plan.exact
         self._store = _Reached(plan.name, address_of(plan, query, partition), self.exact)
         self.slots = Slots(self._store, prefix_of(plan, query, partition), exact=self.exact)
 
@@ -86,6 +98,17 @@ class Far:
         with self.of(partition) as slots:
             slots.clear()
 
+    def forget_all(self, partitions: Iterable[str] | None = None) -> None:
+        """Nobody will ask for this query again: for these partitions, or for whichever there are."""
+        folder = folder_of(self._plan, self.query)
+        if folder is not None:
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(folder)
+            return
+        with self.once():
+            for name in self.names() if partitions is None else partitions:
+                self.forget(name)
+
     def close(self) -> None:
         self._store.close()
 
@@ -103,23 +126,23 @@ def far_of(plan: Keyed, query: str, partition: str) -> Iterator[Far | None]:
         far.close()
 
 
-def folder_of(plan: Keyed, query: str) -> Path | None:
+def folder_of(plan: Stored, query: str) -> Path | None:
     """Where the partitions' stores are, for a store in folders."""
     kind, _, rest = (plan.store or "").partition(":")
     return Path(rest) / plan.name / query if kind in ("log", "files", "rocksdb") else None
 
 
-def address_of(plan: Keyed, query: str, partition: str) -> str:
+def address_of(plan: Stored, query: str, partition: str) -> str:
     folder = folder_of(plan, query)
     assert plan.store is not None
     return plan.store if folder is None else f"{plan.store}/{plan.name}/{query}/{partition}"
 
 
-def query_prefix(plan: Keyed, query: str) -> bytes:
+def query_prefix(plan: Stored, query: str) -> bytes:
     return f"{plan.name}/{query}/".encode()
 
 
-def prefix_of(plan: Keyed, query: str, partition: str) -> bytes:
+def prefix_of(plan: Stored, query: str, partition: str) -> bytes:
     return b"" if folder_of(plan, query) is not None else query_prefix(plan, query) + f"{partition}/".encode()
 
 

@@ -1,16 +1,13 @@
 """Checkpoints beside the stream: the keeper of a Python worker saves what tasks hand over (002 §3.1, figure 3.1).
 
 Rules:
-1. A task of best effort hands over bytes that nobody changes any more, and goes on; the store is not on its way. One
-   queue stands in front of it (`Pending`): a newer checkpoint of a partition takes the place of the one that waits, and
-   when the queue is full, the oldest goes. What serialises is the task itself, which has the states.
+1. A task of best effort hands over what nobody changes any more, and goes on; the store is not on its way. One queue
+   stands in front of it (`Pending`): a newer checkpoint of a partition takes the place of the one that waits, and when
+   the queue is full, the oldest goes.
 2. Each is tried once: the store is opened, written and closed, so that another worker may have it next. What the store
-   does not take stays pending with the task, which hands it over again with all that has changed since.
-3. A checkpoint holds what has changed since the store had the first of its `bases`; the others are those that were
-   handed over since, by the same run. If the store has none of these, somebody else has saved meanwhile, where the
-   partition ran before or runs now; then nothing is written, and the task is told what it does not know of. So one that
-   comes late is never mixed with what went on without it (C7).
-4. How it ended is written beside the partition's scratch, for the task of the next batch, whichever worker has it.
+   does not take is the task's to hand over again, with what has become of it since.
+3. What a checkpoint holds, and whether the store may have it, is its own (`holdfast.spark.save_policy`).
+4. How it ended is written to a file of this machine, for the task of the next batch, whichever worker has it.
 5. The task itself saves (`keep_now`), and ends with the store's error if that is one that no retry can mend: the
    checkpoint after a refusal, so that each of Spark's attempts meets it, and none once it was put right; and all where
    a worker ends with its task, as Spark has it without `spark.python.worker.reuse`: then there is nothing beside it.
@@ -23,44 +20,36 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
 from holdfast.checkpoint.pending import Pending
-from holdfast.checkpoint.slots import BATCH, WentBack
-from holdfast.checkpoint.store import VERSION_MAX
+from holdfast.checkpoint.slots import WentBack
 from holdfast.model.errors import PeerError, StorageError, UsageError
-from holdfast.spark.durable_state import Far
 from holdfast.stream.disk import VolatileDisk
-
-if TYPE_CHECKING:
-    from holdfast.spark.keyed import Keyed
 
 #: Partitions that may wait in one worker; each once. A worker seldom serves more than the partitions of a few queries.
 _WAITING_MAX = 64
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """What changed in a partition, as of `version` (rule 3)."""
+class Checkpoint(ABC):
+    """What a task hands over (rule 3)."""
 
-    plan: Keyed
-    query: str
-    partition: str
-    bases: tuple[int, ...]
     version: int
-    states: Mapping[bytes, bytes | None]
-    parts: Mapping[bytes, bytes | None]
-    marks: Mapping[bytes, bytes]
+    """A later one of the partition has a greater one."""
     told: Path
+    """Where the keeper says how it ended; each partition has its own."""
 
     @property
     def key(self) -> bytes:
         return str(self.told).encode()
+
+    @abstractmethod
+    def save(self) -> Ended:
+        """Try it once. Errors of the store are for the keeper to sort out."""
 
 
 class Ended(msgspec.Struct, array_like=True, frozen=True):
@@ -72,6 +61,11 @@ class Ended(msgspec.Struct, array_like=True, frozen=True):
     base: int = 0
     states: list[bytes] = []
     parts: list[bytes] = []
+
+    @property
+    def refused(self) -> bool:
+        """For good: no retry mends it."""
+        return self.outcome in ("went back", "refused")
 
 
 def ended(told: Path) -> Ended | None:
@@ -125,28 +119,13 @@ def _tell(checkpoint: Checkpoint, how: Ended) -> None:
 
 def _saved(checkpoint: Checkpoint) -> Ended:
     try:
-        return _tried(checkpoint)
+        return checkpoint.save()
     except WentBack as error:
         return Ended(checkpoint.version, "went back", str(error))
     except (PeerError, StorageError) as error:
         return Ended(checkpoint.version, "dropped", str(error))
     except BaseException as error:  # Such as a wrong password. The thread must live on, and the task say it.
         return Ended(checkpoint.version, "refused", str(error))
-
-
-def _tried(checkpoint: Checkpoint) -> Ended:
-    far = Far(checkpoint.plan, checkpoint.query, checkpoint.partition)
-    try:
-        with far.once() as slots:
-            newest = int(slots.mark(BATCH, VERSION_MAX) or 0)
-            if newest not in checkpoint.bases:
-                unknown = slots.leftovers(checkpoint.bases[0])
-                return Ended(checkpoint.version, "older", "", newest, unknown.states, unknown.parts)
-            slots.save(checkpoint.states, checkpoint.version, checkpoint.marks, checkpoint.parts)
-            return Ended(checkpoint.version, "durable")
-    finally:
-        with contextlib.suppress(Exception):  # What was saved is safe, whatever comes of the connection.
-            far.close()
 
 
 _keeper: tuple[int, Keeper] | None = None

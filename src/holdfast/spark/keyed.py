@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType, _parse_datatype_string
 
 from holdfast.checkpoint.deadlines import Kept
 from holdfast.checkpoint.derive import Protection, StateKind, derive
-from holdfast.checkpoint.policy import Every, Groups, NoCheckpoint, Upstream
+from holdfast.checkpoint.policy import Every, Groups, Guarantee, NoCheckpoint, Upstream, guarantee_of
 from holdfast.model.errors import UsageError
 from holdfast.model.names import check_name
 from holdfast.model.time import duration_us
@@ -124,6 +124,10 @@ class Keyed:
     """None: the class says it."""
     forget: bool = True
     restore: Restoring = "all"
+
+    @property
+    def exact(self) -> bool:
+        return guarantee_of(self.checkpoint) is Guarantee.EXACT
 
     @property
     def protection(self) -> Protection:

@@ -26,13 +26,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.checkpoint.policy import Guarantee, guarantee_of
 from holdfast.checkpoint.slots import BATCH, Away, Names, Slots, key_of, part_key
 from holdfast.model.errors import CorruptLog, PeerError, StorageError, UsageError
 from holdfast.operators.numbering import can_hash, hash_of
 from holdfast.operators.state_parts import sorted_out
 from holdfast.operators.udop import directory_of, settled
-from holdfast.spark.durable_state import Far, far_of, folder_of
+from holdfast.spark.durable_state import Far, far_of
 from holdfast.spark.expiry import CAME_TO, Passing
 from holdfast.spark.keyed_identity import MADE_BY, check_made_by
 from holdfast.spark.own_folder import own_folder
@@ -97,7 +96,7 @@ class KeyedStates:
     ) -> None:  # fmt: skip
         self._plan, self.partitions, self._fork = plan, partitions, fork
         self._arrived, self._key_type, self._made_by, self._in_node = arrived, key_type, made_by, in_node
-        self._exact = guarantee_of(plan.checkpoint) is Guarantee.EXACT
+        self._exact = plan.exact
         # A fork cannot: what its parent's store has changes.
         self._lazily = plan.restore != "all" and fork is None
 
@@ -360,18 +359,11 @@ class KeyedStates:
 
     def forget(self, query: str) -> None:
         """Leave nothing behind. A store whose server is away is a `PeerError`: it keeps what it has."""
-        folder = folder_of(self._plan, query)
-        for doomed in (self._scratch() / query, folder):
-            if doomed is not None:
-                with contextlib.suppress(FileNotFoundError):
-                    shutil.rmtree(doomed)
-        if folder is not None:
-            return
-        with far_of(self._plan, query, "") as far:
-            if far is not None:
-                with far.once():
-                    for name in far.names():
-                        far.forget(name)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self._scratch() / query)
+        if self._plan.store is not None:
+            with contextlib.closing(Far(self._plan, query, "")) as far:
+                far.forget_all()
 
     def _scratch(self) -> Path:
         given = self._plan.scratch

@@ -34,7 +34,6 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from holdfast.checkpoint.derive import Protection
-from holdfast.checkpoint.policy import Guarantee, guarantee_of
 from holdfast.checkpoint.slots import Away, Names, Slots, part_key
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.clock import monotonic_us, now_us
@@ -70,7 +69,7 @@ class Task:
         self._figures = figures
         self._plan, self._schema, self.partitions, self._fork = plan, schema, partitions, fork
         self._states = KeyedStates(plan, partitions, fork, arrived, key_type, made_by(plan, key_type, schema), in_node)
-        self._exact = guarantee_of(plan.checkpoint) is Guarantee.EXACT
+        self._exact = plan.exact
 
     @property
     def name(self) -> str:

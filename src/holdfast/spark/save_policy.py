@@ -11,13 +11,11 @@ Rules:
    tuples since its last checkpoint (`Instances.due`): those that are due are saved, as they are now, and the others are
    not. Then the store's states are not of one moment, and it says so (`BEHIND`): nobody takes them for a state at the
    beginning of a batch.
-4. With a policy of time, deadlines stand on a grid (`holdfast.checkpoint.deadlines`), judged at the end of each batch;
-   the next chance is as far away as batches lately were apart. Deadlines that passed before the batch began while there
-   was nothing to save are neither met nor missed.
-5. A checkpoint that the store does not take is dropped, counted and said, with the first batch after that; what it was
-   to save stays pending, for the next deadline or, by events, the next batch. If the store refused it for good, that
-   batch saves it itself, and ends with the store's error if that has not been put right. In its first batch a partition
-   asks the store itself, so that a wrong password is said at once, and not after the first deadline.
+4. Deadlines are judged, and what became of a checkpoint is counted and said, as `holdfast.spark.save_counts` has it.
+5. What a checkpoint was to save that the store did not take stays pending, for the next deadline or, by events, the
+   next batch. If the store refused it for good, that batch saves it itself, and ends with the store's error if that has
+   not been put right. In its first batch a partition asks the store itself, so that a wrong password is said at once,
+   and not after the first deadline.
 6. The counts are noted in scratch and go with each checkpoint into the store, where the driver reads them (`report`).
 7. A state that is away from scratch was saved. It is pending only where somebody else has saved meanwhile; then it
    comes back first, with the next batch, and the checkpoint waits for that: the store has the newest two versions only.
@@ -26,7 +24,6 @@ Rules:
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +31,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from holdfast.checkpoint.deadlines import TOLERANCE, Kept, judge
+from holdfast.checkpoint.deadlines import Kept
 from holdfast.checkpoint.policy import Every, Groups, Policy
 from holdfast.checkpoint.slots import BATCH, Away, Names, Slots, key_of
 from holdfast.checkpoint.store import VERSION_MAX
@@ -42,7 +39,8 @@ from holdfast.clock import now_us
 from holdfast.model.errors import PeerError, StorageError, UsageError
 from holdfast.operators.udop import unsaved_since
 from holdfast.spark.durable_state import Far, far_of
-from holdfast.spark.keeper import Checkpoint, ended, keep_beside, keep_now
+from holdfast.spark.keeper import Checkpoint, Ended, keep_beside, keep_now
+from holdfast.spark.save_counts import SaveCounts
 from holdfast.spark.save_figures import Saving
 
 if TYPE_CHECKING:
@@ -58,10 +56,6 @@ _WANTED = b"wanted"
 _UNSAVED = b"unsaved"
 #: The mark, in a store, of how many keys have gone on since the store was given their states (rule 3).
 BEHIND = b"behind"
-#: Checkpoints in a row that are on their way: one is being saved, one waits, and the others it has superseded.
-_FLYING_MAX = 16
-#: The share of the newest batch in how far batches are apart.
-_NEWEST = 0.25
 
 
 class Unsaved(NamedTuple):
@@ -103,20 +97,33 @@ class Left:
     scratch_marks: Mapping[bytes, bytes] = field(default_factory=dict)
 
 
-class _Counts(msgspec.Struct, array_like=True):
-    """How deadlines were kept, and what the next judgement needs."""
+@dataclass(frozen=True)
+class KeyedCheckpoint(Checkpoint):
+    """What changed in a partition, as of `version` (rule 8)."""
 
-    kept: Kept
-    at_us: int = 0
-    """The next deadline; 0 before there is one."""
-    judged_us: int = 0
-    apart_us: float = 0.0
-    again: int = 0
-    """Whether what is pending is to go with the next batch, because the store did not take it."""
-    base: int = 0
-    """The version of the store that what is pending goes on top of."""
-    flying: list[int] = []
-    """The versions that were handed over since; none when it is known how the last of them ended."""
+    plan: Keyed
+    query: str
+    partition: str
+    bases: tuple[int, ...]
+    version: int
+    states: Mapping[bytes, bytes | None]
+    parts: Mapping[bytes, bytes | None]
+    marks: Mapping[bytes, bytes]
+    told: Path
+
+    def save(self) -> Ended:
+        far = Far(self.plan, self.query, self.partition)
+        try:
+            with far.once() as slots:
+                newest = int(slots.mark(BATCH, VERSION_MAX) or 0)
+                if newest not in self.bases:
+                    unknown = slots.leftovers(self.bases[0])
+                    return Ended(self.version, "older", "", newest, unknown.states, unknown.parts)
+                slots.save(self.states, self.version, self.marks, self.parts)
+                return Ended(self.version, "durable")
+        finally:
+            with contextlib.suppress(Exception):  # What was saved is safe, whatever comes of the connection.
+                far.close()
 
 
 def keep(plan: Keyed, left: Left, batch: int, near: Slots, far: Far | None, told: Path) -> Saving | None:
@@ -149,7 +156,7 @@ class _Effort:
         self._by_key = events_per_key(policy) is not None
         noted, since = near.noted(KEPT), near.noted(_SINCE)
         self._first = noted is None
-        self._counts = _Counts(Kept(self._us or 0)) if noted is None else _decode(noted)
+        self._counts = SaveCounts(Kept(self._us or 0)) if noted is None else _decode(noted)
         self._counts.kept.every_us = self._us or 0
         self._pending = near.pending
         self._since = Names([], []) if since is None else Names(*msgspec.msgpack.decode(since, type=_Lists))
@@ -167,7 +174,8 @@ class _Effort:
         refused = self._learn()
         idle, counts = not any(self._pending), self._counts
         self._pending, self._since = _both(self._pending, left.due), _both(self._since, left.due)
-        due = self._due_by_key(left) if self._by_key else self._due(left.begun_us, now_us(), idle=idle)
+        by_time = not self._by_key
+        due = counts.due(self._plan.name, left.begun_us, now_us(), idle=idle) if by_time else self._due_by_key(left)
         if due or refused or self._wanted:
             self._hand_over(left, batch + 1, beside=not refused)
             self._learn()
@@ -180,48 +188,18 @@ class _Effort:
 
     def _learn(self) -> bool:
         """How the checkpoint that was handed over last has ended, if it has; whether one was refused for good."""
-        counts = self._counts
-        how = ended(self._told) if counts.flying else None
-        if how is not None and how.outcome in ("went back", "refused"):
-            return how.version in counts.flying
-        if how is None or how.version != counts.flying[-1]:
+        how = self._counts.heard(self._plan.name, self._told)
+        if how is None:
             return False
-        counts.flying = []
         if how.outcome == "durable":
             self._durable += 1
-            counts.base, self._pending, self._since = how.version, self._since, Names([], [])
-        else:
-            if how.outcome == "older":  # Somebody else saved what is not of this run: it must be replaced.
-                counts.base, self._pending = how.base, _both(self._pending, Names(how.states, how.parts))
-            else:
-                counts.kept.dropped += 1
-                if _another(counts.kept.dropped - 1, counts.kept.dropped):
-                    self._tell(f"{counts.kept.dropped} checkpoints dropped so far: {how.error}")
-            counts.again = 1
-        return False
+            self._pending, self._since = self._since, Names([], [])
+        elif how.outcome == "older":  # Somebody else saved what is not of this run: it must be replaced.
+            self._pending = _both(self._pending, Names(how.states, how.parts))
+        return how.refused
 
     def _due_by_key(self, left: Left) -> bool:
         return bool(left.due.states) or (bool(self._counts.again) and bool(self._pending.states))
-
-    def _due(self, begun_us: int, now: int, *, idle: bool) -> bool:
-        counts, every_us = self._counts, self._us
-        assert every_us is not None
-        if not counts.at_us or counts.at_us - now > (1 + TOLERANCE) * every_us:  # The clock was set back.
-            counts.at_us = begun_us + every_us
-        if idle and counts.at_us <= begun_us:
-            counts.at_us += ((begun_us - counts.at_us) // every_us + 1) * every_us
-        if counts.judged_us:
-            apart = max(0, now - counts.judged_us)
-            counts.apart_us = _NEWEST * apart + (1 - _NEWEST) * counts.apart_us if counts.apart_us else float(apart)
-        counts.judged_us = now
-        missed = counts.kept.missed
-        following = judge(counts.kept, counts.at_us, now, int(counts.apart_us))
-        if following is None:
-            return False
-        counts.at_us = following
-        if _another(missed, counts.kept.missed):
-            self._tell(f"{counts.kept.missed} deadlines missed so far, by {counts.kept.late_us_max} µs at most")
-        return True
 
     def _hand_over(self, left: Left, version: int, *, beside: bool) -> None:
         pending, counts = self._pending, self._counts
@@ -244,18 +222,15 @@ class _Effort:
         far = self._far
         far.close()  # One at a time has a store in a folder; this batch does not need it any more.
         bases = (counts.base, *counts.flying)
-        counts.flying = [*counts.flying, version][-_FLYING_MAX:]
-        counts.again, self._since = 0, rest
-        new = Checkpoint(self._plan, far.query, far.partition, bases, version, states, parts, marks, self._told)
+        counts.sent(version)
+        self._since = rest
+        new = KeyedCheckpoint(self._plan, far.query, far.partition, bases, version, states, parts, marks, self._told)
         if beside:
             # An earlier execution of this batch may have left how a checkpoint of the same version ended.
             self._told.unlink(missing_ok=True)
             keep_beside(new)
         else:
             keep_now(new)
-
-    def _tell(self, problem: str) -> None:
-        warnings.warn(f"{self._plan.name}: {problem} (best effort)", RuntimeWarning, stacklevel=4)
 
 
 def wanted(near: Slots) -> list[bytes]:
@@ -279,14 +254,9 @@ def _of_keys(pending: Names) -> tuple[Names, Names]:
     return Names(pending.states, going), Names([], rest)
 
 
-def _another(before: int, now: int) -> bool:
-    """Whether a count is to be told: the first, the tenth, the hundredth… A slow batch misses with each deadline."""
-    return now > before and len(str(now)) > (len(str(before)) if before else 0)
-
-
 def counts_from(kept: bytes | None, far: Far) -> dict[bytes, bytes]:
     """What to note where the next checkpoint goes on top of what the store has now, with these counts if any."""
-    counts = _Counts(Kept(0) if kept is None else msgspec.msgpack.decode(kept, type=Kept))
+    counts = SaveCounts(Kept(0) if kept is None else msgspec.msgpack.decode(kept, type=Kept))
     counts.base = int(far.slots.mark(BATCH, VERSION_MAX) or 0)
     return {KEPT: msgspec.msgpack.encode(counts), _SINCE: msgspec.msgpack.encode(([], []))}
 
@@ -324,4 +294,4 @@ def report(plan: Keyed, query_id: str) -> dict[int, Kept]:
 
 
 _Lists = tuple[list[bytes], list[bytes]]
-_decode = msgspec.msgpack.Decoder(_Counts).decode
+_decode = msgspec.msgpack.Decoder(SaveCounts).decode
