@@ -69,8 +69,8 @@ test-faults: setup
 		tests/stream/test_archive_kills.py tests/stream/test_stripe_kills.py
 	HOLDFAST_SPARK_KILLS=$(SPARK_KILLS) HOLDFAST_NODE_FAULTS=$(NODE_FAULTS) HOLDFAST_MOVES=$(MOVES) \
 		HOLDFAST_SPARK_MOVES=1 HOLDFAST_SWAPS=$(SWAPS) HOLDFAST_REBUILDS=$(REBUILDS) HOLDFAST_KINDS=all \
-		HOLDFAST_STRIPE_KILLS=$(STRIPE_KILLS) $(AT_LENGTH) \
-		tests/faults tests/load tests/host tests/spark/test_any_query.py
+		HOLDFAST_STRIPE_KILLS=$(STRIPE_KILLS) HOLDFAST_FLOW_STORES=1 $(AT_LENGTH) \
+		tests/faults tests/load tests/host tests/spark/test_any_query.py tests/spark/test_flow_every.py
 	HOLDFAST_HADOOP_KILLS=$(HADOOP_KILLS) $(AT_LENGTH) tests/hadoop tests/spark/test_islands.py
 	HOLDFAST_REBUILDS=$(REBUILDS) HOLDFAST_REBUILD_SPARK=1 $(AT_LENGTH) tests/faults/test_rebuild.py
 	HOLDFAST_STATES=$(RANDOM) HOLDFAST_CRASHES=$(RANDOM) $(AT_LENGTH) \

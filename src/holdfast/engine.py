@@ -87,7 +87,7 @@ def _seconds(seconds: float) -> str:
 
 
 class Saves(NamedTuple):
-    """What the checkpoints of one user-defined operator have come to, over all its partitions."""
+    """What the checkpoints of one operator in a store have come to, over all its partitions."""
 
     operator: str
     durable: int
@@ -206,7 +206,7 @@ class Query(ABC):
         """The work of the last batch; None before the first. May take a moment."""
 
     def saves(self) -> tuple[Saves, ...]:
-        """What the checkpoints of its user-defined operators have come to; of those that have any. Does not wait."""
+        """What the checkpoints of its operators that save to a store have come to. Does not wait."""
         return ()
 
 

@@ -1,6 +1,6 @@
 """An application whose nodes are made of Holdfast's own operators, and sources that always say the same.
 
-As a process of its own, to be killed: python -m tests.host.flow_nodes ROOT
+As a process of its own, to be killed: python -m tests.host.flow_nodes ROOT [STORE]
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import holdfast
 from holdfast.clock import pause
-from holdfast.operators import count, keep_time, sum_, time_window
+from holdfast.operators import count, every, keep_time, sum_, time_window
 from holdfast.spark import Flow, flow_of
 from holdfast.spark.engine import node_session
 
@@ -26,17 +26,21 @@ TUPLES = 3_000
 OUTPUTS = ("counts", "pairs", "busy")
 
 
-def application(root: Path) -> holdfast.App:
+def application(root: Path, far: str | None = None) -> holdfast.App:
+    """With `far`, the operators save to that store instead of the logs of their results."""
     app = holdfast.App("flows", root=root)
+    saved: dict[str, Any] = {} if far is None else {"checkpoint": every("500ms"), "store": far}
 
     @app.node(inputs=["left", "right"], max_delay="2s")
     def counts(rows: DataFrame) -> Flow:
-        return flow_of(rows).aggregate(count(), sum_("k"), window=time_window("2s"), by="g")
+        return flow_of(rows).aggregate(count(), sum_("k"), window=time_window("2s"), by="g", **saved)
 
     @app.node(inputs=["left", "right"], max_delay="2s")
     def pairs(left: DataFrame, right: DataFrame) -> Flow:
         both = flow_of(left, right)
-        return both.join("left", "right", by="g", window=keep_time("1s"), take_left={"l": "k"}, take_right={"r": "k"})
+        return both.join(
+            "left", "right", by="g", window=keep_time("1s"), take_left={"l": "k"}, take_right={"r": "k"}, **saved
+        )
 
     @app.node(inputs=["counts"], max_delay="2s")
     def busy(rows: DataFrame) -> Flow:
@@ -98,11 +102,11 @@ def finished(root: Path) -> bool:
     return all(name in store.names() and store.open(name).reader().closed for name in OUTPUTS)
 
 
-def main(root: Path) -> None:
-    with application(root).start(spark=spark_session()):
+def main(root: Path, far: str | None = None) -> None:
+    with application(root, far).start(spark=spark_session()):
         while not finished(root):
             pause(50_000)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,7 +1,11 @@
-"""Holdfast's own operators inside nodes, on real Spark: failures, corrections, kills."""
+"""Holdfast's own operators inside nodes, on real Spark: failures, corrections, kills.
+
+HOLDFAST_FLOW_STORES=1: hosts are killed also where the operators save to a store.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -86,13 +90,15 @@ def checkpoints(reader: holdfast.stream.reader.LogReader, operator: str) -> int:
     return sum(1 for _ in ControlLog(reader).backwards(operator_number(operator)))
 
 
+@pytest.mark.parametrize("stored", [False, True], ids=["continuous", "every"])
 def test_operators_in_nodes_go_on_without_an_input_and_are_corrected_to_the_byte(
-    spark: SparkSession, tmp_path: Path, undisturbed: dict[str, list[Any]]
+    spark: SparkSession, tmp_path: Path, undisturbed: dict[str, list[Any]], stored: bool
 ) -> None:
     """D1, D3, D8, D9, C5: an aggregate, a join, and a node without state behind the aggregate."""
     store = holdfast.open(tmp_path)
+    far = f"log:{tmp_path}/far" if stored else None
     sources = [Source(tmp_path, name).live() for name in ("left", "right")]
-    with application(tmp_path).start(spark=spark) as running:
+    with application(tmp_path, far).start(spark=spark) as running:
         running.wait_until_stable("180s")
         watched = [Watching(store, name) for name in OUTPUTS]
         until(lambda: all(w.seen(TupleType.INSERTION) for w in watched))
@@ -115,8 +121,10 @@ def test_operators_in_nodes_go_on_without_an_input_and_are_corrected_to_the_byte
         until(lambda: finished(tmp_path))
     assert layouts(tmp_path) == undisturbed
     assert store.open("counts").definition.schema.names == ["window_start", "g", "count", "sum_k"]
-    assert checkpoints(store.open("counts").reader(), "aggregate-direct") > 0
-    assert checkpoints(store.open("pairs").reader(), "join") > 0
+    assert (checkpoints(store.open("counts").reader(), "aggregate-direct") > 0) == (not stored)
+    assert (checkpoints(store.open("pairs").reader(), "join") > 0) == (not stored)
+    saved = {path.parents[0].name for path in (tmp_path / "far").glob("*/*/*-of-*")}
+    assert saved == ({f"{store.open(name).definition.id}.main" for name in ("counts", "pairs")} if stored else set())
     for name in ("counts", "pairs"):
         home = tmp_path / ".holdfast" / "nodes" / name
         ends = [end for _, end in sorted(batch_ends(home / "checkpoint").items())][1:]
@@ -126,8 +134,9 @@ def test_operators_in_nodes_go_on_without_an_input_and_are_corrected_to_the_byte
         assert len({name.split("-")[1] for name in left}) <= 1, "forks have left their state"
 
 
-def test_a_host_that_is_killed_goes_on_from_its_versions_and_without_them_from_the_log(
-    tmp_path: Path, undisturbed: dict[str, list[Any]]
+@pytest.mark.parametrize("stored", [False, True] if os.environ.get("HOLDFAST_FLOW_STORES") else [False])
+def test_a_host_that_is_killed_goes_on_from_its_versions_and_without_them_from_the_log_or_a_store(
+    tmp_path: Path, undisturbed: dict[str, list[Any]], stored: bool
 ) -> None:
     """C1 in a node."""
     sources = [Source(tmp_path, name) for name in ("left", "right")]
@@ -135,6 +144,7 @@ def test_a_host_that_is_killed_goes_on_from_its_versions_and_without_them_from_t
 
     def start() -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "tests.host.flow_nodes", str(tmp_path)]
+        command += [f"log:{tmp_path}/far"] if stored else []
         with log.open("a") as out:
             return subprocess.Popen(command, cwd=REPOSITORY, env=environment(), stdout=out, stderr=out, text=True)
 

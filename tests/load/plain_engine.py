@@ -287,6 +287,9 @@ class PlainFlow:
         self.spec, self.needed_us, self.pack = self._lineages.spec, self._lineages.needed_us, self._lineages.pack
         self.forget, self.clear = self._lineages.forget, self._lineages.clear
 
+    def forget_stored(self, generation: int) -> None:
+        """Its checkpoints lie in the log of its results."""
+
 
 class PlainQueries(CheckpointedQueries):
     """What a controller asks for, without Spark."""

@@ -14,12 +14,20 @@ from holdfast.app import App
 from holdfast.checkpoint.derive import StateKind, derive
 from holdfast.checkpoint.policy import Guarantee, every, groups, none, upstream
 from holdfast.cli.program import protections
+from holdfast.clock import now_us
+from holdfast.explain.operators import recovery
 from holdfast.model.errors import UsageError
+from holdfast.model.time import BEGINNING_US
 from holdfast.operators import continuous, count, count_window, keep_time
+from holdfast.protocol.cec.policy import Measured
+from holdfast.spark import durable_state
+from holdfast.spark.durable import Durable
 from holdfast.spark.flow import Flow
 from holdfast.spark.node_flow import NodeFlow
 from holdfast.spark.restore import Origin, Spec
 from holdfast.spark.state_versions import Lineages
+from holdfast.spark.version_store import VersionSaves
+from holdfast.spark.versions import Version
 
 #: A description; a session is asked for only when it is to run.
 FLOW = Flow(None, "/streams", ("a", "b"), (), 2)  # type: ignore[arg-type]
@@ -32,13 +40,30 @@ OPERATORS: dict[str, Callable[..., Flow]] = {
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-@pytest.mark.parametrize("policy", [every("10s"), every(events=100), groups(512, every="1s"), upstream()])
+@pytest.mark.parametrize("policy", [every(events=100), groups(512, every="1s"), upstream()])
 def test_a_policy_that_does_not_fit_is_refused_when_it_is_written_down(name: str, policy: Any) -> None:
     """By the one table that `holdfast explain` goes by as well."""
-    with pytest.raises(UsageError, match=rf"{name}: .* does not protect; use continuous\(\) or none"):
+    with pytest.raises(
+        UsageError, match=rf"{name}: .* does not protect; use continuous\(\), every\(.*\) with a store=, or"
+    ):
         OPERATORS[name](checkpoint=policy)
     with pytest.raises(UsageError, match="does not protect"):
         derive(name, name, StateKind.WINDOWS, policy)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_a_policy_that_saves_to_a_store_needs_one_and_no_other_has_any(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=rf'{name}: every\("10s"\) needs a store, such as store='):
+        OPERATORS[name](checkpoint=every("10s"))
+    with pytest.raises(UsageError, match="needs a store that outlives its process"):
+        OPERATORS[name](checkpoint=every("10s"), store="memory:")
+    for checkpoint in (continuous(), none, None):
+        with pytest.raises(UsageError, match="saves nothing there; leave out store="):
+            OPERATORS[name](checkpoint=checkpoint, store=f"log:{tmp_path}")
+    made = OPERATORS[name](checkpoint=every("10s"), store=f"log:{tmp_path}")
+    assert made.as_in_node() == made
+    with pytest.raises(UsageError, match="checkpoints go by the stream that a flow writes; use write"):
+        made.frame()
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -78,13 +103,62 @@ def test_a_node_whose_flow_says_none_writes_no_checkpoints_and_holds_back_no_inp
     assert (no, lost.origin, policy, restored.origin) == (None, None, continuous(), Origin("out", 5))
 
 
+def refuse(address: str) -> Any:
+    raise UsageError("the password is wrong")
+
+
+def test_a_node_whose_flow_saves_to_a_store_has_a_place_there_and_its_fork_reads_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S1. What an earlier beginning has there goes when the host starts."""
+    store, far = holdfast.open(tmp_path), f"log:{tmp_path}/far"
+    store.create("in", "v bigint")
+    app = App("policies")
+    app.node(inputs=["in"], output="out", name="node")(lambda rows: rows)
+    given: Any = Flow(None, str(tmp_path), ("in",), (("decision", "d"),), 2, known=FLOW)  # type: ignore[arg-type]
+    specs: list[Spec] = []
+    monkeypatch.setattr(Flow, "results", lambda flow, spec, checkpoints=True: specs.append(spec) or FLOW)
+    monkeypatch.setattr(NodeFlow, "_shaped", lambda node, frame: frame)
+    flow = given.filter("v > 0").bsort("v", 3, checkpoint=every("30s"), store=far)
+    node = NodeFlow(app.diagram().node("node"), flow, tmp_path, tmp_path / "home")
+    node.stable({}, 0)
+    assert specs.pop().durable is None, "somebody asks for the columns, before there is a stream"
+    own = f"{store.create('out', 'v bigint').definition.id}.main"
+    node.stable({}, 0)
+    node.forked({}, 0, 1, 5)
+    stable, forked = (spec.durable for spec in specs)
+    assert stable == Durable("bsort", far, 30_000_000, 2, own)
+    assert forked == Durable("bsort", far, 30_000_000, 2, None, ((own, 5),))
+    assert node.needed_us(7, 0) == BEGINNING_US, "nothing is durable yet"
+    empty = Version({}, Measured())
+    for partition in (0, 1):
+        VersionSaves(stable, partition).keep(empty, 3, empty, 7, batch=0, begun_us=now_us())
+    assert node.needed_us(7, 0) == 3
+    node.clear(0)
+    assert node.needed_us(7, 0) == 3
+    with monkeypatch.context() as away:
+        away.setattr(durable_state, "open_store", refuse)
+        node.clear(1)
+    assert node.needed_us(7, 0) == 3, "it is removed the next time"
+    node.clear(1)
+    assert node.needed_us(7, 0) == BEGINNING_US
+    assert not list((tmp_path / "far" / "bsort").iterdir())
+
+
 @pytest.mark.parametrize("name", OPERATORS)
 def test_explain_shows_what_protects_the_operator_of_a_flow(name: str) -> None:
     program = ModuleType("program")
     program.__dict__.update(
-        saved=OPERATORS[name](checkpoint=continuous()), bare=OPERATORS[name](checkpoint=none), plain=FLOW
-    )
-    saved, bare, plain = protections(program)
+        saved=OPERATORS[name](checkpoint=continuous()), bare=OPERATORS[name](checkpoint=none), plain=FLOW,
+        stored=OPERATORS[name](checkpoint=every("30s"), store="log:/far"),
+        always=OPERATORS[name](checkpoint=every("30s", exact=True), store="log:/far"),
+    )  # fmt: skip
+    saved, bare, plain, stored, always = protections(program)
+    assert (stored.policy, stored.saves) == ('every("30s")', "its open windows, all together")
+    assert (stored.guarantee, stored.store) == (Guarantee.EXACT, "log:/far"), "the input behind it is read again"
+    assert (always.saves, always.guarantee) == ("its open windows, all together, with each batch", Guarantee.EXACT)
+    assert "(up to 30s of work, twice that where it is damaged) is computed again" in recovery(stored)
+    assert "each batch waits for the store" in recovery(always)
     assert (saved.operator, saved.kind, saved.policy) == (f"{name} of a, b", name, "continuous()")
     assert (saved.guarantee, saved.store) == (Guarantee.EXACT, "the log of its results")
     assert (bare.policy, bare.saves, bare.guarantee) == ("none", "nothing", Guarantee.NOTHING)

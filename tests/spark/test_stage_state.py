@@ -20,6 +20,7 @@ import pytest
 from pyspark import TaskContext
 
 import holdfast
+from holdfast.clock import now_us
 from holdfast.model.errors import CorruptLog, StateLost, UsageError
 from holdfast.operators.functions import count, sum_
 from holdfast.operators.kernel import aggregate_kernel
@@ -28,9 +29,11 @@ from holdfast.operators.windows import count_window
 from holdfast.protocol.cec.policy import Continuous, Measured, continuous
 from holdfast.spark import control
 from holdfast.spark.direct import DirectStage, Rows, StageReader, encode_stage
+from holdfast.spark.durable import Durable, query_name
 from holdfast.spark.restore import Origin, Restore, Spec, operator_name, origin_of
 from holdfast.spark.source import offset_of
 from holdfast.spark.stage import Batch, Output, Stage, StagePlan, this_task
+from holdfast.spark.version_store import VersionSaves
 from holdfast.spark.versions import KEPT, Scratch, Version, _memory, scratch_folder
 from holdfast.stream.identity import Identity
 from holdfast.stream.merge import Merge
@@ -253,6 +256,28 @@ def test_an_operator_that_has_numbered_its_groups_already_keeps_its_name(tmp_pat
     assert name("lost", stream="another") == "op-nulls"
     holdfast.open(tmp_path).create("another", "key bigint", bucket="1s")
     assert name("lost", stream="another") == name("scratch", stream="another", lineage="fork") == "op-nulls"
+
+
+def test_an_operator_that_has_saved_to_a_store_alone_keeps_its_name(tmp_path: Path) -> None:
+    """Its scratch is lost, and the log of its results has no checkpoints."""
+    stream = holdfast.open(tmp_path).create("out", "key bigint", bucket="1s")
+    far = f"log:{tmp_path}/far"
+
+    def name(lineage: str = "main") -> str:
+        store = holdfast.open(tmp_path)
+        return operator_name(("op-nulls", "op"), store, "out", str(tmp_path / "scratch"), (lineage,), far)
+
+    assert name() == "op-nulls", "it has not begun"
+    writer = stream.writer()
+    writer.commit([], now_us=SECOND, boundary_us=SECOND)
+    writer.release(SECOND)
+    assert name() == "op-nulls"
+    assert not (tmp_path / "far").exists(), "a look leaves nothing behind"
+    empty = Version({}, Measured())
+    durable = Durable("op", far, SECOND, 1, query_name(stream.definition.id, "main"))
+    VersionSaves(durable, 0).keep(empty, 0, empty, SECOND, batch=0, begun_us=now_us())
+    assert name() == "op"
+    assert name("fork") == "op-nulls"
 
 
 def fork(tmp_path: Path, given: list[tuple[int, int, int]]) -> Running:

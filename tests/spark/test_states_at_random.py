@@ -1,12 +1,17 @@
-"""A conformance suite for states of user-defined operators (C1, C13, C14, S1).
+"""A conformance suite for states of operators (C1, C13, C14, L8, S1).
 
 Whatever happens to them, results are those of a run to which nothing happened. Tasks are run by hand, so that a case
-takes a moment. At random: operators with whole states and with states in parts, joins with their windows whole or in
-groups, barriers; exact in a log or on a server, best
-effort, unprotected; batches on either of two machines, executed again, killed while they save; scratch lost or damaged;
-another number of partitions; forks; movements to another host; states that leave scratch and come back, and lazy
-restores. What only exact can bear (a second machine, kills and
-losses) happens to exact only. For flows this is `tests/operators/test_crashes.py`.
+takes a moment.
+
+Of user-defined operators, at random: operators with whole states and with states in parts, joins with their windows
+whole or in groups, barriers; exact in a log or on a server, best effort, unprotected; batches on either of two
+machines, executed again, killed while they save; scratch lost or damaged; another number of partitions; forks;
+movements to another host; states that leave scratch and come back, and lazy restores. What only exact can bear (a
+second machine, kills and losses) happens to exact only.
+
+Of operators of a flow with `every`, exact or not: windows by count and by time, and sorts; scratch or the newest
+version in the store lost or damaged; a save that is cut short; a server that is away; retention that lets go of what is
+not needed; and the rest as above. With `continuous` this is `tests/operators/test_crashes.py`.
 
 HOLDFAST_STATES=1000 for the full number.
 """
@@ -28,16 +33,20 @@ from pyspark.sql.types import LongType, StringType, StructType
 from holdfast.checkpoint.policy import Guarantee, every, groups, upstream
 from holdfast.checkpoint.store import Entry
 from holdfast.checkpoint.stores.memory import MemoryStore
+from holdfast.model.errors import UsageError
 from holdfast.operators.keyed_barrier import paired
 from holdfast.operators.keyed_join import keyed_join
 from holdfast.operators.numbering import hash_of
 from holdfast.operators.state_parts import Changed, Parted
 from holdfast.operators.udop import Row, UserOperator, decode, encode
 from holdfast.operators.window_join import Input
+from holdfast.operators.windows import count_window, time_window
 from holdfast.spark import durable_state
 from holdfast.spark.arrivals import operators_in, pack_operators
 from holdfast.spark.keyed import ForkOf, Keyed, udop
 from holdfast.spark.keyed_task import Task
+from holdfast.spark.version_store import VersionStore
+from tests.spark import stage_runs
 from tests.spark.summing import Summing
 
 CASES = int(os.environ.get("HOLDFAST_STATES", "12"))
@@ -315,4 +324,154 @@ def test_whatever_happens_to_states_results_are_those_of_a_run_to_which_nothing_
     except BaseException as error:
         what_it_is = f"{life.policy}, {life.store}, {life.kind.prototype}, {life.options}"
         raise AssertionError(f"seed {seed}: {what_it_is}: {told}") from error
+    shutil.rmtree(tmp_path)
+
+
+class FlowLife:
+    """One query over an operator of a flow with `every`."""
+
+    def __init__(self, folder: Path, chance: random.Random, server: stage_runs.Server, clock: stage_runs.Clock) -> None:
+        self.folder, self.chance, self.server = folder, chance, server
+        self.address = chance.choice(["redis://somewhere", "redis://somewhere", f"log:{folder}/far"])
+        self.window = chance.choice(
+            [count_window(5), count_window(6, 3), time_window("2s"), time_window("3s", "1s"), 4]
+        )
+        every_s, self.always = chance.choice([(1e-6, False), (2, False), (5, False), (1, True)])
+        self.given = {"window": self.window, "every_s": every_s, "address": self.address, "always": self.always}
+        rows = stage_runs.rows_of(60, keys=12, seed=chance.randrange(1000))
+        self.run = stage_runs.StageRun(folder, rows, clock, **self.given, partitions=chance.randint(1, 4))  # type: ignore[arg-type]
+        self.clock, self.number, self.moves, self.forks, self.whole_from = clock, 0, 0, 0, 0
+
+    @property
+    def position_us(self) -> int:
+        return self.run.at(self.number)
+
+    @property
+    def can_be_lost(self) -> bool:
+        return VersionStore(self.run.durable).needed_us(self.position_us) is not None
+
+    def go_on(self) -> None:
+        self.run.batch(self.number, self.position_us, self.run.at(self.number + 1), chance=self.chance)
+        self.number += 1
+
+    def again(self) -> None:
+        """Spark did not hear that the batch was done."""
+        if self.number:
+            self.number -= 1
+            results = len(self.run.results)
+            self.go_on()
+            repeated = sorted(self.run.results[results:])
+            del self.run.results[results:]
+            assert repeated == sorted(self.run.results[len(self.run.results) - len(repeated) :])
+
+    def other_partitions(self) -> None:
+        self.run.in_partitions(self.chance.randint(1, 5))
+
+    def kill(self) -> None:
+        self.run.kill()
+
+    def lose(self) -> None:
+        if self.can_be_lost:
+            self.run.lose()
+
+    def damage(self) -> None:
+        """A version on scratch, or the newest ones in the store."""
+        if self.chance.random() < 0.5:
+            for path in Path(self.run.spec.scratch).rglob(f"{self.position_us}.state"):
+                if self.can_be_lost:
+                    path.unlink()
+            self.run.kill()
+        elif self.number >= self.whole_from:
+            self.server.damage_newest(b"", self.chance)
+            self.whole_from = self.number + 12
+
+    def cut_short(self) -> None:
+        """Whoever saves is gone in the middle of it, and with him the batch."""
+        if self.number < self.whole_from or not self.can_be_lost:
+            return
+        self.server.left = self.chance.randint(0, 3)
+        results = len(self.run.results)
+        try:
+            self.go_on()
+        except (UsageError, stage_runs.Killed):
+            del self.run.results[results:]
+            self.run.kill()
+        self.server.left = 1 << 30
+        self.whole_from = self.number + 12
+
+    def away(self) -> None:
+        if not self.always:
+            self.server.away = True
+            for _ in range(self.chance.randint(1, 4)):
+                self.go_on()
+            self.server.away = False
+
+    def fork(self) -> None:
+        """A node's, which has other input for some batches and leaves no trace."""
+        if not self.number or not self.can_be_lost:
+            return
+        self.forks += 1
+        root, kept = self.position_us, dict(self.server._kept)
+        rows = [row for row in self.run.given if row[0] < root or self.chance.random() < 0.7]
+        own = self.run.durable.own
+        forked = stage_runs.StageRun(
+            self.folder, rows, self.clock, **self.given, lineage=f"fork-{self.forks}", parents=(self.run.spec.lineage,),
+            partitions=self.run.spec.partitions, own=None, before=((own, root),), operator=self.run.spec.operator,
+            scratch=Path(self.run.spec.scratch).name, arrived=self.run.spec.arrived,
+            arrived_of=self.run.spec.arrived_of,
+        )  # fmt: skip  # type: ignore[arg-type]
+        if self.chance.random() < 0.5:
+            forked.spec.versions.pin(root)
+        forked.run(self.number, self.number + self.chance.randint(1, 3))
+        until = forked.at(self.number + len(forked.again_s))
+        before = stage_runs.expected(self.run.given, self.window, root)
+        assert sorted(before + forked.results) == stage_runs.expected(rows, self.window, until)
+        assert self.server._kept == kept
+
+    def move(self) -> None:
+        """To another owner, whose store is the same and knows nothing of it."""
+        if not self.number:
+            return
+        parcel = self.folder / f"parcel{self.moves}"
+        if not self.run.spec.versions.pack(self.position_us, parcel):
+            return
+        if self.chance.random() < 0.5:
+            VersionStore(self.run.durable).forget(self.run.durable.own or "")
+        self.moves += 1
+        there = stage_runs.StageRun(
+            self.folder, self.run.given, self.clock, **self.given, partitions=self.chance.randint(1, 4),
+            operator=f"life{self.moves}.op", scratch=f"scratch{self.moves}", arrived=str(parcel),
+            arrived_of=self.run.spec.partitions,
+        )  # fmt: skip  # type: ignore[arg-type]
+        there.results, there.removed_us = self.run.results, self.position_us
+        self.run = there
+
+
+FLOW_WHAT = (FlowLife.go_on, FlowLife.again, FlowLife.other_partitions, FlowLife.kill, FlowLife.lose, FlowLife.lose,
+             FlowLife.damage, FlowLife.cut_short, FlowLife.away, FlowLife.fork, FlowLife.move)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*damaged:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*deadlines missed:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*checkpoints dropped:RuntimeWarning")
+@pytest.mark.parametrize("seed", range(max(4, CASES - 8)))
+def test_whatever_happens_to_a_flow_with_a_store_results_are_those_of_a_run_to_which_nothing_happened(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SPARK_REUSE_WORKER", raising=False)
+    chance, server, clock = random.Random(seed), stage_runs.one_server(monkeypatch), stage_runs.told_time(monkeypatch)
+    life = FlowLife(tmp_path, chance, server, clock)
+    told: list[str] = []
+    try:
+        for _ in range(14):
+            life.go_on()
+            what = chance.choice(FLOW_WHAT)
+            told.append(what.__name__)
+            what(life)
+        life.lose()
+        life.go_on()
+        until = life.position_us
+        assert sorted(life.run.results) == stage_runs.expected(life.run.given, life.window, until)
+    except BaseException as error:
+        raise AssertionError(f"seed {seed}: {life.given}: {told}") from error
     shutil.rmtree(tmp_path)

@@ -7,8 +7,10 @@ Rules:
 3. A barrier pairs tuples by arrival, so no state of its own makes it right after a loss: upstream backup is enforced,
    and every other annotation is refused with the reason.
 4. `groups` needs a sliding window, `continuous` windows that close. Those are saved one by one, together with their
-   results, or not at all.
+   results; all together, by time (`every`); or not at all.
 5. A store that is named by its address must outlive the process that writes to it.
+6. Behind windows that close stands a log of their input: it is read again from the position of what was saved. So
+   `every` is exact there, whatever it is elsewhere.
 """
 
 from __future__ import annotations
@@ -49,14 +51,14 @@ _FITS: dict[StateKind, tuple[tuple[type, ...], str]] = {
     StateKind.VARIABLES: ((NoCheckpoint, Every), "its variables"),
     StateKind.KEYED: ((NoCheckpoint, Every), "what checkpoint() gives, per key"),
     StateKind.SLIDING: ((NoCheckpoint, Every, Groups), "its windows"),
-    StateKind.WINDOWS: ((NoCheckpoint, Continuous), "its open windows"),
+    StateKind.WINDOWS: ((NoCheckpoint, Continuous, Every), "its open windows"),
     StateKind.IN_FLIGHT: ((Upstream,), "nothing: its inputs are kept until it has paired them"),
 }
 _INSTEAD = {
     StateKind.VARIABLES: 'every("10s")',
     StateKind.KEYED: 'every("10s") or every(events=100)',
     StateKind.SLIDING: 'groups(512, every="1s")',
-    StateKind.WINDOWS: "continuous() or none",
+    StateKind.WINDOWS: 'continuous(), every("30s") with a store=, or none',
     StateKind.IN_FLIGHT: "upstream(), or nothing",
 }
 
@@ -69,7 +71,8 @@ def derive(operator: str, kind: str, state: StateKind, policy: object | None, st
     if state is StateKind.NONE:
         return Protection(operator, kind, state, str(policy), "nothing: it has no state", Guarantee.EXACT)
     fits, saves = _FITS[state]
-    if not isinstance(policy, fits):
+    by_events = state is StateKind.WINDOWS and isinstance(policy, Every) and policy.us is None
+    if not isinstance(policy, fits) or by_events:
         article = "an" if kind[0] in "aeio" else "a"
         raise UsageError(
             f"{operator}: {article} {kind} keeps {state.value}, which {policy} does not protect; use {_INSTEAD[state]}"
@@ -85,4 +88,7 @@ def derive(operator: str, kind: str, state: StateKind, policy: object | None, st
         saves += ", all as of one position, from which the input is replayed" if policy.exact else ""
     elif isinstance(policy, Every) and state is StateKind.SLIDING:
         saves = "its windows, whole"
+    elif isinstance(policy, Every) and state is StateKind.WINDOWS:
+        saves = f"its open windows, all together{', with each batch' if policy.exact else ''}"
+        guarantee = Guarantee.EXACT
     return Protection(operator, kind, state, str(policy), saves, guarantee, store if saves != "nothing" else None)

@@ -125,6 +125,12 @@ class CheckpointStore(ABC):
         self.close()
 
 
+def without_password(address: str) -> str:
+    """A store's address, for people."""
+    scheme, there, rest = address.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}" if there else address
+
+
 def check_key(key: bytes) -> bytes:
     if type(key) is not bytes or not 1 <= len(key) <= KEY_BYTES_MAX:
         raise UsageError(f"a checkpoint key must be 1 to {KEY_BYTES_MAX} bytes; got {key!r:.80}")

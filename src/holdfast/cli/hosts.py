@@ -67,7 +67,7 @@ class CheckpointStatus(msgspec.Struct, frozen=True):
 
 
 class SavesStatus(msgspec.Struct, frozen=True):
-    """What the checkpoints of one user-defined operator have come to (`engine.Saves`)."""
+    """What the checkpoints of one operator in a store have come to (`engine.Saves`)."""
 
     operator: str
     durable: int

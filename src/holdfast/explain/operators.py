@@ -50,6 +50,11 @@ def recovery(protection: Protection) -> str:
         return "the tuples on their way are read again; nothing is computed twice"
     if kind == "groups" and protection.guarantee is Guarantee.EXACT:
         return "all groups are loaded, and the input since the last save is computed again"
+    if kind == "every" and protection.state is StateKind.WINDOWS and "exact=True" not in protection.policy:
+        return (
+            f"the last checkpoint is loaded, and the input behind it ({_lost(protection.policy)} of work, twice that "
+            f"where it is damaged) is computed again"
+        )
     if protection.guarantee is Guarantee.EXACT:
         return "the state as of the last batch is loaded; nothing is computed twice, each batch waits for the store"
     return f"the last checkpoint is loaded; what came since ({_lost(protection.policy)}) is lost to the state"

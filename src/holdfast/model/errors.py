@@ -76,7 +76,7 @@ class Fenced(StorageError):
 
 
 class StateLost(StorageError):
-    """The state of an operator is not at hand; start the query again and it is restored from the output's log."""
+    """The state of an operator is not at hand; start the query again and it is restored from its checkpoints."""
 
 
 class StreamBusy(StorageError):

@@ -3,8 +3,9 @@
 Rules:
 1. A flow is a description; nothing runs before `write` (or `frame`). Each call gives a new flow.
 2. Expressions are Spark's own Columns, or SQL text.
-3. A flow has at most one operator with state. Its checkpoints live in the stream that the flow writes, so what follows
-   another stateful operator starts from that stream; there it can run on other machines, too.
+3. A flow has at most one operator with state. Its checkpoints go by the stream that the flow writes, into its log or
+   under its name into a store, so what follows another stateful operator starts from that stream; there it can run on
+   other machines, too.
 4. Rows that mark the begin and end of a batch travel with the tuples. Filters let them pass, maps leave them alone.
 5. A streaming DataFrame of Holdfast's becomes a flow by `flow_of`. In a node that is the way in; the node itself is the
    way out: its function returns the flow (`holdfast.spark.node_flow`).
@@ -28,8 +29,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming import StreamingQuery
 
 from holdfast.checkpoint.derive import Protection, StateKind, derive
-from holdfast.checkpoint.policy import NoCheckpoint
-from holdfast.model.errors import UsageError
+from holdfast.checkpoint.policy import Every, NoCheckpoint
+from holdfast.model.errors import BadName, UnknownStream, UsageError
 from holdfast.model.names import check_name
 from holdfast.model.tuples import HEADER, STREAM_COLUMN, TupleType
 from holdfast.operators.database import Database
@@ -42,6 +43,7 @@ from holdfast.spark.aggregate import AggregateStage
 from holdfast.spark.checkpoint_figures import observed
 from holdfast.spark.databases import ReadStep, UpdateStage
 from holdfast.spark.direct import TASKS_MAX, DirectStage, encode_stage
+from holdfast.spark.durable import Durable, query_name
 from holdfast.spark.flow_identity import flow_lines
 from holdfast.spark.frames import Reading, reading_of
 from holdfast.spark.hadoop_path import CheckpointFolder, checkpoint_folder, disk_for, unfit_manager
@@ -49,8 +51,9 @@ from holdfast.spark.joining import JoinStage, SortStage
 from holdfast.spark.options import READ_OPTIONS, Options
 from holdfast.spark.plan_identity import identity
 from holdfast.spark.restore import DIRECT, NULLS_APART, Spec, operator_name, origin_of
+from holdfast.spark.save_figures import collector
 from holdfast.spark.session import make_active
-from holdfast.spark.stage import Output
+from holdfast.spark.stage import Output, StagePlan
 from holdfast.spark.stages import SOURCES_MAX, Inputs, StatefulStage, staged
 from holdfast.spark.versions import scratch_folder
 from holdfast.stream.definition import BUCKET_DEFAULT
@@ -64,7 +67,7 @@ Part: TypeAlias = tuple[tuple[str, ...], tuple[Callable[[DataFrame], DataFrame],
 _PARTITIONS = "partitions: "
 
 #: What may be said of the checkpoints of a flow's operator. None, nothing said: `continuous()` in a node, else `none`.
-Checkpoint: TypeAlias = Continuous | NoCheckpoint | None
+Checkpoint: TypeAlias = Continuous | Every | NoCheckpoint | None
 
 
 def is_mark() -> Column:
@@ -87,6 +90,8 @@ class Flow:
     before: tuple[Callable[[DataFrame], DataFrame], ...] = ()
     stage: StatefulStage | None = None
     checkpoint: Checkpoint = None
+    store: str | None = None
+    """Where `every(…)` saves to."""
     after: tuple[Callable[[DataFrame], DataFrame], ...] = ()
     known: DataFrame | None = None
     """The streams as they were read before, for the sake of their columns: asking Spark again takes it a moment."""
@@ -122,16 +127,20 @@ class Flow:
 
     def aggregate(
         self, *functions: Function, window: Window, by: Sequence[Expression] | Expression = (),
-        checkpoint: Checkpoint = None, salt: int = 0,
+        checkpoint: Checkpoint = None, store: str | None = None, salt: int = 0,
     ) -> Flow:  # fmt: skip
-        """Functions over windows, for each group of `by`."""
+        """Functions over windows, for each group of `by`.
+
+        Of every operator with state, `checkpoint` says how it is protected: `continuous()` in the log of its results,
+        `every("30s")` in the checkpoint store whose address `store` is ("log:/mnt/shared/…", "redis://…").
+        """
         groups = [by] if isinstance(by, str | Column) else list(by)
-        return self._with(AggregateStage(functions, window, tuple(groups), salt), checkpoint)
+        return self._with(AggregateStage(functions, window, tuple(groups), salt), checkpoint, store)
 
     def join(
         self, left: str, right: str, *, window: Keep | tuple[Keep, Keep], take_left: Mapping[str, Expression],
         take_right: Mapping[str, Expression], by: Sequence[Expression] | Expression = (),
-        where: Expression | None = None, checkpoint: Checkpoint = None, salt: int = 0,
+        where: Expression | None = None, checkpoint: Checkpoint = None, store: str | None = None, salt: int = 0,
     ) -> Flow:  # fmt: skip
         """Pairs of tuples of two streams, in each group of `by`, that fall into each other's window.
 
@@ -141,16 +150,16 @@ class Flow:
         groups = [by] if isinstance(by, str | Column) else list(by)
         keeps = window if isinstance(window, tuple) else (window, window)
         stage = JoinStage(left, right, tuple(groups), keeps, take_left, take_right, salt)
-        made = self._with(stage, checkpoint)
+        made = self._with(stage, checkpoint, store)
         return made if where is None else made.filter(where)
 
     def bsort(
         self, value: Expression, size: int, *, by: Sequence[Expression] | Expression = (),
-        checkpoint: Checkpoint = None, salt: int = 0,
+        checkpoint: Checkpoint = None, store: str | None = None, salt: int = 0,
     ) -> Flow:  # fmt: skip
         """The tuples approximately in the order of a value: each leaves when `size` others have come."""
         groups = [by] if isinstance(by, str | Column) else list(by)
-        return self._with(SortStage(value, size, tuple(groups), salt), checkpoint)
+        return self._with(SortStage(value, size, tuple(groups), salt), checkpoint, store)
 
     def read(self, sql: str, *, database: str, columns: str) -> Flow:
         """Each tuple with every row that the query finds for it; `:name` stands for a column of the tuple."""
@@ -178,13 +187,18 @@ class Flow:
             return tuple((streams, (*steps, *self.before[1:])) for streams, steps in self.before[0].parts)
         return ((self.streams, self.before),)
 
-    def _with(self, stage: StatefulStage, checkpoint: Checkpoint) -> Flow:
+    def _with(self, stage: StatefulStage, checkpoint: Checkpoint, store: str | None = None) -> Flow:
         if self.stage is not None:
             raise UsageError(
                 "a flow has one operator with state; write its results to a stream and start another flow there"
             )
-        derive(stage.name, stage.name, StateKind.WINDOWS, checkpoint)  # Refuses a policy that does not fit.
-        return replace(self, stage=stage, checkpoint=checkpoint)
+        derive(stage.name, stage.name, StateKind.WINDOWS, checkpoint, store)  # Refuses a policy that does not fit.
+        if isinstance(checkpoint, Every) and store is None:
+            raise UsageError(f"{stage.name}: {checkpoint} needs a store, such as store='log:/var/lib/app/checkpoints'")
+        if store is not None and not isinstance(checkpoint, Every):
+            said = "without a checkpoint=" if checkpoint is None else str(checkpoint)
+            raise UsageError(f'{stage.name}: a store is for every("30s"); {said} saves nothing there; leave out store=')
+        return replace(self, stage=stage, checkpoint=checkpoint, store=store)
 
     def as_in_node(self) -> Flow:
         """A node is to come back after anything: its operator has `continuous()` where the user names no policy."""
@@ -192,8 +206,18 @@ class Flow:
 
     @property
     def policy(self) -> Continuous | None:
-        """By which it writes checkpoints; None if it writes none."""
+        """By which it writes checkpoints into the log of its results; None if it writes none there."""
         return self.checkpoint if isinstance(self.checkpoint, Continuous) else None
+
+    @property
+    def stored(self) -> Every | None:
+        """By which its versions become durable in a store; None if they do not."""
+        return self.checkpoint if isinstance(self.checkpoint, Every) else None
+
+    @property
+    def restores(self) -> bool:
+        """Whether its state comes back after a loss, with the input that it needs for that."""
+        return self.policy is not None or self.stored is not None
 
     @property
     def protection(self) -> Protection:
@@ -202,7 +226,7 @@ class Flow:
         if self.stage is None or isinstance(self.stage, UpdateStage):
             name = "flow" if self.stage is None else self.stage.name
             return derive(f"{name} {of}", name, StateKind.NONE, None)
-        derived = derive(f"{self.stage.name} {of}", self.stage.name, StateKind.WINDOWS, self.checkpoint)
+        derived = derive(f"{self.stage.name} {of}", self.stage.name, StateKind.WINDOWS, self.checkpoint, self.store)
         return derived if self.policy is None else replace(derived, store="the log of its results")
 
     # -- running -----------------------------------------------------------------------------------------------------
@@ -218,7 +242,7 @@ class Flow:
         `scratch` is where versions of state lie; on a cluster, by default, next to the output's log, where all machines
         find them. A fork (`holdfast.spark.fork`) gets a `lineage` of its own and names its parent's, and the stream
         that its parent writes (`fork_of`): if the parent's version is no longer on scratch, the state is restored from
-        there.
+        there, or from what the parent has in a store.
         """
         self._check_outside("write")
         if self.known is None:
@@ -238,6 +262,10 @@ class Flow:
             spec = msgspec.structs.replace(spec, origin=origin_of(checkpoint, fork_of))
         if create and self.stage is not None:
             self._create(stream, spec, bucket)
+        if self.stored is not None:
+            forked = None if fork_of is None else origin_of(checkpoint, fork_of)
+            before = [] if forked is None else [(forked.stream, parent, forked.root_us) for parent in parents]
+            spec = self.with_durable(spec, before)
         self._check_state(stream, checkpoint, spec)
         frame = self.results(spec)
         writer = frame.writeStream.format("holdfast").option("root", self.root)
@@ -279,8 +307,8 @@ class Flow:
         the streams. Without a name, nothing is left when the process ends. Two flows in one query need two names.
         """
         self._check_outside("frame")
-        if self.policy is not None:
-            raise UsageError("checkpoints go to the stream that a flow writes; use write, or leave out checkpoint=")
+        if self.restores:
+            raise UsageError("checkpoints go by the stream that a flow writes; use write, or leave out checkpoint=")
         lineage = f"frame-{os.urandom(4).hex()}" if name is None else f"frame-of-{check_name(name)}"
         spec = self._spec(".frames", scratch, lineage, ())
         spec = msgspec.structs.replace(spec, per_query=True, always=False)
@@ -319,7 +347,9 @@ class Flow:
         names = [name + NULLS_APART, name] if self.stage.several_keys else [name]
         if self._direct(self._columns(), self._inputs()) is not None:
             names.insert(0 if self.partitions <= TASKS_MAX else len(names), name + DIRECT)
-        return names[0] if len(names) == 1 else operator_name(names, StreamStore(self.root), stream, scratch, lineages)
+        if len(names) == 1:
+            return names[0]
+        return operator_name(names, StreamStore(self.root), stream, scratch, lineages, self.store)
 
     def _reader(self) -> Any:
         return self.spark.readStream.format("holdfast").option("root", self.root).options(**dict(self.options))
@@ -341,7 +371,7 @@ class Flow:
     def _restoring(self, spec: Spec) -> Any:
         """The reader of an operator with state: what its windows rely on is read again, and not acknowledged (L8)."""
         reader = self._reader()
-        return reader if self.policy is None else reader.option("restore", msgspec.json.encode(spec).decode())
+        return reader.option("restore", msgspec.json.encode(spec).decode()) if self.restores else reader
 
     def _source(self, spec: Spec) -> DataFrame:
         reader = self._reader()
@@ -380,7 +410,7 @@ class Flow:
                     f"streams, as when its state was made; it has expressions or steps in front now"
                 )
             _, plan, _ = stage.plan(columns, inputs, scratch, policy, output)
-            plan = replace(plan, made_by=spec.made_by)
+            plan = self._with_spec(plan, spec)
             keys, values = direct
             reads = DirectStage(plan, self.partitions, keys, values, stage.salt)
             return self._restoring(spec).option("stage", encode_stage(reads)).load(",".join(self.streams))
@@ -388,7 +418,27 @@ class Flow:
         for step in self.before:
             frame = step(frame)
         wanted, plan, schema = stage.plan(frame, inputs, scratch, policy, output)
-        return staged(frame, wanted, inputs, replace(plan, made_by=spec.made_by), schema)
+        return staged(frame, wanted, inputs, self._with_spec(plan, spec), schema)
+
+    def _with_spec(self, plan: StagePlan, spec: Spec) -> StagePlan:
+        figures = None if spec.durable is None else collector(self.spark)
+        return replace(plan, made_by=spec.made_by, durable=spec.durable, figures=figures)
+
+    def with_durable(self, spec: Spec, before: Sequence[tuple[str, str, int]] = (), *, saves: bool = True) -> Spec:
+        """With where its versions become durable, if they do; `before`: streams, lineages and roots of whom it is a
+        fork."""
+        if self.stored is None or self.store is None or self.stored.us is None:
+            return spec
+        try:
+            names = {spec.stream, *(stream for stream, *_ in before)}
+            ids = {name: StreamStore(self.root).open(name).definition.id for name in names}
+        except (UnknownStream, BadName):  # Somebody asks for the columns only.
+            return spec
+        own = query_name(ids[spec.stream], spec.lineage) if saves else None
+        earlier = tuple((query_name(ids[stream], lineage), root_us) for stream, lineage, root_us in before)
+        us, always = self.stored.us, self.stored.exact
+        durable = Durable(spec.operator, self.store, us, spec.partitions, own, earlier, always)
+        return msgspec.structs.replace(spec, durable=durable)
 
     def _create(self, stream: str, spec: Spec, bucket: str | None) -> None:
         """The stage looks into its output's log, so the stream must be there before the query."""

@@ -6,7 +6,8 @@ Rules:
    the queue is full, the oldest goes.
 2. Each is tried once: the store is opened, written and closed, so that another worker may have it next. What the store
    does not take is the task's to hand over again, with what has become of it since.
-3. What a checkpoint holds, and whether the store may have it, is its own (`holdfast.spark.save_policy`).
+3. What a checkpoint holds, and whether the store may have it, is its own: changed states of a user-defined operator
+   (`holdfast.spark.save_policy`), or a version of a flow's (`holdfast.spark.version_store`).
 4. How it ended is written to a file of this machine, for the task of the next batch, whichever worker has it.
 5. The task itself saves (`keep_now`), and ends with the store's error if that is one that no retry can mend: the
    checkpoint after a refusal, so that each of Spark's attempts meets it, and none once it was put right; and all where
@@ -61,6 +62,8 @@ class Ended(msgspec.Struct, array_like=True, frozen=True):
     base: int = 0
     states: list[bytes] = []
     parts: list[bytes] = []
+    size: int = 0
+    """What was written, where the task did not know."""
 
     @property
     def refused(self) -> bool:

@@ -137,7 +137,9 @@ class CheckpointedQueries(NodeQueries):
         return pack_operators(self._operators, query_id(self.checkpoint), batch + 1, checkpoint)
 
     def forget(self) -> None:
-        """The user's operators may keep something elsewhere."""
+        """Operators may keep something elsewhere."""
+        if self._flow is not None:
+            self._flow.forget_stored(self._beginning.generation)
         for operator in self._operators:
             try:
                 operator.forget(query_id(self.checkpoint))

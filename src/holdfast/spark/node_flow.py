@@ -1,9 +1,9 @@
 """A flow inside a node: the same operators for the stable query and for each of its forks.
 
 Rules:
-1. The stable query's state is checkpointed to the node's output; where the user names no policy, by `continuous()`: a
-   node is to come back after anything. Who says `none` gets none: the state lives as long as its versions do, and all
-   input before its position may go.
+1. The stable query's state is checkpointed to the node's output, or to a store (`every`); where the user names no
+   policy, by `continuous()`: a node is to come back after anything. Who says `none` gets none: the state lives as long
+   as its versions do, and all input before its position may go.
 2. A fork begins with its parent's versions and writes no checkpoints. What it needs from before its root it finds in
    its parent's, if it has any; behind the root it never looks there.
 3. Whose versions are whose, and what of them moves to another host, is in `holdfast.spark.state_versions`.
@@ -11,6 +11,7 @@ Rules:
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,11 +20,16 @@ from pyspark.sql import DataFrame
 
 from holdfast.checkpoint.derive import Protection
 from holdfast.diagram import NodeSpec
-from holdfast.model.errors import UsageError
+from holdfast.model.errors import HoldfastError, UsageError
 from holdfast.model.tuples import STREAM_COLUMN
 from holdfast.spark.databases import UpdateStage
 from holdfast.spark.flow import Flow
+from holdfast.spark.restore import Restore, Spec
 from holdfast.spark.state_versions import MAIN, Lineages
+from holdfast.spark.version_store import VersionStore
+from holdfast.stream.store import StreamStore
+
+log = logging.getLogger(__name__)
 
 
 class NodeFlow:
@@ -40,6 +46,7 @@ class NodeFlow:
                 f"node {node.name} must not use update: its fork would change the database for tentative tuples, too; "
                 f"let a flow outside, over the node's output, do it"
             )
+        self._node = node.name
         self._flow = replace(flow.as_in_node(), root=str(outputs))
         operator = self._flow.operator(node.output, str(home / "versions"), (MAIN,))
         self._lineages = Lineages(home, outputs, node.output, operator, flow.partitions)
@@ -65,18 +72,25 @@ class NodeFlow:
 
     def stable(self, options: dict[str, str], generation: int) -> DataFrame:
         """The results of the stable query."""
-        return self._shaped(self._with(options).results(self._lineages.spec(generation)))
+        return self._shaped(self._with(options).results(self._spec(generation)))
+
+    def _spec(self, generation: int) -> Spec:
+        return self._flow.with_durable(self._lineages.spec(generation))
 
     def forked(self, options: dict[str, str], generation: int, fork: int, root_us: int) -> DataFrame:
         """Rule 2."""
         spec = self._lineages.forked(generation, fork, root_us)
         if self._flow.policy is None:
             spec = msgspec.structs.replace(spec, origin=None)
+        before = [(spec.stream, lineage, root_us) for lineage in spec.parents]
+        spec = self._flow.with_durable(spec, before, saves=False)
         return self._shaped(self._with(options).results(spec, checkpoints=False))
 
     def needed_us(self, until_us: int, generation: int) -> int:
         """Input before this is not needed to restore what the windows hold at `until_us` (L8)."""
         # The log may have checkpoints from before the user said `none`: they would hold the input for ever.
+        if self._flow.stored is not None:
+            return Restore(self._spec(generation), StreamStore(self._flow.root)).needed_us(until_us)
         return until_us if self._flow.policy is None else self._lineages.needed_us(until_us, generation)
 
     def pack(self, generation: int, position_us: int, checkpoint: Path) -> bool:
@@ -90,6 +104,18 @@ class NodeFlow:
     def clear(self, generation: int) -> None:
         """A host that starts has neither forks nor an earlier beginning."""
         self._lineages.clear(generation)
+        for earlier in range(generation):
+            self.forget_stored(earlier)
+
+    def forget_stored(self, generation: int) -> None:
+        """Nobody will go on from what that beginning has in a store."""
+        durable = self._spec(generation).durable
+        if durable is None or durable.own is None:
+            return
+        try:
+            VersionStore(durable).forget(durable.own)
+        except HoldfastError as error:  # Whatever it was: the node runs on, here or elsewhere.
+            log.warning("%s: versions that nobody needs any more stay in %s: %s", self._node, durable.shown, error)
 
     def _with(self, options: dict[str, str]) -> Flow:
         """The flow over another view of the same inputs."""

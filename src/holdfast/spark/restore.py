@@ -6,19 +6,24 @@ Rules:
    are on scratch; if not, it asks the output's log how far back to read. A query that loses its scratch goes on.
 2. A fork's log begins at its root. What its windows rely on from before that stands in the log of the stream that its
    parent writes, up to the root; later records there are not the fork's.
+3. Where versions become durable in a store (`every`), the store is asked instead. Whoever acknowledges input after each
+   batch does not wait for that: it goes by what the store had when it was looked at last, which can only be too little.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.model.errors import BadName, UnknownStream, UsageError
+from holdfast.clock import monotonic_us
+from holdfast.model.errors import BadName, HoldfastError, PeerError, UnknownStream, UsageError
 from holdfast.model.time import BEGINNING_US
+from holdfast.spark.durable import Durable, query_name
 from holdfast.spark.fork import last_commit
 from holdfast.spark.hadoop_path import CheckpointFolder, disk_for
 from holdfast.spark.wal import read_wal
@@ -82,6 +87,14 @@ class Spec(msgspec.Struct, frozen=True):
     """What computes the state of a frame (`flow_identity`); empty: others know it, or nobody goes on from it."""
     per_query: bool = False
     """It is a frame, over which there may be several queries."""
+    durable: Durable | None = None
+    """Where versions become durable (rule 3)."""
+
+    @property
+    def forked_us(self) -> int | None:
+        """The root, if it is a fork."""
+        forked = None if self.durable is None else self.durable.forked_us
+        return self.origin.root_us if self.origin is not None else forked
 
     @property
     def versions(self) -> Scratch:
@@ -113,9 +126,13 @@ def checkpoints(
             reader.close()
 
 
-def operator_name(names: Sequence[str], store: StreamStore, stream: str, scratch: str, lineages: Sequence[str]) -> str:
+def operator_name(
+    names: Sequence[str], store: StreamStore, stream: str, scratch: str, lineages: Sequence[str],
+    versions: str | None = None,
+) -> str:  # fmt: skip
     """What an operator is called: its name stands for the way its groups are numbered. Of those that it might have, it
-    keeps the one under which it has left state or checkpoints; else it gets the first."""
+    keeps the one under which it has left state or checkpoints, in the log or in the store of that address (`versions`);
+    else it gets the first."""
     for name in names:
         if any(Path(scratch, name, lineage).is_dir() for lineage in lineages):
             return name
@@ -126,9 +143,21 @@ def operator_name(names: Sequence[str], store: StreamStore, stream: str, scratch
     try:
         log = ControlLog(reader)
         wrote = (name for name in names if any(True for _ in log.backwards(operator_number(name))))
-        return next(wrote, names[0])
+        if (found := next(wrote, None)) is not None or versions is None or not reader.ends():
+            return found or names[0]
     finally:
         reader.close()
+    return _stored_name(names, versions, [query_name(store.open(stream).definition.id, of) for of in lineages])
+
+
+def _stored_name(names: Sequence[str], address: str, queries: Sequence[str]) -> str:
+    from holdfast.spark.version_store import VersionStore
+
+    for name in names:
+        versions = VersionStore(Durable(name, address, 1, 1, None))
+        if any(versions.knows(query) for query in queries):
+            return name
+    return names[0]
 
 
 class Restore:
@@ -136,6 +165,9 @@ class Restore:
         self._spec, self._store = spec, store
         self._scratch = spec.versions
         self._first = True
+        self._looked_us: int | None = None
+        self._looking: threading.Thread | None = None
+        self._known_us = BEGINNING_US
 
     @classmethod
     def of(cls, text: str | None, store: StreamStore) -> Restore | None:
@@ -147,16 +179,49 @@ class Restore:
         if since_us == BEGINNING_US:
             return since_us
         at_hand = not first if self._spec.always else self._scratch.has(since_us)
-        return since_us if at_hand else self._oldest(since_us)
+        if at_hand or self._spec.durable is None:
+            return since_us if at_hand else self._oldest(since_us)
+        try:
+            needed_us = self._stored(since_us)
+        except PeerError:
+            if not self._spec.always:
+                raise
+            needed_us = None  # Most often the versions are on the machines, and nobody has to ask.
+        return since_us if needed_us is None else needed_us  # A task that lacks its own says what is lost.
 
     def forked_us(self, since_us: int) -> int:
         """The same in a fork, of which nothing but the beginning can be read again: later it is started anew."""
-        origin = self._spec.origin
-        return since_us if origin is None or since_us > origin.root_us else self.again_us(since_us)
+        root_us = self._spec.forked_us
+        return since_us if root_us is None or since_us > root_us else self.again_us(since_us)
 
     def needed_us(self, until_us: int) -> int:
         """The input before this is not needed any more once the results up to `until_us` are written (L8)."""
-        return self._oldest(until_us)
+        if self._spec.durable is None:
+            return self._oldest(until_us)
+        needed_us = self._stored(until_us)
+        return BEGINNING_US if needed_us is None else min(needed_us, until_us)
+
+    def needed_by_now_us(self, until_us: int) -> int:
+        """The same for who must not wait for a store (rule 3)."""
+        if self._spec.durable is None:
+            return self._oldest(until_us)
+        now = monotonic_us()
+        due = self._looked_us is None or now - self._looked_us >= self._spec.durable.every_us
+        if due and (self._looking is None or not self._looking.is_alive()):
+            self._looked_us = now
+            self._looking = threading.Thread(target=self._look, args=(until_us,), name="needed", daemon=True)
+            self._looking.start()
+        return min(self._known_us, until_us)
+
+    def _look(self, until_us: int) -> None:
+        with contextlib.suppress(HoldfastError):  # Then the input stays for longer.
+            self._known_us = max(self._known_us, self.needed_us(until_us))
+
+    def _stored(self, position_us: int) -> int | None:
+        from holdfast.spark.version_store import VersionStore  # It brings polars with it.
+
+        assert self._spec.durable is not None
+        return VersionStore(self._spec.durable).needed_us(position_us)
 
     def _oldest(self, position_us: int) -> int:
         """Every batch has a checkpoint of every partition, however many there were."""

@@ -1,4 +1,4 @@
-"""The figures of what protects user-defined operators: from each task, on whichever machine, to the driver.
+"""The figures of what protects operators in a store: from each task, on whichever machine, to the driver.
 
 1. A task says with every batch what its policy has come to (`Saving`), in an accumulator: Spark brings it to the driver
    with the end of the task, and not at all if the task fails. Nobody opens a store for it.

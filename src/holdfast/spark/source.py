@@ -339,7 +339,7 @@ class BucketReader(SourceReading, DataSourceStreamReader, SupportsTriggerAvailab
             for source in self._sources:
                 until = until_of(end)
                 if self._restore is not None:
-                    until = self._restore.needed_us(until)
+                    until = self._restore.needed_by_now_us(until)
                 acknowledge(Path(source.folder), self._subscriber, until, now_us(), Disk())
 
     def stop(self) -> None:

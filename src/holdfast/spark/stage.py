@@ -6,8 +6,9 @@ Rules:
 2. The batch says where it begins and ends (marks). The stage starts from the version of its state at exactly the
    beginning: from memory, from scratch, or restored from the output's log and brought forward with the rows in front of
    the batch. It never starts from anything else; if it can do none of these, because its scratch was lost after the
-   planner had seen it, it says so (`StateLost`) and the query, started again, reads what is missing. Where the state
-   was dealt out among another number of partitions, it takes the groups that are its own now.
+   planner had seen it, it says so (`StateLost`) and the query, started again, reads what is missing. Where the policy's
+   checkpoints go to a store (`every`), it is a version from there that is brought forward. Where the state was dealt
+   out among another number of partitions, it takes the groups that are its own now.
 3. Results, boundary and checkpoints of the batch leave together. A repeated task gives the same results again, but not
    the same checkpoints: how many there are hangs on how long it took. Only one task's are in the log. If they are not
    those that a version believes to be there, every window is saved anew, and nothing before that counts any more.
@@ -18,7 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,6 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
+from holdfast.clock import now_us
 from holdfast.model.errors import CorruptLog, StateLost, StorageError, UsageError
 from holdfast.model.time import BEGINNING_US, instant_text
 from holdfast.model.tuples import TupleType
@@ -45,14 +47,21 @@ from holdfast.operators.state import Blocks
 from holdfast.protocol.cec.policy import EVERYTHING, Continuous, Measured
 from holdfast.spark import control
 from holdfast.spark.checkpoint_figures import Figures, figures
+from holdfast.spark.durable import Durable
 from holdfast.spark.grants import FRAME, Way, way_for
 from holdfast.spark.remote_stage_files import stage_files_for
 from holdfast.spark.stage_files import Output as Output
 from holdfast.spark.stage_files import StageFiles, StageNote
-from holdfast.spark.versions import Scratch, Version
+from holdfast.spark.version_store import Found, VersionSaves, VersionStore
+from holdfast.spark.versions import Scratch, Version, owned
 from holdfast.stream.frame import checksum
 from holdfast.stream.identity import Identity, differences, told
 from holdfast.stream.merge import FOREVER_US, MARKS
+
+if TYPE_CHECKING:
+    from pyspark.accumulators import Accumulator
+
+    from holdfast.spark.save_figures import Savings
 
 #: What is left to do where nothing can be restored.
 _ANEW = (
@@ -83,6 +92,10 @@ class StagePlan:
     """None: a frame."""
     made_by: str = ""
     """What it computes, if its versions have to say it."""
+    durable: Durable | None = None
+    """Where its versions become durable; None: they do not."""
+    figures: Accumulator[Savings] | None = None
+    """Is told what that comes to (`holdfast.spark.save_figures`)."""
 
     def restores(self, position_us: int) -> bool:
         """Whether there are checkpoints: its own, or up to its root those of the query that it is a fork of."""
@@ -127,7 +140,7 @@ def shuffled(batches: Iterable[pa.RecordBatch], order_us: int, operator: str) ->
         if position_us < read_from:
             raise StateLost(
                 f"{operator}: its state at {instant_text(since)} is not on this machine; start the query again, and it "
-                f"is restored from its output's log"
+                f"is restored from its checkpoints"
             )
         return rows.filter((pl.col("_t") >= position_us) & (pl.col("_t") < since))
 
@@ -152,18 +165,25 @@ class _Start(NamedTuple):
     measured: Measured
     in_log: bool = True
     """The checkpoints that it believes to be in the log are there."""
+    saves: str = ""
+    """What it knows of its checkpoints in a store."""
+    restore_s: float | None = None
+    """How long it took to come from there."""
 
 
 class Stage:
-    def __init__(self, plan: StagePlan, partition: int, batch_id: int, files: StageFiles | None = None) -> None:
-        self.plan, self.partition, self.batch_id = plan, partition, batch_id
+    def __init__(
+        self, plan: StagePlan, partition: int, batch_id: int, files: StageFiles | None = None, query: str = ""
+    ) -> None:
+        self.plan, self.partition, self.batch_id, self._query = plan, partition, batch_id, query
         self._files = files or StageFiles(plan.note)
 
     def run(self, batch: Batch) -> Iterator[pa.RecordBatch]:
-        began = time.perf_counter()
+        began, begun_us = time.perf_counter(), now_us()
         if hasattr(self.plan.kernel, "partition"):
             self.plan.kernel.partition = self.partition
-        blocks, measured, in_log = self._state(batch)
+        start = self._state(batch)
+        blocks, measured, in_log = start.blocks, start.measured, start.in_log
         step = self.plan.kernel.step(blocks, batch.rows, batch.since_us, batch.until_us)
         if step.results is not None:
             yield from self._shaped(step.results)
@@ -189,7 +209,23 @@ class Stage:
             )  # fmt: skip
             yield self._control(control_message, figures(saved, batch.until_us, policy, period_us, measured))
         if not getattr(self.plan.kernel, "stateless", False):
-            self._files.store(self.partition, batch.until_us, Version(after, measured, mark, self.plan.made_by))
+            version = Version(after, measured, mark, self.plan.made_by)
+            self._files.store(self.partition, batch.until_us, self._saved(start, batch, version, begun_us))
+
+    def _saved(self, start: _Start, batch: Batch, version: Version, begun_us: int) -> Version:
+        """With what has become of its checkpoints in a store, if it has any."""
+        plan = self.plan
+        if plan.durable is None or plan.durable.own is None:
+            return version
+        began = Version(start.blocks, start.measured, saves=start.saves)
+        saves = VersionSaves(plan.durable, self.partition)
+        version, saving = saves.keep(
+            began, batch.since_us, version, batch.until_us, batch=self.batch_id, begun_us=begun_us
+        )
+        if plan.figures is not None:
+            told_of = self._query, plan.operator, self.partition
+            plan.figures.add({told_of: saving._replace(restore_s=start.restore_s)})
+        return version
 
     # -- state -------------------------------------------------------------------------------------------------------
 
@@ -202,7 +238,10 @@ class Stage:
         found = self._files.load(self.partition, batch.since_us)
         if found is not None:
             self._check_made_by(found)
-            return _Start(found.blocks, found.measured, self._in_log(found, batch.since_us))
+            return _Start(found.blocks, found.measured, self._in_log(found, batch.since_us), found.saves)
+        durable = self.plan.durable
+        if durable is not None and durable.restores(batch.since_us):
+            return self._from_store(batch, durable)
         if not self.plan.restores(batch.since_us):
             raise StateLost(
                 f"{self.plan.operator}: the state of partition {self.partition} at {instant_text(batch.since_us)} is "
@@ -242,6 +281,31 @@ class Stage:
         replaying_s = time.perf_counter() - began
         measured = Measured().restored(windows=len(restored.table), loading_s=loading_s, replaying_s=replaying_s)
         return _Start(blocks, measured, in_log=as_here)
+
+    def _from_store(self, batch: Batch, durable: Durable) -> _Start:
+        """From the versions there, and the input behind each of them."""
+        began = time.perf_counter()
+        found = VersionStore(durable).find(self.partition, batch.since_us)
+        if not found:
+            raise StateLost(
+                f"{self.plan.operator}: the state of partition {self.partition} at {instant_text(batch.since_us)} is "
+                f"lost, and {durable.shown} has no checkpoint that it could be made of again; {_ANEW}"
+            )
+        version = owned([self._forward(part, len(found), batch) for part in found], self.partition, durable.partitions)
+        if durable.own is not None:
+            version = VersionSaves(durable, self.partition).restored(found, version)
+        return _Start(version.blocks, version.measured, saves=version.saves, restore_s=time.perf_counter() - began)
+
+    def _forward(self, found: Found, partitions: int, batch: Batch) -> Version:
+        """The version at the batch's beginning that follows from one that was saved, of one of so many partitions."""
+        if found.position_us >= batch.since_us:
+            return found.version
+        rows = batch.again(found.position_us)
+        if found.of is not None:
+            numbers = np.ascontiguousarray(rows["_h"].to_numpy())
+            rows = rows.filter(pl.Series(partition_of(numbers, partitions) == found.of))
+        step = self.plan.kernel.step(found.version.blocks, rows, found.position_us, batch.since_us)
+        return found.version._replace(blocks=step.blocks)
 
     def _dealt_out(self, position_us: int) -> tuple[int, bool]:
         """Among how many partitions the groups were dealt out at that position, and whether that is so here."""
@@ -308,4 +372,5 @@ def this_task(plan: StagePlan, way: Way | None, partition: int | None = None) ->
     if plan.scratch.per_query and (query := context.getLocalProperty("sql.streaming.queryId")):
         plan = replace(plan, scratch=plan.scratch.of_query(query))
     files = stage_files_for(way, plan.note)
-    return Stage(plan, context.partitionId() if partition is None else partition, batch_id, files)
+    query = context.getLocalProperty("sql.streaming.queryId") or ""
+    return Stage(plan, context.partitionId() if partition is None else partition, batch_id, files, query)

@@ -65,6 +65,8 @@ class Version(NamedTuple):
     """Checksum of the checkpoints that left with it; None if there were none, or an older Holdfast wrote it."""
     made_by: str = ""
     """Of a frame's (rule 7)."""
+    saves: str = ""
+    """What the next batch must know of its checkpoints in a store (`holdfast.spark.version_store`)."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class Scratch:
             versions = [version for path in paths if (version := _read(path, foreign)) is not None]
             if len(versions) == len(paths):
                 with contextlib.suppress(*_UNREADABLE if foreign else ()):
-                    return _owned(versions, partition, self.partitions)
+                    return owned(versions, partition, self.partitions)
         return None
 
     def file(self, partition: int, position_us: int) -> Path | None:
@@ -135,7 +137,7 @@ class Scratch:
     def pack(self, position_us: int, to: Path) -> bool:
         """Write the versions of that position as those that arrive elsewhere; False if one of them is not at hand.
 
-        They name no checkpoints: the log over there has none of them, so that the first batch there saves everything.
+        They name no checkpoints: log and store over there have none, so that the first batch there saves everything.
         """
         for partition in range(self.partitions):
             version = self.load(partition, position_us)
@@ -143,7 +145,7 @@ class Scratch:
                 return False
             path = to / str(partition) / f"{position_us}.state"
             path.parent.mkdir(parents=True)
-            _write(path, encoded(version._replace(mark=None)))
+            _write(path, encoded(version._replace(mark=None, saves="")))
         return True
 
     def pin(self, position_us: int) -> None:
@@ -214,7 +216,7 @@ def _layouts(lineage: Path, position_us: int, unsaid: int) -> Iterator[list[Path
             yield paths
 
 
-def _owned(versions: list[Version], partition: int, partitions: int) -> Version:
+def owned(versions: list[Version], partition: int, partitions: int) -> Version:
     """Rule 6: the groups of one partition, out of the versions of all."""
     parts: dict[int, list[pl.DataFrame]] = {}
     for version in versions:
@@ -249,8 +251,8 @@ def _write(path: Path, parts: Iterable[bytes]) -> None:
 
 def encoded(version: Version) -> list[bytes]:
     """A version as its file has it, in parts."""
-    made_by = {"made_by": version.made_by} if version.made_by else {}
-    notes = msgspec.json.encode({**asdict(version.measured), "mark": version.mark, **made_by})
+    said = {name: text for name, text in (("made_by", version.made_by), ("saves", version.saves)) if text}
+    notes = msgspec.json.encode({**asdict(version.measured), "mark": version.mark, **said})
     sink = io.BytesIO()
     _joined(version.blocks).write_ipc(sink, compression="uncompressed")
     body = sink.getvalue()
@@ -315,9 +317,9 @@ def _decoded(notes: pa.Buffer, body: pa.Buffer, foreign: bool) -> Version:
     if foreign:
         table.validate(full=True)
     noted = msgspec.json.decode(notes, type=dict)
-    mark, made_by = noted.pop("mark", None), noted.pop("made_by", "")
+    mark, made_by, saves = noted.pop("mark", None), noted.pop("made_by", ""), noted.pop("saves", "")
     blocks = _split(pl.from_arrow(table))  # type: ignore[arg-type]
-    return Version(blocks, msgspec.convert(noted, Measured), mark, made_by)
+    return Version(blocks, msgspec.convert(noted, Measured), mark, made_by, saves)
 
 
 def _joined(blocks: Blocks) -> pl.DataFrame:

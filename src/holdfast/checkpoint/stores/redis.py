@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.checkpoint.store import CheckpointStore, Entry, Saved
+from holdfast.checkpoint.store import CheckpointStore, Entry, Saved, without_password
 from holdfast.checkpoint.stores.envelope import VERSION_DIGITS, unwrap, version_text, wrap
 from holdfast.model.errors import PeerError, UsageError
 
@@ -71,13 +71,14 @@ class RedisStore(CheckpointStore):
             raise PeerError(self._away(error)) from error
 
     def _away(self, error: Exception) -> str:
-        return f"redis at {_shown(self.address)} did not do its part: {error}; start it, the store connects again"
+        where = without_password(self.address)
+        return f"redis at {where} did not do its part: {error}; start it, the store connects again"
 
     def _refused(self, error: Exception) -> UsageError:
         """Rule 4."""
         return UsageError(
-            f"redis at {_shown(self.address)} must let us in; it said: {error}; check user, password and number of the "
-            f"database in the store's address, redis://USER:PASSWORD@HOST:PORT/NUMBER"
+            f"redis at {without_password(self.address)} must let us in; it said: {error}; check user, password and "
+            f"number of the database in the store's address, redis://USER:PASSWORD@HOST:PORT/NUMBER"
         )
 
     def _write(self, entries: Sequence[Entry]) -> list[bool]:
@@ -98,7 +99,7 @@ class RedisStore(CheckpointStore):
             some = keys[at : at + _MANY]
             raws = self._call(lambda some=some: self._client.mget([self._prefix + key for key in some]))
             found += [
-                None if raw is None else unwrap(key, raw, _shown(self.address))
+                None if raw is None else unwrap(key, raw, without_password(self.address))
                 for key, raw in zip(some, raws, strict=True)
             ]
         return found
@@ -130,9 +131,3 @@ def _args(entry: Entry) -> list[bytes]:
 def _literal(text: bytes) -> bytes:
     """`text` as a pattern that matches itself."""
     return b"".join(b"\\" + bytes([c]) if c in b"*?[]\\^-" else bytes([c]) for c in text)
-
-
-def _shown(address: str) -> str:
-    """An address without its password."""
-    scheme, _, rest = address.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
