@@ -60,7 +60,8 @@ def test_a_store_that_cannot_be_is_refused_where_the_operator_is_defined() -> No
     for store, why in (("lgo:/far", "must begin with"), ("log:", "log:FOLDER"), ("memory:", "outlives its process")):
         with pytest.raises(UsageError, match=why):
             derive("u", "user-defined operator", StateKind.KEYED, every("1s"), store)
-    assert derive("u", "user-defined operator", StateKind.KEYED, every("1s"), "log:/far").store == "log:/far"
+    for given, shown in (("log:/far", "log:/far"), ("redis://me:secret@far:6379/0", "redis://far:6379/0")):
+        assert derive("u", "user-defined operator", StateKind.KEYED, every("1s"), given).store == shown
 
 
 def test_the_earliest_deadline_is_served_first_and_a_late_one_does_not_push_the_others_back() -> None:

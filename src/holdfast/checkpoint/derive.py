@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from holdfast.checkpoint.policy import Continuous, Every, Groups, Guarantee, NoCheckpoint, Upstream, guarantee_of
+from holdfast.checkpoint.store import without_password
 from holdfast.checkpoint.stores import check_address
 from holdfast.model.errors import UsageError
 
@@ -45,6 +46,7 @@ class Protection:
     saves: str
     guarantee: Guarantee
     store: str | None = None
+    """Its address, without a password."""
 
 
 _FITS: dict[StateKind, tuple[tuple[type, ...], str]] = {
@@ -91,4 +93,5 @@ def derive(operator: str, kind: str, state: StateKind, policy: object | None, st
     elif isinstance(policy, Every) and state is StateKind.WINDOWS:
         saves = f"its open windows, all together{', with each batch' if policy.exact else ''}"
         guarantee = Guarantee.EXACT
-    return Protection(operator, kind, state, str(policy), saves, guarantee, store if saves != "nothing" else None)
+    shown = None if store is None or saves == "nothing" else without_password(store)
+    return Protection(operator, kind, state, str(policy), saves, guarantee, shown)
