@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 
 import holdfast
@@ -21,7 +23,7 @@ from holdfast.model.time import BEGINNING_US
 from holdfast.operators import continuous, count, count_window, keep_time
 from holdfast.protocol.cec.policy import Measured
 from holdfast.spark import durable_state
-from holdfast.spark.durable import Durable
+from holdfast.spark.durable import Durable, begin_life, life_in, query_name
 from holdfast.spark.flow import Flow
 from holdfast.spark.node_flow import NodeFlow
 from holdfast.spark.restore import Origin, Spec
@@ -107,6 +109,17 @@ def refuse(address: str) -> Any:
     raise UsageError("the password is wrong")
 
 
+def fail(address: str) -> Any:
+    raise OSError(39, "Directory not empty")
+
+
+def forgotten() -> None:
+    """It is forgotten beside whoever clears."""
+    for thread in threading.enumerate():
+        if thread.name == "forget":
+            thread.join()
+
+
 def test_a_node_whose_flow_saves_to_a_store_has_a_place_there_and_its_fork_reads_it_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,8 +136,9 @@ def test_a_node_whose_flow_saves_to_a_store_has_a_place_there_and_its_fork_reads
     node = NodeFlow(app.diagram().node("node"), flow, tmp_path, tmp_path / "home")
     node.stable({}, 0)
     assert specs.pop().durable is None, "somebody asks for the columns, before there is a stream"
-    own = f"{store.create('out', 'v bigint').definition.id}.main"
+    stream_id = store.create("out", "v bigint").definition.id
     node.stable({}, 0)
+    own = query_name(stream_id, "main", life_in(tmp_path / "home", "main") or "")
     node.forked({}, 0, 1, 5)
     stable, forked = (spec.durable for spec in specs)
     assert stable == Durable("bsort", far, 30_000_000, 2, own)
@@ -132,17 +146,46 @@ def test_a_node_whose_flow_saves_to_a_store_has_a_place_there_and_its_fork_reads
     assert node.needed_us(7, 0) == BEGINNING_US, "nothing is durable yet"
     empty = Version({}, Measured())
     for partition in (0, 1):
-        VersionSaves(stable, partition).keep(empty, 3, empty, 7, batch=0, begun_us=now_us())
+        exact = msgspec.structs.replace(stable, always=True)
+        VersionSaves(exact, partition).keep(empty, 3, empty, 7, batch=0, begun_us=now_us())
     assert node.needed_us(7, 0) == 3
     node.clear(0)
     assert node.needed_us(7, 0) == 3
-    with monkeypatch.context() as away:
-        away.setattr(durable_state, "open_store", refuse)
-        node.clear(1)
-    assert node.needed_us(7, 0) == 3, "it is removed the next time"
+    for answer in (refuse, fail):
+        with monkeypatch.context() as away:
+            away.setattr(durable_state, "open_store", answer)
+            node.clear(1)
+            forgotten()
+            node.forget_stored(0)
+        assert node.needed_us(7, 0) == 3, "it is removed the next time"
+    silent, opened = threading.Event(), durable_state.open_store
+    monkeypatch.setattr(durable_state, "open_store", lambda address: (silent.wait(), opened(address))[1])
     node.clear(1)
-    assert node.needed_us(7, 0) == BEGINNING_US
+    assert (tmp_path / "far" / "bsort" / own).exists(), "nobody waits for a store that does not answer"
+    silent.set()
+    forgotten()
     assert not list((tmp_path / "far" / "bsort").iterdir())
+    monkeypatch.setattr(durable_state, "open_store", refuse)
+    node.clear(1000)
+    assert not [t for t in threading.enumerate() if t.name == "forget"], "nothing is noted of those"
+
+
+def test_a_node_that_has_begun_anew_keeps_the_name_under_which_it_saves_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names stand for the way of numbering groups; this one's scratch is lost, and its log has no checkpoints."""
+    stream, far = holdfast.open(tmp_path).create("out", "v bigint"), f"log:{tmp_path}/far"
+    holdfast.open(tmp_path).create("in", "v bigint")
+    app = App("policies")
+    app.node(inputs=["in"], output="out", name="node")(lambda rows: rows)
+    given: Any = Flow(None, str(tmp_path), ("in",), (("decision", "d"),), 2, known=FLOW)  # type: ignore[arg-type]
+    flow = given.filter("v > 0").bsort("v", 3, checkpoint=every("30s"), store=far)
+    asked: list[Any] = []
+    monkeypatch.setattr(Flow, "operator", lambda flow, *given: asked.append(given) or "bsort")
+    home = tmp_path / "home"
+    life = begin_life(home, "main-2")
+    NodeFlow(app.diagram().node("node"), flow, tmp_path, home, 2)
+    assert asked == [("out", str(home / "versions"), ("main-2",), [query_name(stream.definition.id, "main-2", life)])]
 
 
 @pytest.mark.parametrize("name", OPERATORS)

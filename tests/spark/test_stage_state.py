@@ -265,7 +265,8 @@ def test_an_operator_that_has_saved_to_a_store_alone_keeps_its_name(tmp_path: Pa
 
     def name(lineage: str = "main") -> str:
         store = holdfast.open(tmp_path)
-        return operator_name(("op-nulls", "op"), store, "out", str(tmp_path / "scratch"), (lineage,), far)
+        queries = [query_name(stream.definition.id, lineage, "0a1b2c3d")]
+        return operator_name(("op-nulls", "op"), store, "out", str(tmp_path / "scratch"), (lineage,), far, queries)
 
     assert name() == "op-nulls", "it has not begun"
     writer = stream.writer()
@@ -274,7 +275,7 @@ def test_an_operator_that_has_saved_to_a_store_alone_keeps_its_name(tmp_path: Pa
     assert name() == "op-nulls"
     assert not (tmp_path / "far").exists(), "a look leaves nothing behind"
     empty = Version({}, Measured())
-    durable = Durable("op", far, SECOND, 1, query_name(stream.definition.id, "main"))
+    durable = Durable("op", far, SECOND, 1, query_name(stream.definition.id, "main", "0a1b2c3d"))
     VersionSaves(durable, 0).keep(empty, 0, empty, SECOND, batch=0, begun_us=now_us())
     assert name() == "op"
     assert name("fork") == "op-nulls"

@@ -208,6 +208,13 @@ class Slots:
                   if name.startswith(_PART) and isinstance(whole.get(key_of(name[1:])), bytes)}  # fmt: skip
         return whole, {**theirs, **(parts or {})}
 
+    def tear(self, version: int) -> None:
+        """A save that is known to be damaged counts as one that never was whole (rule 3): the next takes its place."""
+        name = _MARK + BATCH
+        slots = zip(self._spared([name])[0], (b"0", b"1"), strict=True)
+        torn = [slot for saved, slot in slots if saved is not None and saved.version == version]
+        self._store.put_many([Entry(self._prefix + name + slot, version, None) for slot in torn])
+
     def clear(self) -> None:
         """Remove everything: nobody will go on from it."""
         self._store.purge(self._prefix)

@@ -26,7 +26,7 @@ from holdfast.checkpoint.slots import Slots
 from holdfast.checkpoint.store import CheckpointStore, Entry, Saved
 from holdfast.checkpoint.stores import open_store
 from holdfast.checkpoint.stores.log import LogStore
-from holdfast.model.errors import CorruptLog, PeerError, StreamBusy
+from holdfast.model.errors import CorruptLog, PeerError, StorageError, StreamBusy
 
 if TYPE_CHECKING:
     from holdfast.spark.keyed import Keyed
@@ -93,7 +93,7 @@ class Far:
         """Nobody will ask for this one again."""
         folder = folder_of(self._plan, self.query)
         if folder is not None:
-            shutil.rmtree(folder / partition, ignore_errors=True)
+            _remove(folder / partition)
             return
         with self.of(partition) as slots:
             slots.clear()
@@ -102,8 +102,7 @@ class Far:
         """Nobody will ask for this query again: for these partitions, or for whichever there are."""
         folder = folder_of(self._plan, self.query)
         if folder is not None:
-            with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(folder)
+            _remove(folder)
             return
         with self.once():
             for name in self.names() if partitions is None else partitions:
@@ -124,6 +123,15 @@ def far_of(plan: Keyed, query: str, partition: str) -> Iterator[Far | None]:
         yield far
     finally:
         far.close()
+
+
+def _remove(folder: Path) -> None:
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise StorageError(f"{folder} must go: nobody needs it any more; it could not be removed: {error}") from error
 
 
 def folder_of(plan: Stored, query: str) -> Path | None:

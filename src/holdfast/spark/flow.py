@@ -14,6 +14,7 @@ Rules:
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +44,7 @@ from holdfast.spark.aggregate import AggregateStage
 from holdfast.spark.checkpoint_figures import observed
 from holdfast.spark.databases import ReadStep, UpdateStage
 from holdfast.spark.direct import TASKS_MAX, DirectStage, encode_stage
-from holdfast.spark.durable import Durable, query_name
+from holdfast.spark.durable import Durable, begin_life, life_in, query_name
 from holdfast.spark.flow_identity import flow_lines
 from holdfast.spark.frames import Reading, reading_of
 from holdfast.spark.hadoop_path import CheckpointFolder, checkpoint_folder, disk_for, unfit_manager
@@ -257,7 +258,8 @@ class Flow:
         checkpoint = checkpoint_folder(os.fspath(checkpoint_location))
         if (unfit := unfit_manager(self.spark, checkpoint)) is not None:
             raise UsageError(unfit)
-        spec = self._spec(stream, scratch, lineage, parents, fork_of)
+        queries = self.queries(checkpoint, [(stream, lineage), *((fork_of or stream, parent) for parent in parents)])
+        spec = self._spec(stream, scratch, lineage, parents, fork_of, queries)
         if fork_of is not None and self.policy is not None:
             spec = msgspec.structs.replace(spec, origin=origin_of(checkpoint, fork_of))
         if create and self.stage is not None:
@@ -265,7 +267,7 @@ class Flow:
         if self.stored is not None:
             forked = None if fork_of is None else origin_of(checkpoint, fork_of)
             before = [] if forked is None else [(forked.stream, parent, forked.root_us) for parent in parents]
-            spec = self.with_durable(spec, before)
+            spec = self.with_durable(spec, checkpoint, before)
         self._check_state(stream, checkpoint, spec)
         frame = self.results(spec)
         writer = frame.writeStream.format("holdfast").option("root", self.root)
@@ -329,16 +331,27 @@ class Flow:
         return any(name in dict(self.options) for name in ("decision", "plan"))
 
     def _spec(
-        self, stream: str, scratch: Any, lineage: str, parents: tuple[str, ...], fork_of: str | None = None
-    ) -> Spec:
+        self, stream: str, scratch: Any, lineage: str, parents: tuple[str, ...], fork_of: str | None = None,
+        queries: Sequence[str] = (),
+    ) -> Spec:  # fmt: skip
         local = str(self.spark.sparkContext.master).startswith("local")
         home = fork_of or stream  # A fork finds its parent's versions where its parent looks for them.
         folder = scratch_folder(self.root, home, scratch, local=local)
         always = scratch is not None and not local
-        operator = self.operator(home, folder, (lineage, *parents))
+        operator = self.operator(home, folder, (lineage, *parents), queries)
         return Spec(stream, operator, self.partitions, folder, lineage, parents, always)
 
-    def operator(self, stream: str, scratch: str, lineages: tuple[str, ...]) -> str:
+    def queries(self, notes: CheckpointFolder, of: Sequence[tuple[str, str]]) -> list[str]:
+        """What those of these streams and lineages are called in the store, as far as they have begun. `notes`: where
+        their lives are noted."""
+        found = []
+        for stream, lineage in of if self.stored is not None else ():
+            with contextlib.suppress(UnknownStream, BadName):
+                if (life := life_in(notes, lineage)) is not None:
+                    found.append(query_name(StreamStore(self.root).open(stream).definition.id, lineage, life))
+        return found
+
+    def operator(self, stream: str, scratch: str, lineages: tuple[str, ...], queries: Sequence[str] = ()) -> str:
         """What the operator with state is called in its versions and checkpoints. It goes on as it began: each way of
         reading numbers groups differently, so none must take up the other's state."""
         if self.stage is None:
@@ -349,7 +362,7 @@ class Flow:
             names.insert(0 if self.partitions <= TASKS_MAX else len(names), name + DIRECT)
         if len(names) == 1:
             return names[0]
-        return operator_name(names, StreamStore(self.root), stream, scratch, lineages, self.store)
+        return operator_name(names, StreamStore(self.root), stream, scratch, lineages, self.store, queries)
 
     def _reader(self) -> Any:
         return self.spark.readStream.format("holdfast").option("root", self.root).options(**dict(self.options))
@@ -424,9 +437,11 @@ class Flow:
         figures = None if spec.durable is None else collector(self.spark)
         return replace(plan, made_by=spec.made_by, durable=spec.durable, figures=figures)
 
-    def with_durable(self, spec: Spec, before: Sequence[tuple[str, str, int]] = (), *, saves: bool = True) -> Spec:
-        """With where its versions become durable, if they do; `before`: streams, lineages and roots of whom it is a
-        fork."""
+    def with_durable(
+        self, spec: Spec, notes: CheckpointFolder, before: Sequence[tuple[str, str, int]] = (), *, saves: bool = True
+    ) -> Spec:
+        """With where its versions become durable, if they do. `notes`: where their lives are noted; `before`: streams,
+        lineages and roots of whom it is a fork."""
         if self.stored is None or self.store is None or self.stored.us is None:
             return spec
         try:
@@ -434,8 +449,12 @@ class Flow:
             ids = {name: StreamStore(self.root).open(name).definition.id for name in names}
         except (UnknownStream, BadName):  # Somebody asks for the columns only.
             return spec
-        own = query_name(ids[spec.stream], spec.lineage) if saves else None
-        earlier = tuple((query_name(ids[stream], lineage), root_us) for stream, lineage, root_us in before)
+        own = query_name(ids[spec.stream], spec.lineage, begin_life(notes, spec.lineage)) if saves else None
+        lives = [(stream, lineage, life_in(notes, lineage), root_us) for stream, lineage, root_us in before]
+        earlier = tuple(
+            (query_name(ids[stream], lineage, life), root_us)
+            for stream, lineage, life, root_us in lives if life is not None
+        )  # fmt: skip
         us, always = self.stored.us, self.stored.exact
         durable = Durable(spec.operator, self.store, us, spec.partitions, own, earlier, always)
         return msgspec.structs.replace(spec, durable=durable)

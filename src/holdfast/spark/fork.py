@@ -8,7 +8,8 @@ Rules:
 3. The fork gets a new query id. With the parent's, Spark would take it for a restart and stop the parent.
 4. The parent's files are linked, or copied where links do not work, and never changed (S1). Spark writes by rename
    only, so a link stays what it was; its own purging unlinks names, which does not touch ours.
-5. On a filesystem of Hadoop's (`hadoop_path`) all are copied. Spark may purge a file meanwhile; then the parent has
+5. With them go the notes of what the parent, and those that it is a fork of, are called in a store (`durable`).
+6. On a filesystem of Hadoop's (`hadoop_path`) all are copied. Spark may purge a file meanwhile; then the parent has
    committed again, and the fork is begun anew from there.
 """
 
@@ -34,7 +35,9 @@ from holdfast.stream.disk import Disk, VolatileDisk
 #: A version of a state store, with Spark's unique id behind it in checkpoint format 2.
 _STATE_FILE = re.compile(r"(\d+)(?:_[0-9a-f-]+)?\.(delta|snapshot|changelog|zip)")
 _SNAPSHOTS = ("snapshot", "zip")
-#: Rule 5: how often a fork is begun anew, and how many files are copied at a time.
+#: Begins the names of the notes of rule 5; the lineage follows.
+LIFE = "life."
+#: Rule 6: how often a fork is begun anew, and how many files are copied at a time.
 _ATTEMPTS, _COPIES = 5, 8
 
 
@@ -82,6 +85,7 @@ def _forked(parent: CheckpointFolder, child: CheckpointFolder) -> Forked:
         wanted.append(Path("offsets", str(batch - 1)))
     if (parent / "state").is_dir():
         wanted += _state_files(parent, batch + 1)
+    wanted += [Path(found.name) for found in parent.iterdir() if found.name.startswith(LIFE)]
     if isinstance(parent, HadoopPath) and isinstance(child, HadoopPath):
         with ThreadPoolExecutor(_COPIES, "fork") as pool:
             list(pool.map(lambda name: (parent / name).copy(child / name), wanted))

@@ -244,7 +244,7 @@ class SparkQueries(CheckpointedQueries):
         if stays is not None and operators_in(self.checkpoint):
             raise UsageError(f"node {self._node.name} came from another owner and could not go back: {stays}")
         if isinstance(results, Flow):
-            self._flow = NodeFlow(self._node, results, self._outputs, self._home)
+            self._flow = NodeFlow(self._node, results, self._outputs, self._home, self._beginning.generation)
             return self._flow.stable(options, self._beginning.generation)
         if not isinstance(results, DataFrame) or not results.isStreaming:
             raise UsageError(

@@ -6,12 +6,14 @@ Rules:
    as its versions do, and all input before its position may go.
 2. A fork begins with its parent's versions and writes no checkpoints. What it needs from before its root it finds in
    its parent's, if it has any; behind the root it never looks there.
-3. Whose versions are whose, and what of them moves to another host, is in `holdfast.spark.state_versions`.
+3. Lives in a store (`holdfast.spark.durable`) are noted in the replica's own folder: they outlive the checkpoints.
+4. Whose versions are whose, and what of them moves to another host, is in `holdfast.spark.state_versions`.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,22 +22,28 @@ from pyspark.sql import DataFrame
 
 from holdfast.checkpoint.derive import Protection
 from holdfast.diagram import NodeSpec
-from holdfast.model.errors import HoldfastError, UsageError
+from holdfast.model.errors import UsageError
+from holdfast.model.time import BEGINNING_US
 from holdfast.model.tuples import STREAM_COLUMN
 from holdfast.spark.databases import UpdateStage
+from holdfast.spark.durable import life_in
 from holdfast.spark.flow import Flow
+from holdfast.spark.fork import LIFE
 from holdfast.spark.restore import Restore, Spec
-from holdfast.spark.state_versions import MAIN, Lineages
+from holdfast.spark.state_versions import Lineages, lineage_of
 from holdfast.spark.version_store import VersionStore
 from holdfast.stream.store import StreamStore
 
 log = logging.getLogger(__name__)
 
+#: Notes of the lives whose versions are being removed by a thread of this process.
+_forgetting: set[Path] = set()
+
 
 class NodeFlow:
     """The flow of one replica, as its function has described it. `generation` counts the query's beginnings."""
 
-    def __init__(self, node: NodeSpec, flow: Flow, outputs: Path, home: Path) -> None:
+    def __init__(self, node: NodeSpec, flow: Flow, outputs: Path, home: Path, generation: int = 0) -> None:
         if not flow.in_node:
             raise UsageError(
                 f"node {node.name} must return a flow over its inputs; got one over {', '.join(flow.streams)}, read "
@@ -46,9 +54,11 @@ class NodeFlow:
                 f"node {node.name} must not use update: its fork would change the database for tentative tuples, too; "
                 f"let a flow outside, over the node's output, do it"
             )
-        self._node = node.name
+        self._node, self._home = node.name, home
         self._flow = replace(flow.as_in_node(), root=str(outputs))
-        operator = self._flow.operator(node.output, str(home / "versions"), (MAIN,))
+        lineage = lineage_of(generation)
+        queries = self._flow.queries(home, [(node.output, lineage)])
+        operator = self._flow.operator(node.output, str(home / "versions"), (lineage,), queries)
         self._lineages = Lineages(home, outputs, node.output, operator, flow.partitions)
 
     @property
@@ -75,7 +85,7 @@ class NodeFlow:
         return self._shaped(self._with(options).results(self._spec(generation)))
 
     def _spec(self, generation: int) -> Spec:
-        return self._flow.with_durable(self._lineages.spec(generation))
+        return self._flow.with_durable(self._lineages.spec(generation), self._home)
 
     def forked(self, options: dict[str, str], generation: int, fork: int, root_us: int) -> DataFrame:
         """Rule 2."""
@@ -83,13 +93,15 @@ class NodeFlow:
         if self._flow.policy is None:
             spec = msgspec.structs.replace(spec, origin=None)
         before = [(spec.stream, lineage, root_us) for lineage in spec.parents]
-        spec = self._flow.with_durable(spec, before, saves=False)
+        spec = self._flow.with_durable(spec, self._home, before, saves=False)
         return self._shaped(self._with(options).results(spec, checkpoints=False))
 
     def needed_us(self, until_us: int, generation: int) -> int:
         """Input before this is not needed to restore what the windows hold at `until_us` (L8)."""
         # The log may have checkpoints from before the user said `none`: they would hold the input for ever.
         if self._flow.stored is not None:
+            if life_in(self._home, lineage_of(generation)) is None:
+                return BEGINNING_US  # It has not begun.
             return Restore(self._spec(generation), StreamStore(self._flow.root)).needed_us(until_us)
         return until_us if self._flow.policy is None else self._lineages.needed_us(until_us, generation)
 
@@ -104,18 +116,35 @@ class NodeFlow:
     def clear(self, generation: int) -> None:
         """A host that starts has neither forks nor an earlier beginning."""
         self._lineages.clear(generation)
-        for earlier in range(generation):
-            self.forget_stored(earlier)
+        earlier = {self._note(number): number for number in range(generation)}
+        earlier = {note: number for note, number in earlier.items() if note.exists() and note not in _forgetting}
+        if earlier:  # Whoever clears must not wait for a store.
+            _forgetting.update(earlier)
+            threading.Thread(target=self._forget_earlier, args=(earlier,), name="forget", daemon=True).start()
+
+    def _forget_earlier(self, generations: dict[Path, int]) -> None:
+        try:
+            for generation in generations.values():
+                self.forget_stored(generation)
+        finally:
+            _forgetting.difference_update(generations)
+
+    def _note(self, generation: int) -> Path:
+        """Of its life."""
+        return self._home / f"{LIFE}{lineage_of(generation)}"
 
     def forget_stored(self, generation: int) -> None:
         """Nobody will go on from what that beginning has in a store."""
-        durable = self._spec(generation).durable
-        if durable is None or durable.own is None:
+        note = self._note(generation)
+        if self._flow.stored is None or not note.exists():
             return
         try:
-            VersionStore(durable).forget(durable.own)
-        except HoldfastError as error:  # Whatever it was: the node runs on, here or elsewhere.
-            log.warning("%s: versions that nobody needs any more stay in %s: %s", self._node, durable.shown, error)
+            durable = self._spec(generation).durable
+            if durable is not None and durable.own is not None:
+                VersionStore(durable).forget(durable.own)
+            note.unlink(missing_ok=True)
+        except Exception as error:  # Whatever it was: the node runs on, here or elsewhere, and that must not fail.
+            log.warning("%s: versions that nobody needs any more stay in the store: %s", self._node, error)
 
     def _with(self, options: dict[str, str]) -> Flow:
         """The flow over another view of the same inputs."""

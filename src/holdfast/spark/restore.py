@@ -8,6 +8,7 @@ Rules:
    parent writes, up to the root; later records there are not the fork's.
 3. Where versions become durable in a store (`every`), the store is asked instead. Whoever acknowledges input after each
    batch does not wait for that: it goes by what the store had when it was looked at last, which can only be too little.
+   Only with the first batch of a run it waits for a moment: there may be no other.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import msgspec
 from holdfast.clock import monotonic_us
 from holdfast.model.errors import BadName, HoldfastError, PeerError, UnknownStream, UsageError
 from holdfast.model.time import BEGINNING_US
-from holdfast.spark.durable import Durable, query_name
+from holdfast.spark.durable import Durable
 from holdfast.spark.fork import last_commit
 from holdfast.spark.hadoop_path import CheckpointFolder, disk_for
 from holdfast.spark.wal import read_wal
@@ -33,10 +34,13 @@ from holdfast.stream.sealed import seal, unseal
 from holdfast.stream.store import StreamStore
 
 if TYPE_CHECKING:
+    from holdfast.spark.version_store import VersionStore
     from holdfast.spark.versions import Scratch
 
 #: Ends the names of operators that tell (null, x) from (x, null) behind a shuffle, and of those that read the log.
 NULLS_APART, DIRECT = "-nulls", "-direct"
+#: How long the first batch of a run waits to know what it may acknowledge (rule 3).
+_LOOK_S = 1.5
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -128,11 +132,11 @@ def checkpoints(
 
 def operator_name(
     names: Sequence[str], store: StreamStore, stream: str, scratch: str, lineages: Sequence[str],
-    versions: str | None = None,
+    versions: str | None = None, queries: Sequence[str] = (),
 ) -> str:  # fmt: skip
     """What an operator is called: its name stands for the way its groups are numbered. Of those that it might have, it
-    keeps the one under which it has left state or checkpoints, in the log or in the store of that address (`versions`);
-    else it gets the first."""
+    keeps the one under which it has left state or checkpoints, in the log or, by these names of queries, in the store
+    of that address (`versions`); else it gets the first."""
     for name in names:
         if any(Path(scratch, name, lineage).is_dir() for lineage in lineages):
             return name
@@ -143,11 +147,11 @@ def operator_name(
     try:
         log = ControlLog(reader)
         wrote = (name for name in names if any(True for _ in log.backwards(operator_number(name))))
-        if (found := next(wrote, None)) is not None or versions is None or not reader.ends():
+        if (found := next(wrote, None)) is not None or versions is None:
             return found or names[0]
     finally:
         reader.close()
-    return _stored_name(names, versions, [query_name(store.open(stream).definition.id, of) for of in lineages])
+    return _stored_name(names, versions, queries)
 
 
 def _stored_name(names: Sequence[str], address: str, queries: Sequence[str]) -> str:
@@ -182,7 +186,7 @@ class Restore:
         if at_hand or self._spec.durable is None:
             return since_us if at_hand else self._oldest(since_us)
         try:
-            needed_us = self._stored(since_us)
+            needed_us = self._stored().needed_us(since_us)
         except PeerError:
             if not self._spec.always:
                 raise
@@ -198,7 +202,7 @@ class Restore:
         """The input before this is not needed any more once the results up to `until_us` are written (L8)."""
         if self._spec.durable is None:
             return self._oldest(until_us)
-        needed_us = self._stored(until_us)
+        needed_us = self._stored().needed_us(until_us, twice=True)
         return BEGINNING_US if needed_us is None else min(needed_us, until_us)
 
     def needed_by_now_us(self, until_us: int) -> int:
@@ -206,22 +210,25 @@ class Restore:
         if self._spec.durable is None:
             return self._oldest(until_us)
         now = monotonic_us()
+        first = self._looked_us is None
         due = self._looked_us is None or now - self._looked_us >= self._spec.durable.every_us
         if due and (self._looking is None or not self._looking.is_alive()):
             self._looked_us = now
             self._looking = threading.Thread(target=self._look, args=(until_us,), name="needed", daemon=True)
             self._looking.start()
+            if first:
+                self._looking.join(_LOOK_S)
         return min(self._known_us, until_us)
 
     def _look(self, until_us: int) -> None:
         with contextlib.suppress(HoldfastError):  # Then the input stays for longer.
             self._known_us = max(self._known_us, self.needed_us(until_us))
 
-    def _stored(self, position_us: int) -> int | None:
+    def _stored(self) -> VersionStore:
         from holdfast.spark.version_store import VersionStore  # It brings polars with it.
 
         assert self._spec.durable is not None
-        return VersionStore(self._spec.durable).needed_us(position_us)
+        return VersionStore(self._spec.durable)
 
     def _oldest(self, position_us: int) -> int:
         """Every batch has a checkpoint of every partition, however many there were."""

@@ -79,7 +79,7 @@ class Lineages:
         """Of the stable query."""
         checkpoint = Beginning(generation=generation).checkpoint(self._home)
         arrival = arrival_in(checkpoint)
-        spec = Spec(self._stream, self._operator, self._partitions, str(self._scratch), _lineage(generation))
+        spec = Spec(self._stream, self._operator, self._partitions, str(self._scratch), lineage_of(generation))
         if arrival is None:
             return spec
         return msgspec.structs.replace(
@@ -140,7 +140,7 @@ class Lineages:
     def clear(self, generation: int) -> None:
         """A host that starts has neither forks nor an earlier beginning."""
         for lineage in self._scratch.glob("*/*"):
-            if lineage.name != _lineage(generation):
+            if lineage.name != lineage_of(generation):
                 shutil.rmtree(lineage, ignore_errors=True)
                 with contextlib.suppress(OSError):
                     lineage.parent.rmdir()  # Of an operator's earlier life, if it is empty now.
@@ -150,5 +150,6 @@ def _stage(operator: str) -> str:
     return operator.removesuffix(NULLS_APART).removesuffix(DIRECT)
 
 
-def _lineage(generation: int) -> str:
+def lineage_of(generation: int) -> str:
+    """That of the stable query that has begun so often before."""
     return MAIN if generation == 0 else f"{MAIN}-{generation}"

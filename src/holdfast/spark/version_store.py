@@ -8,12 +8,13 @@ Rules:
    beside the stream. *Exact* writes one with each batch, before its results leave the task, and waits for the store.
 3. In its first batch a partition itself gives the store what that batch begins with, at the beginning nothing: only so
    is it known where the query began, and only so is a wrong password said at once. What the store has from before that
-   does not count: it may need input that is gone. A query whose first batch this is has nothing there; if somebody else
-   has, under the name of its stream, that goes, and where it is of later positions, the query is refused (C12).
+   does not count: it may need input that is gone. Each query has a name of its own there (`query_name`). What it cannot
+   have saved is therefore no earlier life's; it is never replaced, and the query is refused (C12).
 4. A restore takes the newest version of a partition up to the batch's beginning, and computes again what lies between.
    So the state is exact, though checkpoints are periodic. A version is the same whoever computed it: how runs of the
    query overlap makes no difference.
-5. Input is needed from the older of the two on, of the partition that is furthest behind (L8).
+5. Input is needed from the older of the two on, of the partition that is furthest behind; before there are two, all of
+   it (L8). One that a restore found damaged counts as torn from then on: the next takes its place, not the good one's.
 6. Another number of partitions takes its groups out of all versions of the one before, until it has two of its own.
 7. Of a query that it is a fork of, a fork uses what was saved up to its root. One in a node saves nothing.
 """
@@ -92,12 +93,14 @@ class VersionStore:
         """That of one partition."""
         return Far(self._place, query, partition)
 
-    def needed_us(self, position_us: int) -> int | None:
-        """Rule 5: from where on input is needed to have the state of a position again; None if nothing is there."""
+    def needed_us(self, position_us: int, *, twice: bool = False) -> int | None:
+        """From where on input is needed to have the state of a position again; None if nothing is there. `twice`: also
+        where any one version is damaged (rule 5)."""
+        enough = _twice if twice else bool
         for query, until_us in self._queries(position_us):
             with self._index(query) as far:
-                whole = [found for names in _layouts(far) if all(found := _positions(far, names, until_us))]
-            if whole:
+                layouts = [_positions(far, names, until_us) for names in _layouts(far)]
+            if whole := [found for found in layouts if all(map(enough, found))]:
                 return min(positions[-1] for found in whole for positions in found)
         return None
 
@@ -106,10 +109,11 @@ class VersionStore:
         6). Nothing if there is none."""
         name = partition_name(partition, self._durable.partitions)
         for query, until_us in self._queries(position_us):
+            own = query == self._durable.own
             with self._index(query) as far:
                 for names in sorted(_layouts(far), key=lambda names: name not in names):
                     wanted = [name] if name in names else names
-                    found = [part for other in wanted if (part := _newest(far, other, until_us)) is not None]
+                    found = [part for other in wanted if (part := _newest(far, other, until_us, own)) is not None]
                     if len(found) == len(wanted):
                         return found if name in names else [self._owned(partition, *part) for part in enumerate(found)]
         return []
@@ -118,23 +122,20 @@ class VersionStore:
         """Of what partition q has left, the groups that are another one's now."""
         return found._replace(version=owned([found.version], partition, self._durable.partitions), of=q)
 
-    def begin(self, query: str, partition: int, until_us: int) -> None:
-        """Rule 3, for one partition; the first looks after those of other numbers of them."""
+    def check_begins(self, query: str, partition: int, ends_us: Iterable[int], *, patient: bool) -> None:
+        """Rule 3, for one partition; the first looks after those of other numbers of them. Of the first batch, an
+        earlier execution may have saved what it begins and ends with."""
         mine = partition_name(partition, self._durable.partitions)
-        with self._index(query) as far:
+        with self._index(query, patient=patient) as far:
             others = [] if partition else [number for number in _numbers(far) if number != self._durable.partitions]
             names = [mine, *itertools.chain.from_iterable(map(_names, others))]
-            found = [at for positions in _positions(far, names, FOREVER_US) for at in positions]
-            if max(found, default=until_us) > until_us:
-                raise UsageError(
-                    f"{self._durable.operator}: {self._durable.shown} must have nothing of a query that begins; it has "
-                    f"versions up to {instant_text(max(found))} of one that wrote the same stream; go on with that "
-                    f"one's checkpoint, or name another stream or another store="
-                )
-            for name in names if found else ():
-                far.forget(name)
-            if others:
-                _note_numbers(far, [], until_us)
+            found = {at for positions in _positions(far, names, FOREVER_US) for at in positions} - set(ends_us)
+        if found:
+            raise UsageError(
+                f"{self._durable.operator}: {self._durable.shown} must have nothing of a query that begins; it has "
+                f"versions up to {instant_text(max(found))} of one that wrote the same stream; go on with that one's "
+                f"checkpoint, or name another stream or another store="
+            )
 
     def settle(self, query: str, position_us: int, *, patient: bool) -> None:
         """Rule 6: note that there is something of this number of partitions, and remove what another one has left, once
@@ -146,9 +147,10 @@ class VersionStore:
             if mine not in numbers:
                 _note_numbers(far, [*numbers, mine], position_us)
             elif others and all(len(positions) > 1 for positions in _positions(far, _names(mine), FOREVER_US)):
-                for name in itertools.chain.from_iterable(map(_names, others)):
-                    far.forget(name)
-                _note_numbers(far, [mine], position_us)
+                with contextlib.suppress(StorageError):  # Such as a folder that is in use; the next one does it.
+                    for name in itertools.chain.from_iterable(map(_names, others)):
+                        far.forget(name)
+                    _note_numbers(far, [mine], position_us)
 
     def forget(self, query: str) -> None:
         """Nobody will go on with that query."""
@@ -228,7 +230,13 @@ def _position(number: int) -> int:
     return BEGINNING_US if number == 1 else number - _ZERO
 
 
-def _newest(far: Far, name: str, until_us: int) -> Found | None:
+def _twice(positions: list[int]) -> bool:
+    """Whether one of them may be damaged and nothing is lost: at the beginning there is nothing to lose."""
+    return len(positions) > 1 or positions == [BEGINNING_US]
+
+
+def _newest(far: Far, name: str, until_us: int, own: bool) -> Found | None:
+    """The newest that is whole. A query of others is left as it is."""
     with far.of(name) as slots:
         for position_us in positions_in(slots, until_us):
             version = _read(slots, position_us, name)
@@ -238,6 +246,8 @@ def _newest(far: Far, name: str, until_us: int) -> Found | None:
                 f"{name}: its version at {instant_text(position_us)} is damaged in the store; an earlier one is used, "
                 f"and more input is read again", RuntimeWarning, stacklevel=2,
             )  # fmt: skip
+            if own:
+                slots.tear(_number(position_us))
     return None
 
 
@@ -269,21 +279,24 @@ class VersionCheckpoint(Checkpoint):
     told: Path
     begun: int
     """From where on versions count (rule 3)."""
-    anew_us: int | None = None
-    """Of a query that begins: what the store has up to there is not its own."""
+    newest: bool = False
+    """Whoever saves it is as far as the query has come: a later one that is there is not the query's."""
 
     def save(self, *, patient: bool = False) -> Ended:
         durable, versions = self.durable, VersionStore(self.durable)
         assert durable.own is not None
         name = partition_name(self.partition, durable.partitions)
-        if self.anew_us is not None:
-            versions.begin(durable.own, self.partition, self.anew_us)
         with contextlib.ExitStack() as stack:
             far = stack.enter_context(closing(versions.far(durable.own, name)))
             slots = far.slots if patient else stack.enter_context(far.once())
             newest = positions_in(slots, FOREVER_US)[:1]
             if newest and newest[0] > self.position_us:
                 later = f"{durable.shown} has a later one, of {instant_text(newest[0])}"
+                if self.newest:
+                    raise WentBack(
+                        f"{durable.operator}: its state at {instant_text(self.position_us)} cannot be saved: {later}; "
+                        f"a query must not go back by more than one batch"
+                    )
                 return Ended(self.version, "older", later, _number(newest[0]))
             size = self._save(slots)
         if self.partition == 0:
@@ -332,7 +345,7 @@ class VersionSaves:
         noted = self._noted(began.saves)
         if noted is None:
             begins = batch == 0 or since_us == BEGINNING_US
-            noted = self._begin(began, since_us, until_us if begins else None)
+            noted = self._begin(began, since_us, until_us, begins=begins)
         counts = noted.counts
         counts.kept.every_us = self._durable.every_us
         heard: list[Ended | None] = []
@@ -356,29 +369,27 @@ class VersionSaves:
         counts = SaveCounts(noted.counts.kept, base=_number(found[0].position_us))
         return _with(version, _Noted(self._place, counts, noted.begun))
 
-    def _begin(self, began: Version, since_us: int, anew_us: int | None) -> _Noted:
+    def _begin(self, began: Version, since_us: int, until_us: int, *, begins: bool) -> _Noted:
         """Rule 3. Should the server of a policy of best effort be away, the first that is due takes its place."""
-        number = _number(since_us)
-        noted = _Noted(self._place, SaveCounts(Kept(self._durable.every_us), base=number), number)
+        durable, number = self._durable, _number(since_us)
+        assert durable.own is not None
+        noted = _Noted(self._place, SaveCounts(Kept(durable.every_us), base=number), number)
         try:
-            checkpoint = self._checkpoint(began._replace(mark=None), since_us, noted, anew_us)
-            how = checkpoint.save(patient=self._durable.always)
+            if begins:
+                ends_us, patient = (since_us, until_us), durable.always
+                VersionStore(durable).check_begins(durable.own, self._partition, ends_us, patient=patient)
+            how = self._checkpoint(began._replace(mark=None), since_us, noted).save(patient=durable.always)
         except (PeerError, StorageError) as error:
-            if self._durable.always:
+            if durable.always:
                 raise
             noted.counts.base = 0
-            noted.counts.dropped(self._durable.operator, str(error))
+            noted.counts.dropped(durable.operator, str(error))
             return noted
         noted.counts.base = how.base if how.outcome == "older" else number
         return noted
 
     def _save_now(self, version: Version, until_us: int, noted: _Noted) -> Ended:
-        how = self._checkpoint(version, until_us, noted).save(patient=True)
-        if how.outcome == "older":
-            raise WentBack(
-                f"{self._durable.operator}: its state at {instant_text(until_us)} cannot be saved: {how.error}; a "
-                f"query must not go back by more than one batch"
-            )
+        how = self._checkpoint(version, until_us, noted, newest=True).save(patient=True)
         noted.counts.base = how.version
         return how
 
@@ -387,10 +398,11 @@ class VersionSaves:
     ) -> list[Ended | None]:
         name, counts = self._durable.operator, noted.counts
         before = counts.heard(name, self._told)
-        refused = before is not None and before.refused
+        # What the query cannot have saved itself is said by the task, until it was put right.
+        refused = (before is not None and before.refused) or counts.base > _number(until_us)
         if not counts.due(name, begun_us, now_us(), idle=idle) and not refused:
             return [before]
-        checkpoint = self._checkpoint(version, until_us, noted, None if counts.base else until_us)
+        checkpoint = self._checkpoint(version, until_us, noted, newest=refused)
         counts.sent(checkpoint.version)
         if refused:
             keep_now(checkpoint)
@@ -401,12 +413,12 @@ class VersionSaves:
         return [before, counts.heard(name, self._told)]
 
     def _checkpoint(
-        self, state: Version, position_us: int, noted: _Noted, anew_us: int | None = None
+        self, state: Version, position_us: int, noted: _Noted, *, newest: bool = False
     ) -> VersionCheckpoint:
         self._told.parent.mkdir(parents=True, exist_ok=True)
         return VersionCheckpoint(
             self._durable, self._partition, position_us, _with(state, noted), _number(position_us), self._told,
-            noted.begun, anew_us,
+            noted.begun, newest,
         )  # fmt: skip
 
     def _noted(self, saves: str) -> _Noted | None:
