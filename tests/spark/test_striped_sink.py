@@ -35,7 +35,7 @@ from tests.stream.archive_process import KilledDisk, Steps
 
 ROWS = [(i * 0.2, f"k{i % 7}", i) for i in range(150)]
 WINDOWED = "window struct<start:timestamp,end:timestamp>, key string, count bigint"
-KILLS = int(os.environ.get("HOLDFAST_STRIPE_KILLS", "0")) or 6
+KILLS = int(os.environ.get("HOLDFAST_STRIPE_KILLS", "0")) or 3
 at_length = pytest.mark.skipif("HOLDFAST_STRIPE_KILLS" not in os.environ, reason="HOLDFAST_STRIPE_KILLS=50: a minute")
 
 Query = Callable[[SparkSession, holdfast.StreamStore, dict[str, Any]], DataFrame]
@@ -80,7 +80,7 @@ def test_stripes_hold_what_one_stream_would_however_spark_cut_the_batches(
     writer = query(spark, inputs, {}).writeStream.format("holdfast").options(**options)
     writer.trigger(availableNow=True).start("plain").awaitTermination()
     seen = []
-    for cut, limit in enumerate(({}, {"maxRowsPerBatch": 40})):
+    for cut, limit in enumerate(({}, {"maxRowsPerBatch": 80})):
         out = inputs.create_striped(f"out{cut}", columns, stripes=3, stripe_by=by, bucket="2s")
         run(query(spark, inputs, limit), inputs, tmp_path / f"ckpt{cut}", out.name)
         seen.append(layouts(out))
