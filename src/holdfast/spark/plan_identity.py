@@ -37,7 +37,7 @@ from holdfast.spark.fingerprint import PYTHON, fingerprint, plain_path
 from holdfast.spark.plan_tree import each, python_function
 from holdfast.stream.identity import Identity, differences
 
-RULES = 3
+RULES = 4
 _FIELDS_MAX = 2**31 - 1
 #: Rows of a table in the program that are looked at.
 _ROWS_MAX = 10_000
