@@ -22,8 +22,8 @@ OTHER_DEADLINES_S = (4.0, 10.0, 30.0)
 _INTRO = """# The same failure, side by side
 
 Three inputs, one windowed count, and one input that falls silent for {silent} s and comes back: what did a client have
-at every moment? `make compare` feeds the same files to each system, one after another, and makes this page from what
-they answered. Nobody was told of the failure, and nothing was restarted.
+at every moment? `make compare` feeds the same files to each system, one at a time or a few, and makes this page
+from what they answered. Nobody was told of the failure, and nothing was restarted.
 
 """
 
