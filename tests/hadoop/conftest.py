@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -31,7 +32,14 @@ def spark(places: Places) -> Iterator[SparkSession]:
 
 
 def _end_jvm() -> None:
-    """A JVM has the jars and the settings that it was started with, for all sessions that follow."""
+    """A JVM has the jars and the settings that it was started with, for all sessions that follow.
+
+    Whoever left a session open, an application that was not stopped for one, has no use for it any more.
+    """
+    if (left := SparkSession._instantiatedSession) is not None:
+        with contextlib.suppress(Exception):  # Its JVM may be gone.
+            left.stop()
+        SparkSession._instantiatedSession = SparkSession._activeSession = SparkContext._active_spark_context = None
     gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
     if gateway is not None:
         gateway.shutdown()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -57,16 +55,38 @@ def test_processes_are_counted_with_those_below_them_by_kind(tmp_path: Path) -> 
         process.communicate(b"\n")
 
 
-def test_descriptors_that_have_come_say_what_they_are(tmp_path: Path) -> None:
-    def seen() -> dict[str, float]:
-        return {f"a host: of which {what}": many for what, many in descriptors(os.getpid()).items()}
+#: A process of its own, where nothing else opens or closes anything meanwhile.
+OPENED = """
+import select, socket, sys
+print("begun", flush=True)
+sys.stdin.readline()
+listener = socket.create_server(("127.0.0.1", 0))
+held = [listener, socket.create_connection(listener.getsockname()), select.epoll()]
+held += [open(f"{sys.argv[1]}/{name}", "w") for name in ("0001", "0002")]
+print("opened", flush=True)
+sys.stdin.readline()
+"""
 
-    before = seen()
-    with (
-        socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()),
-        select.epoll(), open(tmp_path / "0001", "w"), open(tmp_path / "0002", "w"),
-    ):  # fmt: skip
+
+def test_descriptors_that_have_come_say_what_they_are(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", OPENED, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def seen() -> dict[str, float]:
+        return {f"a host: of which {what}": many for what, many in descriptors(process.pid).items()}
+
+    try:
+        assert process.stdout.readline() == "begun\n"
+        before = seen()
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "opened\n"
         found = growth([before, before, seen(), seen()])
+    finally:
+        process.communicate("\n")
     came = {key.partition("which ")[2]: after - before for key, (before, after, _) in found.items() if after != before}
     (file,) = [what for what in came if what.endswith("/#")]
     assert came == {"tcp sockets listening": 1, "tcp sockets established": 1, "[eventpoll]": 1, file: 2}

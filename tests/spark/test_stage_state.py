@@ -34,7 +34,7 @@ from holdfast.spark.restore import Origin, Restore, Spec, operator_name, origin_
 from holdfast.spark.source import offset_of
 from holdfast.spark.stage import Batch, Output, Stage, StagePlan, this_task
 from holdfast.spark.version_store import VersionSaves
-from holdfast.spark.versions import KEPT, Scratch, Version, _memory, scratch_folder
+from holdfast.spark.versions import _PREFIX, KEPT, Scratch, Version, _memory, _parts, scratch_folder
 from holdfast.stream.identity import Identity
 from holdfast.stream.merge import Merge
 
@@ -166,8 +166,8 @@ def test_a_version_that_is_damaged_counts_as_lost_and_is_never_believed(tmp_path
     (path,) = [p for p in Path(running.scratch.folder).rglob("*.state") if int(p.stem) == 7 * SECOND]
     raw = bytearray(path.read_bytes())
     if damage == "flip":
-        notes = raw.index(b"}") + 1  # Behind them some bytes of padding, which mean nothing.
-        for at in [*range(notes), *range(-(-notes // 64) * 64, len(raw), 7)]:
+        length, _, body, _, _ = _parts(bytes(raw))
+        for at in [*range(_PREFIX.size + length), *range(body, len(raw), 7)]:  # Padding between them means nothing.
             flipped = bytearray(raw)
             flipped[at] ^= 4
             path.write_bytes(flipped)
