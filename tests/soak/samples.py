@@ -12,7 +12,7 @@ Rules:
    one that moves everything, for most leave up to a twentieth of the heap where it is, and what lies between counts.
 5. Memory that several processes share, as forked workers do, is divided among them (the kernel's Pss).
 6. Descriptors are counted by what they are as well. Those series are not judged; they say what has come where the sum
-   has grown.
+   has grown. The same holds for the number of processes: Spark keeps as many workers as it ever needed at once.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ WHOLE_HEAP = "-Xms512m -XX:+AlwaysPreTouch -XX:MarkSweepDeadRatio=0"
 HEAP_EVERY = 60
 #: Of the series of rule 6.
 _OF_WHICH = ": of which "
+_PROCESSES = ": processes"
 #: States of TCP that say something, as /proc/net/tcp has them.
 _STATES = {"01": "established", "08": "closed by the other side", "0A": "listening"}
 
@@ -50,6 +51,7 @@ def process_sizes(name: str, pid: int) -> Sample:
             lines = (line.split(":", 1) for line in Path(f"/proc/{number}/status").read_text().splitlines())
             said = {key: value.strip() for key, value in lines}
             sizes = {
+                f"{name} {kind}{_PROCESSES}": 1,
                 f"{name} {kind}: memory, MB": _memory_mb(number),
                 f"{name} {kind}: threads": int(said["Threads"]),
                 f"{name} {kind}: descriptors": len(list(Path(f"/proc/{number}/fd").iterdir())),
@@ -107,7 +109,7 @@ def _sockets(pid: int) -> dict[str, str]:
 
 def judged(key: str) -> bool:
     """Rule 6."""
-    return _OF_WHICH not in key
+    return _OF_WHICH not in key and not key.endswith(_PROCESSES)
 
 
 def table(found: Mapping[str, tuple[float, float, float]], notes: Mapping[str, str]) -> str:

@@ -48,6 +48,7 @@ def test_processes_are_counted_with_those_below_them_by_kind(tmp_path: Path) -> 
     try:
         while "a workers: threads" not in (found := process_sizes("a", process.pid)):
             assert process.poll() is None
+        assert (found["a host: processes"], found["a workers: processes"]) == (1, 1)
         assert found["a host: memory, MB"] > 1
         assert found["a host: descriptors"] >= 3
         assert "a jvm: threads" not in found
