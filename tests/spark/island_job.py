@@ -15,16 +15,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
+import holdfast
 from holdfast.operators.functions import avg, count, sum_
 from holdfast.operators.join_kernel import keep_time
 from holdfast.operators.windows import count_window, time_window
 from holdfast.protocol.cec.policy import continuous
-from holdfast.spark import read_stream, session
-from holdfast.spark.flow import flow
+from holdfast.spark import flow_of, read_stream, session
+from holdfast.spark.checkpoint_place import CHECKPOINTS
+from holdfast.spark.flow import Flow, flow
 from holdfast.spark.fork import fork_checkpoint, last_commit
 from holdfast.spark.hadoop_path import checkpoint_folder
 from holdfast.spark.session import make_active
-from tests.hadoop import job
+from tests.hadoop import job, node_job
 from tests.spark.processes import say
 
 ONCE = {"availableNow": True}
@@ -115,6 +117,28 @@ def shared(spark: SparkSession, root: str, base: str, after: int = 1) -> None:
     job.tell(forks)
 
 
+def counted_by_holdfast(rows: DataFrame) -> Flow:
+    """What `node_job.counted` gives."""
+    return (
+        flow_of(rows)
+        .map(parity="k % 2", k="k")
+        .aggregate(count().alias("n"), sum_("k").alias("sum"), window=time_window("2s"), by="parity")
+    )
+
+
+def node(spark: SparkSession, root: Path, place: str) -> None:
+    """One that forks and corrects: with Spark's windows where these have a place that all see, else with Holdfast's."""
+    spark.conf.set(CHECKPOINTS, place)
+    inputs = node_job.Inputs(holdfast.open(root))
+    inputs.fill(4)
+    app = node_job.application(root, node_job.counted if place else counted_by_holdfast)
+    with app.start(spark=spark) as running:
+        running.wait_until_stable("120s")
+        node_job.cut_and_heal(running, inputs, 12)
+        inputs.end()
+        running.watch()
+
+
 def _write(frame: DataFrame, root: str, place: dict[str, str], name: str) -> None:
     writer = frame.writeStream.format("holdfast").options(
         root=root, checkpointLocation=place["checkpoint_location"], create="true", bucket="1s"
@@ -141,7 +165,10 @@ def main() -> None:
     run(spark, str(given.root), given.checkpoints, "far-")
     say("queries done")
     say(f"Spark's own state: {refusal(spark, str(given.root), given.checkpoints)}")
+    node(spark, given.root.parent / "node", "")
+    say("node done")
     for base in given.shared:
+        node(spark, given.root.parent / f"node-{base.partition(':')[0]}", f"{base}/nodes")
         shared(spark, str(given.root), base)
         say(f"{base.partition(':')[0]} done")
     spark.stop()

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 import holdfast
 from holdfast.spark.fork import last_commit
 from tests.hadoop import job as queries
-from tests.hadoop import s3a
+from tests.hadoop import node_job, s3a
 from tests.hadoop.hdfs_server import hdfs_server
 from tests.hadoop.places import BUCKET, HDFS, S3, s3a_settings
 from tests.hadoop.places import unavailable as unavailable_place
@@ -68,8 +68,8 @@ class Job(NamedTuple):
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     folder = tmp_path_factory.mktemp("job")
     store = holdfast.open(folder / "streams")
-    fill(store, "a", [(i * 0.02, f"k{i % 11}", i * 31 % 1000) for i in range(1200)])
-    fill(store, "b", [(i * 0.05, f"k{i % 5}", i) for i in range(480)])
+    fill(store, "a", [(i * 0.02, f"k{i % 11}", i * 31 % 1000) for i in range(800)])
+    fill(store, "b", [(i * 0.05, f"k{i % 5}", i) for i in range(320)])
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(islands(tmp_path_factory.mktemp("islands")))
         shared, settings = servers(cluster, stack)
@@ -129,6 +129,12 @@ def test_sparks_own_state_is_refused_where_executors_see_no_checkpoint(job: Job)
     assert not layout(holdfast.open(job.folder / "streams").open(f"far-{island_job.REFUSED.__name__}"))
 
 
+def test_a_node_on_such_workers_forks_and_corrects(job: Job) -> None:
+    """D1, D3: its state is Holdfast's, beside the driver."""
+    job.said("node done")
+    assert node_job.stable(holdfast.open(job.folder / "node").open("counted")) == node_job.expected(12)
+
+
 @pytest.mark.skipif(not LONG, reason="takes a minute; `make test-faults` runs it")
 @pytest.mark.parametrize("scheme", ["hdfs", "s3a"])
 def test_sparks_own_state_on_a_server_changes_no_byte_though_an_executor_is_killed(
@@ -146,6 +152,8 @@ def test_sparks_own_state_on_a_server_changes_no_byte_though_an_executor_is_kill
             near = queries.start(spark, name, str(store.root), str(job.folder / f"near-{name}"), f"near-{name}")
             assert near.awaitTermination(300)
     job.said(f"{scheme} done")
+    node = holdfast.open(job.folder / f"node-{scheme}").open("counted")
+    assert node_job.stable(node) == node_job.expected(12), "a node with Spark's windows, its checkpoint there"
     for name in queries.QUERIES:
         near_bytes = layout(store.open(f"near-{name}"))
         assert layout(store.open(f"far-{scheme}-{name}")) == near_bytes

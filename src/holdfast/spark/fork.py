@@ -1,4 +1,4 @@
-"""ForkRunner a query: a second one that goes on from where the first has committed, without stopping it.
+"""Forks a query: a second one that goes on from where the first has committed, without stopping it.
 
 Rules:
 1. The fork starts at N, the last batch that the parent has committed. What Spark needs to go on from there is:
@@ -9,8 +9,8 @@ Rules:
 4. The parent's files are linked, or copied where links do not work, and never changed (S1). Spark writes by rename
    only, so a link stays what it was; its own purging unlinks names, which does not touch ours.
 5. With them go the notes of what the parent, and those that it is a fork of, are called in a store (`durable`).
-6. On a filesystem of Hadoop's (`hadoop_path`) all are copied. Spark may purge a file meanwhile; then the parent has
-   committed again, and the fork is begun anew from there.
+6. On a filesystem of Hadoop's (`hadoop_path`), and from there into a folder, all are copied. Spark may purge a file
+   meanwhile; then the parent has committed again, and the fork is begun anew from there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import re
 import shutil
 import uuid
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -61,22 +61,27 @@ def last_commit(checkpoint: CheckpointFolder) -> int:
 def fork_checkpoint(parent: CheckpointFolder, child: CheckpointFolder) -> Forked:
     """Make `child` a checkpoint that starts after the parent's last committed batch. The parent may be running.
 
-    Both are folders of this machine, or on filesystems of Hadoop's: `checkpoint_folder("hdfs://…")`.
+    Both are folders of this machine, or on filesystems of Hadoop's: `checkpoint_folder("hdfs://…")`. From there one may
+    be copied into a folder.
     """
     if child.exists() and any(child.iterdir()):
         raise UsageError(f"a fork needs a new folder; {child} is not empty; choose another")
-    if isinstance(parent, Path) and isinstance(child, Path):
-        return _forked(parent, child)
-    if isinstance(parent, Path) or isinstance(child, Path):
-        raise UsageError(f"a fork lies on the filesystem of its parent; got {parent} and {child}")
+    if isinstance(parent, Path):
+        if isinstance(child, Path):
+            return _linked(parent, child)
+        raise UsageError(f"a fork lies on the filesystem of its parent, or in a folder; got {parent} and {child}")
     for _ in range(_ATTEMPTS):
         with contextlib.suppress(FileNotFoundError):
-            return _forked(parent, child)
-        child.remove()
+            return _copied(parent, child)
+        if isinstance(child, Path):
+            shutil.rmtree(child, ignore_errors=True)
+        else:
+            child.remove()
     raise StorageError(f"{parent}: the query commits more quickly than its state can be copied to {child}; try again")
 
 
-def _forked(parent: CheckpointFolder, child: CheckpointFolder) -> Forked:
+def _wanted(parent: CheckpointFolder) -> tuple[int, list[Path]]:
+    """The batch that a fork begins behind, and the files that it takes over."""
     batch = last_commit(parent)
     if batch < 0:
         raise UsageError(f"{parent}: the query has not committed a batch yet; there is nothing to fork from")
@@ -85,13 +90,12 @@ def _forked(parent: CheckpointFolder, child: CheckpointFolder) -> Forked:
         wanted.append(Path("offsets", str(batch - 1)))
     if (parent / "state").is_dir():
         wanted += _state_files(parent, batch + 1)
-    wanted += [Path(found.name) for found in parent.iterdir() if found.name.startswith(LIFE)]
-    if isinstance(parent, HadoopPath) and isinstance(child, HadoopPath):
-        with ThreadPoolExecutor(_COPIES, "fork") as pool:
-            list(pool.map(lambda name: (parent / name).copy(child / name), wanted))
-        return Forked(renew_id(child), batch, len(wanted), False)
-    assert isinstance(parent, Path)
-    assert isinstance(child, Path)
+    return batch, wanted + [Path(found.name) for found in parent.iterdir() if found.name.startswith(LIFE)]
+
+
+def _linked(parent: Path, child: Path) -> Forked:
+    """Rule 4."""
+    batch, wanted = _wanted(parent)
     linked = True
     count = 0
     for relative in wanted:
@@ -100,6 +104,35 @@ def _forked(parent: CheckpointFolder, child: CheckpointFolder) -> Forked:
                 linked &= _place(parent / name, child / name)
                 count += 1
     return Forked(renew_id(child), batch, count, linked)
+
+
+def _copied(parent: HadoopPath, child: CheckpointFolder) -> Forked:
+    """Rule 6."""
+
+    def copy(name: Path) -> None:
+        if isinstance(child, HadoopPath):
+            (parent / name).copy(child / name)
+        else:
+            (child / name).parent.mkdir(parents=True, exist_ok=True)
+            (child / name).write_bytes((parent / name).read_bytes())
+
+    batch, wanted = _wanted(parent)
+    with ThreadPoolExecutor(_COPIES, "fork") as pool:
+        list(pool.map(copy, wanted))
+    return Forked(renew_id(child), batch, len(wanted), False)
+
+
+def carry_checkpoint(folder: Path, target: HadoopPath, parts: Collection[str]) -> None:
+    """Copy those parts of a checkpoint as they are: the query goes on there, with its id and the batch that it was in.
+    It does not run meanwhile."""
+    names = [
+        below / name
+        for below, names in _folders(folder)
+        for name in names
+        if (below / name).parts[0] in parts and not name.startswith(".")
+    ]
+    with ThreadPoolExecutor(_COPIES, "carry") as pool:
+        list(pool.map(lambda name: target.take(folder / name, name), names))
 
 
 def renew_id(checkpoint: CheckpointFolder, durable: bool = False) -> str:

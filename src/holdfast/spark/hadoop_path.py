@@ -110,6 +110,10 @@ class HadoopPath:
     def copy(self, target: HadoopPath) -> None:
         self._jvm.copy(self.uri, target.uri)
 
+    def take(self, file: Path, name: Path) -> None:
+        """Copy a file of this machine's to this name below."""
+        self._jvm.copy(f"file://{file.absolute()}", (self / name).uri)
+
     def remove(self) -> None:
         """With all below it, if there is anything."""
         self._jvm.remove(self.uri)

@@ -8,6 +8,9 @@ Rules:
    queries are made of the same one.
 4. What Spark's plan says of the function is asked once (`query_plan`): how the query must be run, and what its output
    may promise. A function that cannot be right is refused then, before anything runs.
+5. A checkpoint on a filesystem of Hadoop's (`checkpoint_place`) is looked at by the threads that start queries, once
+   for each start. From then on Spark's events say how far the query is: a filesystem that does not answer must not keep
+   waiting who asks, the loop of a host.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -28,7 +31,19 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 
 from holdfast.diagram import NodeSpec
-from holdfast.engine import Coverage, Description, Failure, Operator, Query, Reading, Saves, Work, create_output
+from holdfast.engine import (
+    Coverage,
+    Description,
+    Failure,
+    Fork,
+    Operator,
+    Progress,
+    Query,
+    Reading,
+    Saves,
+    Work,
+    create_output,
+)
 from holdfast.model.errors import UsageError
 from holdfast.model.time import BEGINNING_US, instant_text
 from holdfast.model.tuples import STREAM_COLUMN
@@ -36,12 +51,15 @@ from holdfast.spark import control
 from holdfast.spark.arrivals import operators_in, stays_because
 from holdfast.spark.batch_listener import BatchLog, follow, work_of
 from holdfast.spark.checkpoint_figures import recovery_of
+from holdfast.spark.checkpoint_place import CHECKPOINTS, checked_place, lies_elsewhere, settle_in, spark_part
 from holdfast.spark.ending import lasts
 from holdfast.spark.event_time import boundaries_instead_of_watermarks
 from holdfast.spark.failure import cause, is_permanent, sentence
 from holdfast.spark.flow import Flow
 from holdfast.spark.frames import part_of, read_stream
 from holdfast.spark.given_frames import call_alone, check_sources
+from holdfast.spark.grants import noted_host
+from holdfast.spark.hadoop_path import unfit_manager
 from holdfast.spark.keyed import check_names, forked_from, in_node
 from holdfast.spark.leaked_listeners import remove_listener
 from holdfast.spark.leaked_monitors import end_monitors
@@ -64,13 +82,27 @@ from holdfast.stream.store import Stream, StreamStore
 log = logging.getLogger(__name__)
 
 
+class Standing(NamedTuple):
+    """How far a query has come, and how often the boundary of each input had been taken back then."""
+
+    progress: Progress
+    mends: Mapping[str, int]
+    planned: bool = False
+    """Whether it was settled what the next batch reads, when the query did not run."""
+
+
 class SparkQuery(Query):
     """One run of a query, as Spark runs it."""
 
-    def __init__(self, query: StreamingQuery, session: SparkSession, before: Work | None = None) -> None:
+    def __init__(
+        self, query: StreamingQuery, session: SparkSession, before: Work | None = None, *, follow: bool = False
+    ) -> None:
+        """`follow`: `committed` is going to be asked."""
         self._query, self._session = query, session
         self._batches = BatchLog(before)
         self._followed = False
+        if follow:
+            self._follow()
 
     @property
     def active(self) -> bool:
@@ -99,12 +131,26 @@ class SparkQuery(Query):
             except Exception as error:
                 log.debug("what is left of a query stays: %s", error)
 
-    def reading(self) -> Reading | None:
+    def _follow(self) -> None:
         if not self._followed:
             follow(self._query, self._session, self._batches)
             self._followed = True
+
+    def reading(self) -> Reading | None:
+        self._follow()
         last, work = self._batches.seen()
         return None if last is None else reading_of(last, work)
+
+    @property
+    def committed(self) -> Standing | None:
+        """As Spark has told of the last batch; None before the first one."""
+        last, _ = self._batches.seen()
+        return None if last is None else standing_of(last)
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is in a batch."""
+        return bool(self._query.status["isDataAvailable"])
 
     def saves(self) -> tuple[Saves, ...]:
         return saves_of(str(self._query.id))
@@ -122,6 +168,13 @@ def reading_of(progress: Mapping[str, Any], work: Work | None = None) -> Reading
     recovery = recovery_of(progress.get("observedMetrics"))
     span_us = _span_us(progress.get("sources", []))
     return Reading(int(progress["batchId"]), busy_ms, rows, state, span_us, parts_ms, recovery, work)
+
+
+def standing_of(progress: Mapping[str, Any]) -> Standing:
+    """After a batch, as Spark tells it. All inputs of ours have an end."""
+    offsets = [_offset(source["endOffset"]) for source in progress["sources"]]
+    mends = {name: int(n) for offset in offsets for name, n in cast(dict[str, int], offset.get("mends") or {}).items()}
+    return Standing(Progress(int(progress["batchId"]), min(map(until_of, offsets), default=None)), mends)
 
 
 def _offset(told: Any) -> dict[str, int]:
@@ -150,6 +203,8 @@ class SparkQueries(CheckpointedQueries):
         super().__init__(node, inputs, outputs, home)
         self._spark = spark
         self._stable: SparkQuery | None = None
+        self._place = checked_place(spark.conf.get(CHECKPOINTS, None))
+        self._looked = self._look()
 
     def explain(self, error: BaseException | None) -> Failure:
         return Failure(sentence(error), is_permanent(error), cause(error))
@@ -174,6 +229,7 @@ class SparkQueries(CheckpointedQueries):
         flow = self._flow is not None or bool(self._operators)
         admission = Admission(self._node, self._home, self._beginning, output, found, flow=flow)
         self._beginning = admission.admitted(self._begin_life)
+        self._looked = self._look()
         return StreamStore(self._outputs).add_columns(self._node.output, columns)
 
     def describe(self) -> Description:
@@ -190,7 +246,62 @@ class SparkQueries(CheckpointedQueries):
         of_spark = [Operator(name, *beside) for name in self._query.operators]
         return (*own, *of_spark)
 
+    # -- the stable query --------------------------------------------------------------------------------------------
+
+    def _look(self) -> Standing | None:
+        """Rule 5; None: the checkpoint lies here, and is looked at when it is asked for."""
+        if not lies_elsewhere(self.checkpoint):
+            return None
+        progress = super().position()
+        return Standing(progress, super().mends(), super().planned(progress.batch_id + 1))
+
+    def _standing(self, looked: Standing) -> Standing:
+        told = None if self._stable is None else self._stable.committed
+        return looked if told is None or told.progress.batch_id <= looked.progress.batch_id else told
+
+    def position(self) -> Progress:
+        return super().position() if self._looked is None else self._standing(self._looked).progress
+
+    def mends(self) -> Mapping[str, int]:
+        return super().mends() if self._looked is None else self._standing(self._looked).mends
+
+    def progress(self, since: int, fork: Fork | None = None) -> Progress | None:
+        if self._looked is None:
+            return super().progress(since, fork)
+        known: Standing | None = None
+        if fork is None:
+            known = self._standing(self._looked)
+        elif isinstance(fork.query, SparkQuery):
+            known = fork.query.committed
+        return known.progress if known is not None and known.progress.batch_id > since else None
+
+    def planned(self, batch_id: int) -> bool:
+        if self._looked is None:
+            return super().planned(batch_id)
+        if self._looked.planned and batch_id == self._looked.progress.batch_id + 1:
+            return True
+        return self._stable is not None and self._stable.active and self._stable.busy
+
+    def _settle(self) -> None:
+        """See that the checkpoint is where it has to be, and fit for that place."""
+        settle_in(self.checkpoint, self._place, self._node.name)
+        if not lies_elsewhere(self.checkpoint):
+            return
+        if (unfit := unfit_manager(self._spark, spark_part(self.checkpoint))) is not None:
+            raise UsageError(f"node {self._node.name}: {unfit}")
+        if noted_host() is None:
+            raise UsageError(
+                f"node {self._node.name} has its checkpoint at {spark_part(self.checkpoint)}, and the process in which "
+                f"Spark commits results must ask the driver for it; without a cluster, set spark.holdfast.executors to "
+                f"host"
+            )
+        if self._stable is None:  # Left by a host that was killed. Now, since nobody waits here.
+            for fork in (self._home / "forks").glob("*/checkpoint"):
+                self._remove_fork(fork)
+
     def start_stable(self) -> Query:
+        self._settle()
+        self._looked = self._look()
         start, right_from = self._beginning.start_us, self._beginning.right_from_us
         if start is None and self._node.begin_us is not None:
             start = self._node.begin_us
@@ -200,7 +311,7 @@ class SparkQueries(CheckpointedQueries):
         frame = self._results(decision=str(self.decision), **source)
         before = None if self._stable is None else self._stable.work
         started = self._start(frame, self._node.name, stable_pool(self._node.name), self.checkpoint, sink)
-        self._stable = SparkQuery(started, self._session, before)
+        self._stable = SparkQuery(started, self._session, before, follow=self._looked is not None)
         return self._stable
 
     def _run_fork(self, fork: int, checkpoint: Path, plan: Path, branch: str) -> Query:
@@ -213,7 +324,8 @@ class SparkQueries(CheckpointedQueries):
                 frame = self._results(plan=str(plan))
         name, pool = f"{self._node.name}-fork-{fork}", fork_pool(self._node.name)
         sink = {"branch": branch, "waiting": str(waiting_beside(plan))}
-        return SparkQuery(self._start(frame, name, pool, checkpoint, sink), self._session)
+        started = self._start(frame, name, pool, checkpoint, sink)
+        return SparkQuery(started, self._session, follow=lies_elsewhere(checkpoint))
 
     # -- frames ------------------------------------------------------------------------------------------------------
 
@@ -314,7 +426,8 @@ class SparkQueries(CheckpointedQueries):
     ) -> StreamingQuery:
         if self._session is not self._spark:
             frame = moved_to(self._session, frame)
-        writer = frame.writeStream.format("holdfast").queryName(name).option("checkpointLocation", str(checkpoint))
+        writer = frame.writeStream.format("holdfast").queryName(name)
+        writer = writer.option("checkpointLocation", str(spark_part(checkpoint)))
         writer = writer.option("root", str(self._outputs)).options(**options)
         writer = writer.option("stime", ".".join(self.inspected[0]))
         if self._query.keeps_rows:

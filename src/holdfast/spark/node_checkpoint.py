@@ -6,6 +6,7 @@ Rules:
 2. A fork or a copy is taken between two batches, together with the results that were computed and not yet filed: they
    are no longer in the query's state, so nobody could compute them again.
 3. Which generation of the checkpoint counts is in `holdfast.spark.query_start`; what it computes in a note beside it.
+4. Spark's part of it may lie elsewhere (`holdfast.spark.checkpoint_place`). All here go by the replica's own folder.
 
 How a query is described and run is its subclass's: `holdfast.spark.node` for Spark.
 """
@@ -19,6 +20,7 @@ import os
 import shutil
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from holdfast.clock import monotonic_us, pause
@@ -27,8 +29,10 @@ from holdfast.engine import Fork, NodeQueries, Progress, Query
 from holdfast.model.errors import StorageError
 from holdfast.model.time import BEGINNING_US, SECOND_US
 from holdfast.spark.arrivals import pack_operators
+from holdfast.spark.checkpoint_place import forget_elsewhere, remove_checkpoint, settle_fork, spark_part
 from holdfast.spark.fork import fork_checkpoint, last_commit
 from holdfast.spark.forked import ready_mark
+from holdfast.spark.hadoop_path import CheckpointFolder
 from holdfast.spark.keyed_task import Task
 from holdfast.spark.node_flow import NodeFlow
 from holdfast.spark.query_start import Beginning, begin_anew, load_beginning
@@ -72,7 +76,7 @@ class CheckpointedQueries(NodeQueries):
         batch, until_us = progress_of(self.checkpoint)
         if until_us is not None and until_us <= BEGINNING_US and not self.planned(batch + 1):
             known = read_identity(self.checkpoint)
-            shutil.rmtree(self.checkpoint)
+            remove_checkpoint(self.checkpoint)
             self._keep_identity(known, self.checkpoint)
 
     @staticmethod
@@ -98,30 +102,33 @@ class CheckpointedQueries(NodeQueries):
         return progress_of(self.checkpoint)
 
     def mends(self) -> Mapping[str, int]:
-        batch = last_commit(self.checkpoint)
-        return {} if batch < 0 else read_mends_of(self.checkpoint, batch)
+        part = spark_part(self.checkpoint)
+        batch = last_commit(part)
+        return {} if batch < 0 else read_mends_of(part, batch)
 
     def progress(self, since: int, fork: Fork | None = None) -> Progress | None:
         return progress_after(self.checkpoint if fork is None else fork.checkpoint, since)
 
     def planned(self, batch_id: int) -> bool:
-        return (self.checkpoint / "offsets" / str(batch_id)).exists()
+        return (spark_part(self.checkpoint) / "offsets" / str(batch_id)).exists()
 
     # -- movement ----------------------------------------------------------------------------------------------------
 
     def copy_to(self, checkpoint: Path) -> Waiting:
-        waiting = self._copied(checkpoint, lambda: self._pack_state(checkpoint))
+        waiting = self._copied(checkpoint, lambda: checkpoint, lambda: self._pack_state(checkpoint))
         self._keep_identity(read_identity(self.checkpoint), checkpoint)
         return waiting
 
-    def _copied(self, checkpoint: Path, take_states: Callable[[], bool]) -> Waiting:
-        """Fork the query together with the states that its operators had then."""
+    def _copied(
+        self, checkpoint: Path, place: Callable[[], CheckpointFolder], take_states: Callable[[], bool]
+    ) -> Waiting:
+        """Fork the query together with the states that its operators had then. `place` gives Spark's part a new one."""
         deadline = monotonic_us() + _SETTLE_US_MAX
         while True:
-            waiting = self._fork_at_rest(checkpoint)
+            waiting = self._fork_at_rest(checkpoint, place)
             if take_states():
                 return waiting
-            shutil.rmtree(checkpoint)
+            remove_checkpoint(checkpoint)
             if monotonic_us() > deadline:
                 raise StorageError(
                     f"node {self._node.name}: the state of its operators at the last commit must be at hand to be "
@@ -137,7 +144,7 @@ class CheckpointedQueries(NodeQueries):
         return pack_operators(self._operators, query_id(self.checkpoint), batch + 1, checkpoint)
 
     def forget(self) -> None:
-        """Operators may keep something elsewhere."""
+        """Operators may keep something elsewhere, and Spark."""
         if self._flow is not None:
             self._flow.forget_stored(self._beginning.generation)
         for operator in self._operators:
@@ -146,6 +153,7 @@ class CheckpointedQueries(NodeQueries):
             except Exception as error:  # Whatever it was: the node runs elsewhere, and that must not fail here.
                 log.warning("%s: states of %s that nobody needs any more stay where they are: %s", self._node.name,
                             operator.name, error)  # fmt: skip
+        forget_elsewhere(self.checkpoint)
 
     # -- forks -------------------------------------------------------------------------------------------------------
 
@@ -157,6 +165,7 @@ class CheckpointedQueries(NodeQueries):
             return self._started_fork(fork, home / "checkpoint", home / "plan")
         except BaseException:
             # It is tried again every few seconds, each time with links that keep the parent's old state on the disk.
+            forget_elsewhere(home / "checkpoint")
             shutil.rmtree(home, ignore_errors=True)
             if self._flow is not None:
                 self._flow.forget(fork)
@@ -169,7 +178,8 @@ class CheckpointedQueries(NodeQueries):
 
     def _started_fork(self, fork: int, checkpoint: Path, plan: Path) -> Fork:
         begun = monotonic_us()
-        waiting = self._copied(checkpoint, lambda: self._take_states(checkpoint, states_beside(plan)))
+        place = partial(settle_fork, checkpoint, spark_part(self.checkpoint))
+        waiting = self._copied(checkpoint, place, lambda: self._take_states(checkpoint, states_beside(plan)))
         rested = monotonic_us()
         forked = progress_of(checkpoint)
         assert forked.until_us is not None, "every batch of ours has one input with an stime"
@@ -189,19 +199,18 @@ class CheckpointedQueries(NodeQueries):
         batch, query = progress_of(checkpoint).batch_id + 1, query_id(self.checkpoint)
         return all(operator.pack(query, batch, operators) for operator in self._operators)
 
-    def _fork_at_rest(self, checkpoint: Path) -> Waiting:
+    def _fork_at_rest(self, checkpoint: Path, place: Callable[[], CheckpointFolder]) -> Waiting:
         """Fork between two batches, so that checkpoint and waiting results are of the same moment."""
-        token = f"spark-{query_id(self.checkpoint)}"
+        token, part = f"spark-{query_id(self.checkpoint)}", spark_part(self.checkpoint)
         output = StreamStore(self._outputs).open(self._node.output)
         deadline = monotonic_us() + _SETTLE_US_MAX
         while True:
-            before = last_commit(self.checkpoint)
+            before = last_commit(part)
             waiting = waiting_results(output)
             if waiting is not None and waiting.tokens.get(token, before) == before:
-                fork_checkpoint(self.checkpoint, checkpoint)
-                if last_commit(checkpoint) == before:
+                if fork_checkpoint(part, place()).batch_id == before:
                     return waiting
-                shutil.rmtree(checkpoint)
+                remove_checkpoint(checkpoint)
             if monotonic_us() > deadline:
                 raise StorageError(
                     f"node {self._node.name}: the stable query has filed results of a batch after {before} but does "
@@ -227,9 +236,10 @@ class CheckpointedQueries(NodeQueries):
 
     def _remove_fork(self, checkpoint: Path) -> None:
         """Its folder, and large results that its last batch has staged beside the output: nobody will ask for them."""
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        with contextlib.suppress(OSError, ValueError, KeyError, StorageError):
             for staged in (self._outputs / self._node.output / "staging").glob(f"{query_id(checkpoint)}.*"):
                 staged.unlink(missing_ok=True)
+        forget_elsewhere(checkpoint)
         shutil.rmtree(checkpoint.parent, ignore_errors=True)
         if self._flow is not None and checkpoint.parent.name.isdigit():
             self._flow.forget(int(checkpoint.parent.name))
@@ -246,15 +256,16 @@ def waiting_beside(plan: Path) -> Path:
 
 
 def query_id(checkpoint: Path) -> str:
-    return str(json.loads((checkpoint / "metadata").read_text())["id"])
+    return str(json.loads((spark_part(checkpoint) / "metadata").read_text())["id"])
 
 
 def progress_of(checkpoint: Path) -> Progress:
     """The last committed batch of a checkpoint."""
-    batch = last_commit(checkpoint)
+    part = spark_part(checkpoint)
+    batch = last_commit(part)
     if batch < 0:
         return Progress(-1, None)
-    _, ends = read_wal(checkpoint, batch)
+    _, ends = read_wal(part, batch)
     return Progress(batch, min(ends) if ends else None)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -23,6 +24,7 @@ from holdfast.diagram import NodeSpec
 from holdfast.model.errors import UsageError
 from holdfast.model.schema import schema_text
 from holdfast.model.time import BEGINNING_US, duration_text, instant_text
+from holdfast.spark.checkpoint_place import spark_part
 from holdfast.spark.plan_identity import identity, plan_lines, state_differences
 from holdfast.spark.query_start import Beginning, begin_anew
 from holdfast.stream.changes import Change, note_change
@@ -73,11 +75,12 @@ class Admission:
         self._node, self._home, self._beginning, self._output, self._found = node, home, beginning, output, found
         self._flow = flow
         self._checkpoint = beginning.checkpoint(home)
+        self._state = cast(Path, spark_part(self._checkpoint))  # As much of a path as this needs.
 
     def admitted(self, begin_life: Callable[[Path], None]) -> Beginning:
         """Where the query begins; raises if it must not. `begin_life` tells the operators' state of a new checkpoint
         from what the output's log has of earlier ones."""
-        differences = changed(self._checkpoint, self._found)
+        differences = changed(self._checkpoint, self._found, self._state)
         if not differences:
             self._note()
             return self._beginning
@@ -96,7 +99,7 @@ class Admission:
     def _note(self) -> None:
         before = read_identity(self._checkpoint)
         if before != self._found:
-            if before is None and has_begun(self._checkpoint):
+            if before is None and has_begun(self._state):
                 log.info("node %s: what it computes is noted from now on; a change will be refused", self._node.name)
             note_identity(self._checkpoint, self._found)
         settle(self._home)

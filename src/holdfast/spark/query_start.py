@@ -10,11 +10,11 @@ back with neither: its query would read from the front again and publish wrong r
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import msgspec
 
+from holdfast.spark.checkpoint_place import remove_checkpoint
 from holdfast.stream.disk import Disk
 from holdfast.stream.frame import FORMAT_VERSION
 from holdfast.stream.sealed import seal, unseal
@@ -38,7 +38,7 @@ def load_beginning(home: Path) -> Beginning:
     beginning = _read(home)
     for folder in home.glob("checkpoint*"):
         if folder != beginning.checkpoint(home):
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_checkpoint(folder)
     return beginning
 
 
@@ -56,7 +56,7 @@ def begin_anew(
     """The next start of the query begins here, with an empty state."""
     beginning = Beginning(generation=before.generation + 1, start_us=start_us, right_from_us=right_from_us)
     (disk or Disk()).replace_file(home / "beginning", seal(beginning))
-    shutil.rmtree(before.checkpoint(home), ignore_errors=True)
+    remove_checkpoint(before.checkpoint(home))
     return beginning
 
 
@@ -68,11 +68,11 @@ def take_up(home: Path, checkpoint: Path, right_from_us: int | None) -> Beginnin
     beginning = Beginning(generation=known.generation + 1, start_us=known.start_us, right_from_us=right_from_us)
     disk, place = Disk(), beginning.checkpoint(home)
     if checkpoint.exists():
-        shutil.rmtree(place, ignore_errors=True)  # Left by a crash before the file below was written.
+        remove_checkpoint(place)  # Left by a crash before the file below was written.
         disk.rename(checkpoint, place)
     elif not place.exists():
         return known
     disk.sync_dir(home)
     disk.replace_file(home / "beginning", seal(beginning))
-    shutil.rmtree(known.checkpoint(home), ignore_errors=True)
+    remove_checkpoint(known.checkpoint(home))
     return beginning

@@ -22,6 +22,7 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.model.errors import StorageError
+from holdfast.spark.checkpoint_place import CHECKPOINTS
 from holdfast.spark.cluster_security import secured, serving
 from holdfast.spark.ending import attend
 from holdfast.spark.folder_marker import remove_markers
@@ -111,6 +112,8 @@ def build_session(app: str, *, master: str | None = None, **settings: str) -> Sp
     master = master or os.environ.get("HOLDFAST_MASTER") or f"local[{cores},4]"
     local = master.startswith("local[")
     given = {key.replace("_", "."): value for key, value in settings.items()}
+    if local and CHECKPOINTS in given:  # Spark's commits are looked at by a process that must ask the driver then.
+        given.setdefault("spark.holdfast.executors", HOST)
     folders = given.get("spark.holdfast.executors") != HOST
     builder = SparkSession.builder.master(master).appName(app)
     if SparkContext._active_spark_context is None:  # Queries of a session that is there already rely on their number.

@@ -171,7 +171,8 @@ def told(lines: list[str]) -> str:
     return f"{shown} | and {len(lines) - _LINES_MAX} lines more" if len(lines) > _LINES_MAX else shown
 
 
-def changed(checkpoint: Path, identity: Identity) -> list[str]:
-    """What of the definition is not as it was when the state in the checkpoint was made; empty: the state fits."""
+def changed(checkpoint: Path, identity: Identity, state: Path | None = None) -> list[str]:
+    """What of the definition is not as it was when the state in the checkpoint was made; empty: the state fits.
+    `state`: where that lies, if not beside the note."""
     before = read_identity(checkpoint)
-    return differences(before, identity) if before is not None and has_begun(checkpoint) else []
+    return differences(before, identity) if before is not None and has_begun(state or checkpoint) else []
