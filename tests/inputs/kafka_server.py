@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -170,13 +171,17 @@ class Kafka:
         while True:
             try:
                 admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(60)
-                return
+                break
             except KafkaException as error:
                 # A broker that has just come, or had no turn for too long, is fenced for a moment.
                 fenced = error.args[0].code() == KafkaError.INVALID_REPLICATION_FACTOR
                 if not fenced or time.monotonic() > until:
                     raise
             time.sleep(0.05)
+        while not _is_led(admin.list_topics(timeout=10).topics.get(name), partitions):
+            # The broker answers for what its controller has made a moment later.
+            assert time.monotonic() < until, f"topic {name} was made, and nobody knows of it"
+            time.sleep(0.02)
 
     def kill(self) -> None:
         self._process.kill()
@@ -185,6 +190,11 @@ class Kafka:
     def stop(self) -> None:
         self.kill()
         self._log.close()
+
+
+def _is_led(topic: Any, partitions: int) -> bool:
+    known = [] if topic is None or topic.error is not None else topic.partitions.values()
+    return len(known) == partitions and all(partition.leader >= 0 for partition in known)
 
 
 @contextlib.contextmanager
