@@ -35,8 +35,9 @@ QUICK := tests/test_map.py tests/test_package.py tests/model tests/protocol test
 check: lint
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not alone" $(QUICK)
 
-# Three tests at a time, and those that measure delays alone. A failure is a failure; only the latter may be run
-# again, at most two of them. Ends with a table of what is promised and what was checked (tests/suite).
+# Three tests at a time; then those that measure delays alone, beside what only computes. A failure is a failure; only
+# those alone may be run again, at most two of them. Ends with a table of what is promised and what was checked
+# (tests/suite).
 test: setup
 	$(BIN)/python -m tests.suite
 

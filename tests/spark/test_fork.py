@@ -180,7 +180,7 @@ def test_a_path_of_hadoops_is_like_a_path(spark: SparkSession, tmp_path: Path) -
     (here / "a" / "2").copy(here / "c" / "3")
     assert (here / "c" / "3").read_text() == "two"
     with pytest.raises(UsageError, match="lies on the filesystem of its parent"):
-        fork_checkpoint(here, tmp_path / "fork")
+        fork_checkpoint(tmp_path, here / "fork")
     (here / "a").remove()
     assert not (tmp_path / "a").exists()
     assert checkpoint_folder(f"file://{tmp_path}/x%20y") == tmp_path / "x y"

@@ -2,7 +2,8 @@
 
 Rules:
 1. Three tests at a time on two cores, since one of them always waits for a bucket, a JVM or a peer (the phase
-   `together`). Those that measure delays (marked `alone`) come last, one by one.
+   `together`). Those that measure delays (marked `alone`) come last, one by one; `beside` them, in the time that they
+   leave, what only computes (tests/suite/order.py).
 2. A failure is a failure. Only a test marked `alone` may be run again, because it measures real time on a machine that
    may not be ours alone; each second run is listed at the end, and more than two tests that need one fail the run.
 3. A worker that died is a failure, whatever the tests on it said.
@@ -19,23 +20,46 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO, NamedTuple
 
 from tests.suite.class_archive import SharedClasses
+from tests.suite.order import BESIDE, TESTS
 from tests.suite.promises import promises
 from tests.suite.record import Record, read_records
 
 #: A file for a worker, in an order of our own (tests/suite/order.py).
 _BY_FILE = ("-p", "tests.suite.order", "--dist", "loadfile", "--no-loadscope-reorder")
 PHASES = {
-    "together": ["-m", "not alone", "-n", "3", *_BY_FILE],
+    "together": ["-m", "not alone", "-n", "3", *_BY_FILE, "--beside", "not"],
+    "beside": ["-m", "not alone", "-n", "2", *_BY_FILE, "--beside", "only"],
     "alone": ["-m", "alone"],
 }
+
+
+def _files(phase: str) -> list[str]:
+    """Those that have tests of a phase: to look into all takes ten seconds of each worker. None: it is not known."""
+    if phase == "beside":
+        return [str(TESTS / path) for path in BESIDE if Path.cwd() in TESTS.parents]
+    if phase == "alone":
+        return [str(file) for file in sorted(Path("tests").rglob("test_*.py")) if "mark.alone" in file.read_text()]
+    return []
+
+
 #: More than this many tests that fail at first are no accident of timing.
 AGAIN_MAX = 2
 #: Files that are named for the time they take.
 _LONGEST = 20
 #: What pytest returns if all tests passed, if some failed, and if it was left with none.
 PASSED, FAILED, NONE = 0, 1, 5
+
+
+class _Started(NamedTuple):
+    """A run of pytest under way."""
+
+    phase: str
+    record: Path
+    begun: float
+    process: subprocess.Popen[bytes]
 
 
 class Suite:
@@ -47,10 +71,26 @@ class Suite:
         self.again: list[Record] = []
         self.trouble: list[str] = []
         self.seconds: dict[str, float] = {}
+        self._begun = time.monotonic()
+
+    @property
+    def took_s(self) -> float:
+        return time.monotonic() - self._begun
 
     def run(self, phase: str) -> None:
         """One phase; then what may be run again."""
-        self._pytest(phase, PHASES[phase])
+        self._finish(self._start(phase, [*PHASES[phase], *_files(phase)]))
+        self._run_again(phase)
+
+    def run_beside(self, phase: str, beside: str) -> None:
+        """The same, and another phase in the time that it leaves, which is told when both are done."""
+        with open(self._folder / "said", "w+") as said:
+            started = self._start(beside, [*PHASES[beside], *_files(beside)], said)
+            self.run(phase)
+            self._finish(started)
+            print(said.seek(0) or said.read(), flush=True)
+
+    def _run_again(self, phase: str) -> None:
         failed = [record for record in self.records.values() if record.outcome == "failed" and record.alone]
         if phase == "alone" and failed:
             self._second_runs(failed)
@@ -60,14 +100,20 @@ class Suite:
             self.trouble.append(f"{len(failed)} tests marked alone failed; at most {AGAIN_MAX} may be run again")
             return
         self.again = failed
-        self._pytest("again", [record.test for record in failed])
+        self._finish(self._start("again", [record.test for record in failed]))
 
-    def _pytest(self, name: str, words: Sequence[str]) -> None:
+    def _start(self, name: str, words: Sequence[str], out: IO[str] | None = None) -> _Started:
+        """With `out` it says everything there, and has the processors when nobody else wants them."""
         file = self._folder / name
-        print(f"\n== {name}", flush=True)
-        begun = time.monotonic()
+        print(f"\n== {name}", file=out, flush=True)
         command = [sys.executable, "-m", "pytest", "-p", "tests.suite.record", f"--record={file}"]
-        code = subprocess.run([*command, *self._options, *words], check=False).returncode
+        begun, idly = time.monotonic(), [] if out is None else ["nice", "-n", "19"]
+        process = subprocess.Popen([*idly, *command, *self._options, *words], stdout=out, stderr=out)
+        return _Started(name, file, begun, process)
+
+    def _finish(self, started: _Started) -> None:
+        name, file, begun, process = started
+        code = process.wait()
         self.seconds[name] = time.monotonic() - begun
         if code not in (PASSED, FAILED, NONE):
             self.trouble.append(f"pytest ended with {code} in the phase {name}")
@@ -115,7 +161,7 @@ def report(suite: Suite) -> list[str]:
     lines += [f"FAILED {what}" for what in suite.trouble]
     lines.append(
         f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped, {len(suite.again)} run"
-        f" again; minutes: {spent}, together {sum(suite.seconds.values()) / 60:.1f}"
+        f" again; minutes: {spent}; in all {suite.took_s / 60:.1f}"
     )
     return lines
 
@@ -130,10 +176,13 @@ def main(words: Sequence[str]) -> int:
     classes = SharedClasses()
     with tempfile.TemporaryDirectory(prefix="holdfast-suite-") as folder:
         suite = Suite([word for word in words if word.startswith("-")], Path(folder))
-        for phase in phases or PHASES:
-            if phase == "alone":
-                classes.close()  # Nothing else may run meanwhile.
-            suite.run(phase)
+        if phases:
+            for phase in phases:
+                suite.run(phase)
+        else:
+            suite.run("together")
+            classes.close()  # Nothing that does not give way may run beside the others.
+            suite.run_beside("alone", "beside")
     classes.close()
     if not suite.records:
         suite.trouble.append("no test was run")

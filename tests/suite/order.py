@@ -1,6 +1,9 @@
-"""Which files are begun first.
+"""Which files are run in which phase, and which are begun first.
 
-1. Those of a few folders that start no JVM: meanwhile an archive of classes is made for JVMs (class_archive.py).
+0. What only computes is run beside the tests that are alone, in the time that they leave (`BESIDE`): it measures
+   nothing, waits for nobody, and does not mind when it is interrupted.
+1. Those of a few folders that start no JVM come first: meanwhile an archive of classes is made for JVMs
+   (class_archive.py).
 2. Those of tests/spark: as long as a worker has only these, they share one JVM.
 3. Those that take longest, so that none of them is left for the end and runs alone. `make test` names the longest files
    at its end; a file that is missing here costs time, nothing else.
@@ -14,7 +17,12 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 #: Longer than the archive takes.
-WITHOUT_JVM = ("model", "operators", "protocol", "stream")
+WITHOUT_JVM = ("model", "protocol", "stream")
+BESIDE = (
+    "operators", "sim", "faults/test_cuts.py", "faults/test_flips.py", "faults/test_power_memory.py",
+    "faults/test_power_model.py", "stream/test_archive.py", "stream/test_archive_kills.py", "stream/test_repair.py",
+    "stream/test_verify.py",
+)  # fmt: skip
 LONGEST = (
     "spark/test_islands.py", "spark/test_cluster.py", "hadoop/test_checkpoints.py", "docs/test_docs.py",
     "inputs/test_kafka_copies.py", "spark/test_fork.py", "host/test_embedded.py", "host/test_changed_nodes.py",
@@ -31,8 +39,22 @@ LONGEST = (
 )  # fmt: skip
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--beside", choices=("only", "not"), help="run these tests alone, or all but these (rule 0)")
+
+
+def is_beside(item: pytest.Item) -> bool:
+    """Rule 0."""
+    path = item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
+    return any(path == one or path.startswith(f"{one}/") for one in BESIDE)
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if chosen := config.getoption("--beside"):
+        left = [item for item in items if is_beside(item) is not (chosen == "only")]
+        items[:] = [item for item in items if item not in set(left)]
+        config.hook.pytest_deselected(items=left)
     turn = {TESTS / file: n for n, file in enumerate(LONGEST)}
 
     def key(item: pytest.Item) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.suite.__main__ import promise_table
+from tests.suite.order import BESIDE
 from tests.suite.promises import cited, promises
 from tests.suite.record import Record
 
@@ -90,6 +91,16 @@ def test_a_worker_that_died_is_a_failure(tmp_path: Path, when: str) -> None:
     code, said = suite(tmp_path, DYING[when], "together")
     assert code == 1
     assert re.search(r"^FAILED worker gw\d died", said, re.MULTILINE), said
+
+
+def test_a_whole_run_has_every_test_once(tmp_path: Path) -> None:
+    code, said = suite(tmp_path, "import pytest\ndef test_one(): pass\n@pytest.mark.alone\ndef test_two(): pass\n")
+    assert code == 0
+    assert "2 passed, 0 failed, 0 skipped, 0 run again" in said
+
+
+def test_what_runs_beside_others_is_there() -> None:
+    assert [path for path in BESIDE if not (HOME / "tests" / path).exists()] == []
 
 
 def test_a_phase_without_tests_is_none_and_a_run_without_tests_fails(tmp_path: Path) -> None:
