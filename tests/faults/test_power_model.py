@@ -20,7 +20,7 @@ from tests.faults.power import PowerCut, PowerDisk
 from tests.faults.units import BUCKET_US, SCHEMA, QuietDisk, flat, judge, last_sent, open_log, removed_rows, send
 
 #: Raise it for a long run: HOLDFAST_SEEDS=5000 pytest tests/faults/test_power_model.py
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "280"))
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "140"))
 DEFINITION = define("s", SCHEMA, id=bytes(16).hex(), now_us=0, bucket="1ms")
 
 

@@ -26,7 +26,7 @@ from tests.faults.deployment import Hosts, wait_us
 
 SECOND = 1_000_000
 #: The long run has 20: HOLDFAST_SWAPS=20.
-ROUNDS = int(os.environ.get("HOLDFAST_SWAPS", "4"))
+ROUNDS = int(os.environ.get("HOLDFAST_SWAPS", "2"))
 #: In one process every step is tried by tests/host/test_trial.py; with a number above the default, here too.
 STEPS = SWAPPED if ROUNDS > 4 else ("swap-stopped", "swap-ordered", "taken-up")
 APP = """

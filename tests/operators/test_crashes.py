@@ -39,7 +39,7 @@ from holdfast.spark.versions import KEPT, Scratch, Version, _memory
 from holdfast.stream.control import ControlLog, operator_number
 from holdfast.stream.record import Control
 
-CRASHES = int(os.environ.get("HOLDFAST_CRASHES", "12"))
+CRASHES = int(os.environ.get("HOLDFAST_CRASHES", "6"))
 BEGIN = -(2**62)
 BUCKET = 100_000
 SECOND = 1_000_000

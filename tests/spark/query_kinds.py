@@ -169,7 +169,7 @@ def watermarked_window(rows: DataFrame) -> DataFrame:
     return rows.withWatermark("stime", "1 second").groupBy(F.window("stime", "2 seconds"), "k").count()
 
 
-@kind()
+@kind(at_length=True)
 def watermark_on_a_renamed_time(rows: DataFrame) -> DataFrame:
     """The same on `stime` under another name."""
     events = rows.select(F.col("stime").alias("event_time"), "k").withWatermark("event_time", "2 seconds")
@@ -189,7 +189,7 @@ def sessions_of_a_dynamic_gap(rows: DataFrame) -> DataFrame:
     return rows.filter("v % 7 < 3").groupBy(F.session_window("stime", gap), "k").count()
 
 
-@kind(options={"stime": "until"})
+@kind(options={"stime": "until"}, at_length=True)
 def named_end_of_a_window(rows: DataFrame) -> DataFrame:
     """The end of a window as a column of its own."""
     counts = rows.groupBy(F.window("stime", "2 seconds"), "k").count()
@@ -220,7 +220,7 @@ def window_over_a_window(rows: DataFrame) -> DataFrame:
     return counts.groupBy(F.window(F.window_time("window"), "4 seconds")).agg(F.max("count").alias("most"))
 
 
-@kind()
+@kind(at_length=True)
 def window_of_a_window(rows: DataFrame) -> DataFrame:
     """The same by the window itself."""
     counts = rows.groupBy(F.window("stime", "1 second"), "k").count()
@@ -238,7 +238,7 @@ def window_time_of_a_decimal_sum_with_having(rows: DataFrame) -> DataFrame:
     return counts.where("kinds > 1").select(F.window_time("window").alias("t"), "name", "kinds", "total")
 
 
-@kind()
+@kind(at_length=True)
 def grouped_by_the_time_itself(rows: DataFrame) -> DataFrame:
     """An aggregation without a window."""
     return rows.groupBy("stime", "k").count()
@@ -278,7 +278,7 @@ def duplicates_then_window(rows: DataFrame) -> DataFrame:
     )  # fmt: skip
 
 
-@kind(columns=("v",))
+@kind(columns=("v",), at_length=True)
 def duplicates_for_ever(rows: DataFrame) -> DataFrame:
     """`dropDuplicates` that never forgets."""
     return rows.select("stime", "v").dropDuplicates(["v"])
@@ -334,7 +334,7 @@ def left_join(a: DataFrame, b: DataFrame) -> DataFrame:
     return _near(a, b, "left").select("l.stime", "l.v", F.col("r.k").alias("other"))
 
 
-@kind()
+@kind(at_length=True)
 def right_join(a: DataFrame, b: DataFrame) -> DataFrame:
     """The same from the right."""
     return _near(a, b, "right").select("r.stime", "r.v", F.col("l.k").alias("other"))
@@ -430,7 +430,7 @@ def apply_in_pandas(rows: DataFrame) -> DataFrame:
     return rows.groupBy("k").applyInPandas(summed, "stime timestamp, k bigint, v bigint, n bigint")
 
 
-@kind(heavy=True)
+@kind(heavy=True, at_length=True)
 def largest_of_each_window(rows: DataFrame) -> DataFrame:
     """`applyInPandas` behind a windowed aggregation."""
 

@@ -44,8 +44,8 @@ class Job(NamedTuple):
 def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     folder = tmp_path_factory.mktemp("job")
     store = holdfast.open(folder / "streams")
-    fill(store, "a", [(i * 0.02, f"k{i % 11}", i * 31 % 1000) for i in range(2000)])
-    fill(store, "b", [(i * 0.05, f"k{i % 5}", i) for i in range(800)])
+    fill(store, "a", [(i * 0.02, f"k{i % 11}", i * 31 % 1000) for i in range(1000)])
+    fill(store, "b", [(i * 0.05, f"k{i % 5}", i) for i in range(400)])
     for output in ("near-windows", "far-windows"):
         store.create(output, COLUMNS, bucket="1s")
     with cluster(tmp_path_factory.mktemp("cluster")) as master:
@@ -61,7 +61,7 @@ def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
 def test_a_killed_executor_and_its_lost_state_change_no_byte(spark: SparkSession, far: Job) -> None:
     """An operator's partition moves to another machine of the cluster."""
     store = far.store
-    wait_for(lambda: last_commit(far.folder / "far-aggregate") >= 3, "some batches", 300)
+    wait_for(lambda: last_commit(far.folder / "far-aggregate") >= 2, "some batches", 300)
     kill_one_executor()
     # The dead machine's scratch is gone as well: only the output's log is left to start from.
     shutil.rmtree(store.root / "far-aggregate" / "state", ignore_errors=True)
@@ -76,7 +76,7 @@ def test_a_cluster_with_two_workers_writes_the_same_bytes(spark: SparkSession, f
     far.done("far-windows")
     near, there = layout(far.store.open("near-windows")), layout(far.store.open("far-windows"))
     assert near == there
-    assert len(near) > 10
+    assert len(near) > 5
 
 
 def kill_one_executor() -> None:

@@ -30,7 +30,7 @@ from holdfast.model.time import BEGINNING_US
 from holdfast.spark.ingest import SparkInput
 from tests.spark.processes import REPOSITORY, descendants, environment
 
-KILLS = int(os.environ.get("HOLDFAST_SPARK_KILLS", "2"))
+KILLS = int(os.environ.get("HOLDFAST_SPARK_KILLS", "1"))
 
 
 def until(condition: Callable[[], object], seconds: float = 120) -> None:
