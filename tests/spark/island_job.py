@@ -48,7 +48,7 @@ def plain(spark: SparkSession, root: str, place: dict[str, str], name: str) -> N
 
 def large(spark: SparkSession, root: str, place: dict[str, str], name: str) -> None:
     """Results that are too large to go through Spark."""
-    rows = read_stream(spark, "a", root=root, tasks="1").select("stime", F.expr("repeat(key, 2000)").alias("text"))
+    rows = read_stream(spark, "a", root=root, tasks="1").select("stime", F.expr("repeat(key, 3500)").alias("text"))
     _write(rows, root, place, name)
 
 
