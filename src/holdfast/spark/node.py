@@ -203,7 +203,7 @@ class SparkQueries(CheckpointedQueries):
         super().__init__(node, inputs, outputs, home)
         self._spark = spark
         self._stable: SparkQuery | None = None
-        self._place = checked_place(spark.conf.get(CHECKPOINTS, None))
+        self._place: str | None = None
         self._looked = self._look()
 
     def explain(self, error: BaseException | None) -> Failure:
@@ -214,6 +214,7 @@ class SparkQueries(CheckpointedQueries):
         return stays_because(self._operators, self._spark)
 
     def create_output(self, bucket_us: int) -> Stream:
+        self._place = checked_place(self._spark.conf.get(CHECKPOINTS, None))
         frame = self._results(decision=str(self.decision))
         schema = to_arrow_schema(frame.schema, timezone="UTC")
         columns = node_columns(self._node, pa.schema([field for field in schema if field.name != control.COLUMN]))
