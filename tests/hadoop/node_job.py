@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -27,24 +28,45 @@ _PER_SECOND = 4
 Results = Counter[tuple[int, int, int, int]]
 
 
-class Inputs:
-    """Two streams whose rows and boundaries come when the test says so; `k` counts up in each."""
+class Inputs(threading.Thread):
+    """Two streams that grow by a second four times a second, until they end; `k` counts up in each."""
 
     def __init__(self, store: holdfast.StreamStore) -> None:
+        super().__init__(daemon=True)
         self._producers = {
             name: store.create(name, "k bigint", bucket="1s").producer(stime="stime", slack="0s") for name in INPUTS
         }
-        self._upto = dict.fromkeys(INPUTS, 0)
+        self._sent = dict.fromkeys(INPUTS, 0)
+        self._over, self._lock = threading.Event(), threading.Lock()
+        self._held = ""
+        self.seconds = 0
+        self.start()
 
-    def fill(self, upto: int, *names: str) -> None:
-        for name in names or INPUTS:
-            numbers = range(self._upto[name] * _PER_SECOND, upto * _PER_SECOND)
-            rows = [{"stime": datetime.fromtimestamp(T0 + k / _PER_SECOND, UTC), "k": k} for k in numbers]
-            self._producers[name].send_many(rows)
-            self._producers[name].advance((T0 + upto) * SECOND)
-            self._upto[name] = upto
+    def run(self) -> None:
+        while not self._over.wait(0.25):
+            with self._lock:
+                self.seconds += 1
+                self._fill()
+
+    def _fill(self) -> None:
+        for name in INPUTS:
+            if name != self._held:
+                numbers = range(self._sent[name] * _PER_SECOND, self.seconds * _PER_SECOND)
+                rows = [{"stime": datetime.fromtimestamp(T0 + k / _PER_SECOND, UTC), "k": k} for k in numbers]
+                self._producers[name].send_many(rows)
+                self._producers[name].advance((T0 + self.seconds) * SECOND)
+                self._sent[name] = self.seconds
+
+    def hold(self, name: str) -> None:
+        """Nothing comes from this one until another is named, or none."""
+        with self._lock:
+            self._held = name
 
     def end(self) -> None:
+        self.hold("")
+        self._over.set()
+        self.join()
+        self._fill()
         for producer in self._producers.values():
             producer.close()
 
@@ -95,15 +117,14 @@ def gives_tentative(stream: holdfast.Stream) -> Callable[[], bool]:
     return looked
 
 
-def cut_and_heal(running: Running, inputs: Inputs, upto: int) -> None:
-    """The second input is away for as long as it takes to give tentative results."""
+def cut_and_heal(running: Running) -> None:
+    """An input is away for as long as it takes to give tentative results."""
     output = running.streams.open("counted")
+    tentative = gives_tentative(output)
     running.fail(INPUTS[1])
-    inputs.fill(upto)
-    wait_for(gives_tentative(output), "tentative results", 120)
+    wait_for(tentative, "tentative results", 120)
     running.heal(INPUTS[1])
-    # Not until it is STABLE: inputs that are silent from then on count as failing.
-    wait_for(lambda: reached(output, upto)() and output.branch() is None, "corrections", 120)
+    wait_for(lambda: standing(running) == "STABLE" and output.branch() is None, "corrections", 120)
 
 
 def main() -> None:

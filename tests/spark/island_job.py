@@ -130,13 +130,13 @@ def node(spark: SparkSession, root: Path, place: str) -> None:
     """One that forks and corrects: with Spark's windows where these have a place that all see, else with Holdfast's."""
     spark.conf.set(CHECKPOINTS, place)
     inputs = node_job.Inputs(holdfast.open(root))
-    inputs.fill(4)
     app = node_job.application(root, node_job.counted if place else counted_by_holdfast)
     with app.start(spark=spark) as running:
         running.wait_until_stable("120s")
-        node_job.cut_and_heal(running, inputs, 12)
+        node_job.cut_and_heal(running)
         inputs.end()
         running.watch()
+    say(f"{root.name} counted {inputs.seconds} seconds")
 
 
 def _write(frame: DataFrame, root: str, place: dict[str, str], name: str) -> None:
@@ -166,7 +166,6 @@ def main() -> None:
     say("queries done")
     say(f"Spark's own state: {refusal(spark, str(given.root), given.checkpoints)}")
     node(spark, given.root.parent / "node", "")
-    say("node done")
     for base in given.shared:
         node(spark, given.root.parent / f"node-{base.partition(':')[0]}", f"{base}/nodes")
         shared(spark, str(given.root), base)

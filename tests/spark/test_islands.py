@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -55,6 +56,14 @@ class Job(NamedTuple):
 
     def said(self, line: str) -> None:
         self.until(lambda: f"{line}\n" in self.log, line)
+
+    def counted(self, node: str) -> bool:
+        """Whether the node has ended with the right results."""
+        told = re.compile(rf"^{node} counted (\d+) seconds$", re.MULTILINE)
+        self.until(lambda: told.search(self.log), f"the end of {node}")
+        (seconds,) = told.findall(self.log)
+        results = node_job.stable(holdfast.open(self.folder / node).open("counted"))
+        return bool(results) and results == node_job.expected(int(seconds))
 
     def until(self, condition: Callable[[], object], what: str) -> None:
         try:
@@ -131,8 +140,7 @@ def test_sparks_own_state_is_refused_where_executors_see_no_checkpoint(job: Job)
 
 def test_a_node_on_such_workers_forks_and_corrects(job: Job) -> None:
     """D1, D3: its state is Holdfast's, beside the driver."""
-    job.said("node done")
-    assert node_job.stable(holdfast.open(job.folder / "node").open("counted")) == node_job.expected(12)
+    assert job.counted("node")
 
 
 @pytest.mark.skipif(not LONG, reason="takes a minute; `make test-faults` runs it")
@@ -152,8 +160,7 @@ def test_sparks_own_state_on_a_server_changes_no_byte_though_an_executor_is_kill
             near = queries.start(spark, name, str(store.root), str(job.folder / f"near-{name}"), f"near-{name}")
             assert near.awaitTermination(300)
     job.said(f"{scheme} done")
-    node = holdfast.open(job.folder / f"node-{scheme}").open("counted")
-    assert node_job.stable(node) == node_job.expected(12), "a node with Spark's windows, its checkpoint there"
+    assert job.counted(f"node-{scheme}"), "a node with Spark's windows, its checkpoint there"
     for name in queries.QUERIES:
         near_bytes = layout(store.open(f"near-{name}"))
         assert layout(store.open(f"far-{scheme}-{name}")) == near_bytes

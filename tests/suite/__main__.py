@@ -3,7 +3,7 @@
 Rules:
 1. Three tests at a time on two cores, since one of them always waits for a bucket, a JVM or a peer (the phase
    `together`). Those that measure delays (marked `alone`) come last, one by one; `beside` them, in the time that they
-   leave, what only computes (tests/suite/order.py).
+   leave, what only computes. `clusters` are left to `make test-clusters` (tests/suite/order.py).
 2. A failure is a failure. Only a test marked `alone` may be run again, because it measures real time on a machine that
    may not be ours alone; each second run is listed at the end, and more than two tests that need one fail the run.
 3. A worker that died is a failure, whatever the tests on it said.
@@ -23,26 +23,28 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from tests.suite.class_archive import SharedClasses
-from tests.suite.order import BESIDE, TESTS
+from tests.suite.order import BESIDE, CLUSTERS, TESTS
 from tests.suite.promises import promises
 from tests.suite.record import Record, read_records
 
 #: A file for a worker, in an order of our own (tests/suite/order.py).
-_BY_FILE = ("-p", "tests.suite.order", "--dist", "loadfile", "--no-loadscope-reorder")
+_BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
 PHASES = {
-    "together": ["-m", "not alone", "-n", "3", *_BY_FILE, "--beside", "not"],
-    "beside": ["-m", "not alone", "-n", "2", *_BY_FILE, "--beside", "only"],
-    "alone": ["-m", "alone"],
+    "together": ["-n", "3", *_BY_FILE],
+    "beside": ["-n", "2", *_BY_FILE],
+    "alone": [],
+    "clusters": ["-n", "2", *_BY_FILE],
 }
 
 
-def _files(phase: str) -> list[str]:
-    """Those that have tests of a phase: to look into all takes ten seconds of each worker. None: it is not known."""
-    if phase == "beside":
-        return [str(TESTS / path) for path in BESIDE if Path.cwd() in TESTS.parents]
+def _words(phase: str) -> list[str]:
+    """For pytest, with the files that have the tests, where they are known: to look into all takes ten seconds."""
+    words = ["-p", "tests.suite.order", f"--phase={phase}", *PHASES[phase]]
     if phase == "alone":
-        return [str(file) for file in sorted(Path("tests").rglob("test_*.py")) if "mark.alone" in file.read_text()]
-    return []
+        files = [file for file in sorted(Path("tests").rglob("test_*.py")) if "mark.alone" in file.read_text()]
+        return words + [str(file) for file in files]
+    known = {"beside": BESIDE, "clusters": CLUSTERS}.get(phase, ())
+    return words + [str(TESTS / path) for path in known if Path.cwd() in TESTS.parents]
 
 
 #: More than this many tests that fail at first are no accident of timing.
@@ -79,13 +81,13 @@ class Suite:
 
     def run(self, phase: str) -> None:
         """One phase; then what may be run again."""
-        self._finish(self._start(phase, [*PHASES[phase], *_files(phase)]))
+        self._finish(self._start(phase, _words(phase)))
         self._run_again(phase)
 
     def run_beside(self, phase: str, beside: str) -> None:
         """The same, and another phase in the time that it leaves, which is told when both are done."""
         with open(self._folder / "said", "w+") as said:
-            started = self._start(beside, [*PHASES[beside], *_files(beside)], said)
+            started = self._start(beside, _words(beside), said)
             self.run(phase)
             self._finish(started)
             print(said.seek(0) or said.read(), flush=True)

@@ -1,8 +1,14 @@
-"""Which files are run in which phase, and which are begun first.
+"""Which tests are run in which phase, and which files are begun first.
 
-0. What only computes is run beside the tests that are alone, in the time that they leave (`BESIDE`): it measures
-   nothing, waits for nobody, and does not mind when it is interrupted.
-1. Those of a few folders that start no JVM come first: meanwhile an archive of classes is made for JVMs
+Phases:
+- `alone`: what is marked so, because it measures delays.
+- `beside`: what only computes. It measures nothing, waits for nobody, and does not mind when it is interrupted; so it
+  is run beside the tests that are alone, in the time that they leave.
+- `clusters`: what brings up clusters of its own, and servers for checkpoints (`make test-clusters`).
+- `together`: all the others.
+
+Order:
+1. Files of a few folders that start no JVM come first: meanwhile an archive of classes is made for JVMs
    (class_archive.py).
 2. Those of tests/spark: as long as a worker has only these, they share one JVM.
 3. Those that take longest, so that none of them is left for the end and runs alone. `make test` names the longest files
@@ -19,12 +25,15 @@ TESTS = Path(__file__).parents[1]
 #: Longer than the archive takes.
 WITHOUT_JVM = ("model", "protocol", "stream")
 BESIDE = (
-    "operators", "sim", "faults/test_cuts.py", "faults/test_flips.py", "faults/test_power_memory.py",
-    "faults/test_power_model.py", "stream/test_archive.py", "stream/test_archive_kills.py", "stream/test_repair.py",
-    "stream/test_verify.py",
+    "checkpoint/test_store_power.py", "checkpoint/test_window_groups.py", "checkpoint/test_window_parts.py",
+    "faults/test_cuts.py", "faults/test_flips.py", "faults/test_power_memory.py", "faults/test_power_model.py",
+    "operators", "sim", "spark/test_fork.py", "spark/test_partitions.py", "spark/test_query_plan.py",
+    "spark/test_sink.py", "spark/test_stage.py", "stream/test_archive.py", "stream/test_archive_kills.py",
+    "stream/test_repair.py", "stream/test_verify.py",
 )  # fmt: skip
+CLUSTERS = ("hadoop", "spark/test_cluster.py", "spark/test_islands.py")
 LONGEST = (
-    "spark/test_islands.py", "spark/test_cluster.py", "hadoop/test_checkpoints.py", "docs/test_docs.py",
+    "docs/test_docs.py",
     "inputs/test_kafka_copies.py", "spark/test_fork.py", "host/test_embedded.py", "host/test_changed_nodes.py",
     "load/test_real_movement.py", "docs/test_examples.py", "cli/test_verbs.py",
     "spark/test_stage.py", "spark/test_tentative_source.py", "sinks/test_kafka_sink.py", "cli/test_bad_input.py",
@@ -40,20 +49,25 @@ LONGEST = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--beside", choices=("only", "not"), help="run these tests alone, or all but these (rule 0)")
+    parser.addoption("--phase", help="run the tests of this phase alone")
 
 
-def is_beside(item: pytest.Item) -> bool:
-    """Rule 0."""
+def phase_of(item: pytest.Item) -> str:
     path = item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
-    return any(path == one or path.startswith(f"{one}/") for one in BESIDE)
+
+    def within(paths: tuple[str, ...]) -> bool:
+        return any(path == one or path.startswith(f"{one}/") for one in paths)
+
+    if item.get_closest_marker("alone") is not None:
+        return "alone"
+    return "beside" if within(BESIDE) else "clusters" if within(CLUSTERS) else "together"
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if chosen := config.getoption("--beside"):
-        left = [item for item in items if is_beside(item) is not (chosen == "only")]
-        items[:] = [item for item in items if item not in set(left)]
+    if phase := config.getoption("--phase"):
+        left = [item for item in items if phase_of(item) != phase]
+        items[:] = [item for item in items if phase_of(item) == phase]
         config.hook.pytest_deselected(items=left)
     turn = {TESTS / file: n for n, file in enumerate(LONGEST)}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.suite.__main__ import promise_table
-from tests.suite.order import BESIDE
+from tests.suite.order import BESIDE, CLUSTERS, LONGEST, WITHOUT_JVM
 from tests.suite.promises import cited, promises
 from tests.suite.record import Record
 
@@ -99,8 +99,9 @@ def test_a_whole_run_has_every_test_once(tmp_path: Path) -> None:
     assert "2 passed, 0 failed, 0 skipped, 0 run again" in said
 
 
-def test_what_runs_beside_others_is_there() -> None:
-    assert [path for path in BESIDE if not (HOME / "tests" / path).exists()] == []
+def test_files_that_have_a_phase_or_a_place_are_there() -> None:
+    named = (*BESIDE, *CLUSTERS, *LONGEST, *WITHOUT_JVM)
+    assert [path for path in named if not (HOME / "tests" / path).exists()] == []
 
 
 def test_a_phase_without_tests_is_none_and_a_run_without_tests_fails(tmp_path: Path) -> None:
