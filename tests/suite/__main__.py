@@ -67,8 +67,8 @@ class _Started(NamedTuple):
 class Suite:
     """The runs of pytest so far, and what they found."""
 
-    def __init__(self, options: Sequence[str], folder: Path) -> None:
-        self._options, self._folder = list(options), folder
+    def __init__(self, options: Sequence[str], folder: Path, *, whole: bool) -> None:
+        self._options, self._folder, self.whole = list(options), folder, whole
         self.records: dict[str, Record] = {}
         self.again: list[Record] = []
         self.trouble: list[str] = []
@@ -130,13 +130,16 @@ class Suite:
         return [record for record in self.records.values() if record.outcome == "failed"]
 
 
-def promise_table(records: Sequence[Record]) -> list[str]:
-    """A line for each promise, and one more for each reason to have skipped a test of it."""
+def promise_table(records: Sequence[Record], *, whole: bool = True) -> list[str]:
+    """A line for each promise, and one more for each reason to have skipped a test of it. If it was not the `whole`
+    suite, those that it says nothing of are left out."""
     lines = [f"{'promise':72} {'run':>5} {'skipped':>8}"]
     for label, sentence in promises().items():
         own = [record for record in records if label in record.labels]
         skipped = [record for record in own if record.outcome == "skipped"]
         run = len(own) - len(skipped)
+        if not own and not whole:
+            continue
         said = f"{label:3} {sentence}"
         said = said if len(said) <= 72 else said[:71] + "…"
         lines.append(f"{said:72} {run:5} {len(skipped):8}" + ("" if run else "  NOT CHECKED"))
@@ -157,7 +160,7 @@ def report(suite: Suite) -> list[str]:
     records = list(suite.records.values())
     counts = Counter(record.outcome for record in records)
     spent = ", ".join(f"{name} {seconds / 60:.1f}" for name, seconds in suite.seconds.items())
-    lines = ["", *promise_table(records), "", longest(records)]
+    lines = ["", *promise_table(records, whole=suite.whole), "", longest(records)]
     lines += [f"run again: {r.test} ({r.why}): {suite.records[r.test].outcome} the second time" for r in suite.again]
     lines += [f"FAILED {record.test} ({record.why})" for record in suite.failed]
     lines += [f"FAILED {what}" for what in suite.trouble]
@@ -177,7 +180,7 @@ def main(words: Sequence[str]) -> int:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     classes = SharedClasses()
     with tempfile.TemporaryDirectory(prefix="holdfast-suite-") as folder:
-        suite = Suite([word for word in words if word.startswith("-")], Path(folder))
+        suite = Suite([word for word in words if word.startswith("-")], Path(folder), whole=not phases)
         if phases:
             for phase in phases:
                 suite.run(phase)
