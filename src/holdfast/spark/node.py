@@ -301,12 +301,12 @@ class SparkQueries(CheckpointedQueries):
                 self._remove_fork(fork)
 
     def start_stable(self) -> Query:
-        self._settle()
-        self._looked = self._look()
         start, right_from = self._beginning.start_us, self._beginning.right_from_us
         if start is None and self._node.begin_us is not None:
             start = self._node.begin_us
             self._forget_start()
+        self._settle()
+        self._looked = self._look()
         source = {} if start is None else {"start": instant_text(start)}
         sink = {} if right_from is None else {"from": instant_text(right_from)}
         frame = self._results(decision=str(self.decision), **source)
