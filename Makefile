@@ -8,7 +8,7 @@ BENCHES := log_append persist persist_scaling spark_read remote_read microbatch 
            bpm_convergence bpm_contracts bpm_prototype dpc_overhead kafka_in sinks console archive stripes \
            dpc_tradeoff dpc_sequences reconcile bpm_explained
 
-.PHONY: setup demo example-kafka check test test-clusters test-faults test-stores soak lint wheel bench report compare clean
+.PHONY: setup demo example-kafka check test test-extended test-faults test-stores soak lint wheel bench report compare clean
 
 setup: $(READY)
 
@@ -41,9 +41,10 @@ check: lint
 test: setup
 	$(BIN)/python -m tests.suite
 
-# What brings up clusters of its own: workers that share nothing with the driver, checkpoints on HDFS and S3.
-test-clusters: setup
-	$(BIN)/python -m tests.suite clusters
+# What brings up clusters, brokers and hosts of its own: workers that share nothing with the driver, checkpoints on HDFS
+# and S3, copies of a topic; and every example.
+test-extended: setup
+	$(BIN)/python -m tests.suite extended
 
 # What is killed, cut and moved, at length: many hours. Sources and sinks, each with its server, come first and say what
 # the kills hit; then nodes, movements and changes while they run; then what is drawn at random. Another number:

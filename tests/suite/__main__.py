@@ -3,7 +3,7 @@
 Rules:
 1. Three tests at a time on two cores, since one of them always waits for a bucket, a JVM or a peer (the phase
    `together`). Those that measure delays (marked `alone`) come last, one by one; `beside` them, in the time that they
-   leave, what only computes. `clusters` are left to `make test-clusters` (tests/suite/order.py).
+   leave, what only computes. `extended` is left to `make test-extended` (tests/suite/order.py).
 2. A failure is a failure. Only a test marked `alone` may be run again, because it measures real time on a machine that
    may not be ours alone; each second run is listed at the end, and more than two tests that need one fail the run.
 3. A worker that died is a failure, whatever the tests on it said.
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from tests.suite.class_archive import SharedClasses
-from tests.suite.order import BESIDE, CLUSTERS, TESTS
+from tests.suite.order import BESIDE, EXTENDED, TESTS
 from tests.suite.promises import promises
 from tests.suite.record import Record, read_records
 
@@ -33,7 +33,7 @@ PHASES = {
     "together": ["-n", "3", *_BY_FILE],
     "beside": ["-n", "2", *_BY_FILE],
     "alone": [],
-    "clusters": ["-n", "2", *_BY_FILE],
+    "extended": ["-n", "2", *_BY_FILE],
 }
 
 
@@ -43,7 +43,7 @@ def _words(phase: str) -> list[str]:
     if phase == "alone":
         files = [file for file in sorted(Path("tests").rglob("test_*.py")) if "mark.alone" in file.read_text()]
         return words + [str(file) for file in files]
-    known = {"beside": BESIDE, "clusters": CLUSTERS}.get(phase, ())
+    known = {"beside": BESIDE, "extended": EXTENDED}.get(phase, ())
     return words + [str(TESTS / path) for path in known if Path.cwd() in TESTS.parents]
 
 

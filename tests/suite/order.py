@@ -3,8 +3,9 @@
 Phases:
 - `alone`: what is marked so, because it measures delays.
 - `beside`: what only computes. It measures nothing, waits for nobody, and does not mind when it is interrupted; so it
-  is run beside the tests that are alone, in the time that they leave.
-- `clusters`: what brings up clusters of its own, and servers for checkpoints (`make test-clusters`).
+  is run beside the tests that are alone, in the time that they leave. A few minutes of it, and without JVMs: two
+  threads may share a core, so that what gives way still makes the others slower.
+- `extended`: what brings up clusters, brokers and hosts of its own, and every example (`make test-extended`).
 - `together`: all the others.
 
 Order:
@@ -25,13 +26,13 @@ TESTS = Path(__file__).parents[1]
 #: Longer than the archive takes.
 WITHOUT_JVM = ("model", "protocol", "stream")
 BESIDE = (
-    "checkpoint/test_store_power.py", "checkpoint/test_window_groups.py", "checkpoint/test_window_parts.py",
     "faults/test_cuts.py", "faults/test_flips.py", "faults/test_power_memory.py", "faults/test_power_model.py",
-    "operators", "sim", "spark/test_fork.py", "spark/test_partitions.py", "spark/test_query_plan.py",
-    "spark/test_sink.py", "spark/test_stage.py", "stream/test_archive.py", "stream/test_archive_kills.py",
-    "stream/test_repair.py", "stream/test_verify.py",
+    "operators", "sim", "stream/test_archive.py", "stream/test_archive_kills.py", "stream/test_repair.py",
+    "stream/test_verify.py",
 )  # fmt: skip
-CLUSTERS = ("hadoop", "spark/test_cluster.py", "spark/test_islands.py")
+EXTENDED = (
+    "docs/test_examples.py", "hadoop", "inputs/test_kafka_copies.py", "spark/test_cluster.py", "spark/test_islands.py",
+)  # fmt: skip
 LONGEST = (
     "docs/test_docs.py",
     "inputs/test_kafka_copies.py", "spark/test_fork.py", "host/test_embedded.py", "host/test_changed_nodes.py",
@@ -60,7 +61,7 @@ def phase_of(item: pytest.Item) -> str:
 
     if item.get_closest_marker("alone") is not None:
         return "alone"
-    return "beside" if within(BESIDE) else "clusters" if within(CLUSTERS) else "together"
+    return "beside" if within(BESIDE) else "extended" if within(EXTENDED) else "together"
 
 
 @pytest.hookimpl(trylast=True)
@@ -69,6 +70,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left = [item for item in items if phase_of(item) != phase]
         items[:] = [item for item in items if phase_of(item) == phase]
         config.hook.pytest_deselected(items=left)
+    if phase == "alone":
+        return  # Those that mind others most come last, when nobody is beside them any more: tests/spark.
     turn = {TESTS / file: n for n, file in enumerate(LONGEST)}
 
     def key(item: pytest.Item) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.suite.__main__ import promise_table
-from tests.suite.order import BESIDE, CLUSTERS, LONGEST, WITHOUT_JVM
+from tests.suite.order import BESIDE, EXTENDED, LONGEST, WITHOUT_JVM
 from tests.suite.promises import cited, promises
 from tests.suite.record import Record
 
@@ -100,7 +100,7 @@ def test_a_whole_run_has_every_test_once(tmp_path: Path) -> None:
 
 
 def test_files_that_have_a_phase_or_a_place_are_there() -> None:
-    named = (*BESIDE, *CLUSTERS, *LONGEST, *WITHOUT_JVM)
+    named = (*BESIDE, *EXTENDED, *LONGEST, *WITHOUT_JVM)
     assert [path for path in named if not (HOME / "tests" / path).exists()] == []
 
 
