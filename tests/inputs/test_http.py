@@ -213,6 +213,24 @@ def test_extension_and_dictionary_types_are_refused() -> None:
             read_arrow(ipc(table), "body")
 
 
+def test_intervals_that_python_has_no_arrays_for_are_refused() -> None:
+    """Found by the fuzzer: a KeyError, where the columns were read. Nobody but other languages can make them."""
+    body = ipc(pa.table({"n": pa.array([(1, 2, 3)], pa.month_day_nano_interval())}))
+    refused = set()
+    for place in (i for i, byte in enumerate(body) if byte == 2):
+        for unit in (0, 1):  # Months, or days and milliseconds.
+            made = bytearray(body)
+            made[place] = unit
+            with suppress(pa.ArrowException, OSError, ValueError):
+                with pa.ipc.open_stream(bytes(made)) as reader:
+                    kind = reader.schema.field(0).type
+                if kind.id in (21, 22):
+                    with pytest.raises(SchemaError, match=r"column 'n' has the type .*interval, which no stream has"):
+                        read_arrow(bytes(made), "body")
+                    refused.add(kind.id)
+    assert refused == {21, 22}
+
+
 def test_flipped_bits_in_arrow_never_crash() -> None:
     body = ipc(pa.table({"n": list(range(50)), "word": [f"w{i}" for i in range(50)]}), "lz4")
     chance = random.Random(1)

@@ -30,6 +30,8 @@ UNPACKED_BYTES_MAX = 256 << 20
 #: Rows of one body: bounds what a column that is tiny on the wire becomes when it gets the stream's type.
 ROWS_MAX = 1 << 20
 _EXTENSION = b"ARROW:extension:name"
+#: Types that Arrow reads and Python has no arrays for.
+_WITHOUT_VALUES = (pa.lib.Type_INTERVAL_MONTHS, pa.lib.Type_INTERVAL_DAY_TIME)
 #: Behind the footer of a file: its length and the mark.
 _FILE_END_BYTES = 10
 #: What Arrow and the reading of its metadata raise at bytes that are none of theirs.
@@ -162,6 +164,8 @@ def _check_field(field: pa.Field, where: str) -> None:
         raise SchemaError(f"{where}: column {field.name!r} has an extension type; send its storage type")
     if pa.types.is_null(kind) or (pa.types.is_struct(kind) and kind.num_fields == 0):
         raise SchemaError(f"{where}: column {field.name!r} has the type {kind}, which holds nothing; send typed values")
+    if kind.id in _WITHOUT_VALUES:
+        raise SchemaError(f"{where}: column {field.name!r} has the type {kind}, which no stream has; send another")
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         raise SchemaError(f"{where}: column {field.name!r} is encoded as {kind}; send plain values")
     if pa.types.is_decimal(kind) and not 0 <= kind.scale <= kind.precision:
