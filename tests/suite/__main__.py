@@ -88,8 +88,12 @@ class Suite:
         """The same, and another phase in the time that it leaves, which is told when both are done."""
         with open(self._folder / "said", "w+") as said:
             started = self._start(beside, _words(beside), said)
-            self.run(phase)
-            self._finish(started)
+            try:
+                self.run(phase)
+                self._finish(started)
+            finally:  # Whoever is interrupted leaves nothing running.
+                if started.process.poll() is None:
+                    started.process.terminate()
             print(said.seek(0) or said.read(), flush=True)
 
     def _run_again(self, phase: str) -> None:
