@@ -59,7 +59,7 @@ from holdfast.spark.flow import Flow
 from holdfast.spark.frames import part_of, read_stream
 from holdfast.spark.given_frames import call_alone, check_sources
 from holdfast.spark.grants import noted_host
-from holdfast.spark.hadoop_path import unfit_manager
+from holdfast.spark.hadoop_path import hadoop_path, unfit_manager
 from holdfast.spark.keyed import check_names, forked_from, in_node
 from holdfast.spark.leaked_listeners import remove_listener
 from holdfast.spark.leaked_monitors import end_monitors
@@ -284,18 +284,20 @@ class SparkQueries(CheckpointedQueries):
         return self._stable is not None and self._stable.active and self._stable.busy
 
     def _settle(self) -> None:
-        """See that the checkpoint is where it has to be, and fit for that place."""
+        """See that the place of the checkpoint is fit for it, and then that it is there."""
+        if self._place is not None or lies_elsewhere(self.checkpoint):
+            part = spark_part(self.checkpoint)
+            at = hadoop_path(self._place) if self._place is not None and isinstance(part, Path) else part
+            if (unfit := unfit_manager(self._spark, at)) is not None:
+                raise UsageError(f"node {self._node.name}: {unfit}")
+            if noted_host() is None:
+                raise UsageError(
+                    f"node {self._node.name} must have its checkpoint at {at}, and the process in which Spark commits "
+                    f"results must ask the driver for it; without a cluster, set spark.holdfast.executors to host"
+                )
         settle_in(self.checkpoint, self._place, self._node.name)
         if not lies_elsewhere(self.checkpoint):
             return
-        if (unfit := unfit_manager(self._spark, spark_part(self.checkpoint))) is not None:
-            raise UsageError(f"node {self._node.name}: {unfit}")
-        if noted_host() is None:
-            raise UsageError(
-                f"node {self._node.name} has its checkpoint at {spark_part(self.checkpoint)}, and the process in which "
-                f"Spark commits results must ask the driver for it; without a cluster, set spark.holdfast.executors to "
-                f"host"
-            )
         if self._stable is None:  # Left by a host that was killed. Now, since nobody waits here.
             for fork in (self._home / "forks").glob("*/checkpoint"):
                 self._remove_fork(fork)
